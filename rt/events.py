@@ -1,0 +1,54 @@
+"""What a reader is told beside its messages, as values.
+
+A reader hands each event to its `on_event` handler. Without a handler an event that means missing messages
+is raised as `rt.Gap`: a reader is never left silently behind a gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class BadTail:
+    """A session ended in a torn batch that no flush had covered; it was cut off at `offset` of `path`."""
+
+    path: str
+    offset: int
+    torn_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadMessage:
+    """Messages at `start` up to, not including, `end` are as they were published but cannot be decoded.
+
+    Their checksums hold; `reason` says what does not (an unknown codec, a size above the limits).
+    """
+
+    start: int
+    end: int
+    path: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkipForward:
+    """The reader wanted `wanted`, but the log now starts at `resumed`: what lies between was trimmed."""
+
+    wanted: int
+    resumed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The stream was reset by an operator: messages from `position` on belong to a new merged X."""
+
+    position: int
+    merged_x: int
+    reason: str
+
+
+Event: TypeAlias = BadTail | BadMessage | SkipForward | Reset

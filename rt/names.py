@@ -1,0 +1,59 @@
+"""Names of streams, sessions and dedup groups: which are allowed, and how a session is named.
+
+The alphabet leaves out everything with a meaning in a path, a URI or a log line, so that a checked name can
+stand in each of them as it is. `~` is outside it: it joins a certificate's name and a suffix into a session
+name, `feed1~backup`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from rt.errors import InvalidName
+
+Position = NewType("Position", int)
+"""Ordinal of a message in the merged stream, from 0, dense."""
+Number = NewType("Number", int)
+"""Ordinal of a message in its session."""
+Offset = NewType("Offset", int)
+"""A byte place in a segment."""
+
+NAME_BYTES_MAX = 128
+SESSION_NAME_BYTES_MAX = 2 * NAME_BYTES_MAX + 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_HINT = "Use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit."
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is a name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_name(text: str, *, kind: str) -> str:
+    """Return `text`; `rt.InvalidName` if it is no name. `kind` says in the error what it names."""
+    if not is_name(text):
+        raise InvalidName(f"not a name for a {kind}", got=repr(text)[:200], hint=_HINT)
+    return text
+
+
+def check_session_name(text: str) -> str:
+    """Return `text`, a name or two names joined by `~`; `rt.InvalidName` otherwise."""
+    owner, tilde, suffix = text.partition("~")
+    if not is_name(owner) or (tilde and not is_name(suffix)):
+        raise InvalidName(
+            "not a name for a session", got=repr(text)[:200], hint=f"{_HINT} A suffix follows '~'."
+        )
+    return text
+
+
+def session_owner(session: str) -> str:
+    """The name that a certificate must carry to push this session: what stands before `~`."""
+    return session.partition("~")[0]
+
+
+def name_from_host(hostname: str) -> str:
+    """The nearest name to a host's: what is outside the alphabet becomes `-`."""
+    text = re.sub(r"[^A-Za-z0-9._-]", "-", hostname)[:NAME_BYTES_MAX].lstrip("._-")
+    return text or "localhost"
