@@ -1,0 +1,1 @@
+"""What tests of rt and of programs on it need: disks that fail on demand, power cuts that can be replayed."""
