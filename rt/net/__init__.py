@@ -1,0 +1,1 @@
+"""The wire: TLS material, identities and the connections between processes."""

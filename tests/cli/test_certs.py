@@ -1,0 +1,242 @@
+"""`rt certs`: what it prints where, how it exits, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from rt.cli.certs import certs
+from rt.errors import CertificateError, InvalidName, RtError, StorageError
+from rt.net.certs import init_ca, issue
+from rt.net.tls import TLS, Identity
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    result = CliRunner().invoke(
+        certs, [str(argument) for argument in arguments], env=environment, auto_envvar_prefix="RT_CERTS"
+    )
+    if isinstance(result.exception, RtError):
+        raise result.exception
+    return result
+
+
+def run_well(*arguments: object, **environment: str) -> Result:
+    result = run(*arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_init_and_issue_make_what_tls_takes(tmp_path: Path) -> None:
+    pki = tmp_path / "pki"
+    made = run_well("init", pki)
+    assert made.stdout == ""
+    assert f"Wrote {pki / 'ca.crt'}, valid until" in made.stderr
+    issued = run_well(
+        *("issue", pki, "--stream", "s", "--role", "publisher", "--name", "f1"),
+        *("--dedup", "d1", "--dedup", "d2"),
+    )
+    assert issued.stdout == ""
+    assert f"Wrote {pki / 'f1.crt'} and {pki / 'f1.key'}, valid until" in issued.stderr
+    tls = TLS(pki / "ca.crt", pki / "f1.crt", pki / "f1.key")
+    assert tls.identity == Identity("s", "publisher", "f1", frozenset({"d1", "d2"}))
+
+
+def test_a_nodes_hosts_are_given_by_options(tmp_path: Path) -> None:
+    run_well("init", tmp_path)
+    run_well(
+        *("issue", tmp_path, "--stream", "s", "--role", "node", "--name", "n1", "--loopback"),
+        *("--dns", "a.example", "--dns", "b.example", "--ip", "10.0.0.1", "--ip", "::2"),
+    )
+    shown = json.loads(run_well("show", "--json", tmp_path / "n1.crt").stdout)
+    assert shown["dns"] == ["n1", "a.example", "b.example", "localhost"]
+    assert shown["ip"] == ["10.0.0.1", "::2", "127.0.0.1", "::1"]
+
+
+def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
+    run_well("init", tmp_path, RT_CERTS_INIT_DAYS="20")
+    run_well(
+        *("issue", tmp_path, "--name", "f1"),
+        RT_CERTS_ISSUE_STREAM="s",
+        RT_CERTS_ISSUE_ROLE="publisher",
+        RT_CERTS_ISSUE_DEDUP="d1 d2",
+        RT_CERTS_ISSUE_DAYS="3",
+    )
+    ca, leaf = run_well("show", "--json", tmp_path / "ca.crt", tmp_path / "f1.crt").stdout.splitlines()
+    assert json.loads(ca)["days_left"] == 19
+    assert (json.loads(leaf)["days_left"], json.loads(leaf)["dedup"]) == (2, ["d1", "d2"])
+
+
+def test_renew_is_needed_to_replace_a_pair(tmp_path: Path) -> None:
+    run_well("init", tmp_path)
+    arguments = ("issue", tmp_path, "--stream", "s", "--role", "operator", "--name", "o1")
+    run_well(*arguments)
+    with pytest.raises(CertificateError, match="--renew"):
+        run(*arguments)
+    run_well(*arguments, "--renew")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--role", "publisher", "--dns", "x"],
+        ["--role", "publisher", "--ip", "::1"],
+        ["--role", "operator", "--loopback"],
+        ["--role", "node", "--dedup", "d"],
+        ["--role", "node", "--ip", "n1"],
+        ["--role", "admin"],
+        ["--role", "node", "--days", "0"],
+        ["--role", "node", "--days", "1000000000"],
+        [],
+    ],
+)
+def test_misuse_exits_with_2_and_writes_nothing(tmp_path: Path, options: list[str]) -> None:
+    run_well("init", tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert run("issue", tmp_path, "--stream", "s", "--name", "n1", *options).exit_code == 2
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "..", ".x", "-x", "a/b", "", "a b", "a\n", "x" * 129, "ä"]
+)
+@pytest.mark.parametrize("option", ["--name", "--stream", "--dedup"])
+def test_a_hostile_name_is_refused_and_writes_nothing(tmp_path: Path, option: str, name: str) -> None:
+    run_well("init", tmp_path / "pki")
+    before = sorted(tmp_path.rglob("*"))
+    names = {"--name": "f1", "--stream": "s", "--dedup": "d", option: name}
+    with pytest.raises(InvalidName):
+        run(
+            "issue",
+            tmp_path / "pki",
+            "--role",
+            "publisher",
+            *[f"{key}={value}" for key, value in names.items()],
+        )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_issue_without_ca_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="rt certs init"):
+        run("issue", tmp_path / "x", "--stream", "s", "--role", "operator", "--name", "o1")
+
+
+# --- show -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Path:
+    """A CA valid from 100 days ago, with a publisher's certificate valid, and one expired."""
+    start = datetime.now(UTC) - timedelta(days=100)
+    init_ca(tmp_path, now=start)
+    issue(tmp_path, Identity("s", "publisher", "f1", frozenset({"d2", "d1"})))
+    issue(tmp_path, Identity("s", "operator", "late"), days=50, now=start)
+    return tmp_path
+
+
+def test_show_says_who_for_how_long_and_by_whom(pki: Path) -> None:
+    result = run_well("show", pki / "f1.crt")
+    certificate = x509.load_pem_x509_certificate((pki / "f1.crt").read_bytes())
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"{pki / 'f1.crt'}: rt://s/publisher/f1"
+    fields = dict(line.strip().split(maxsplit=1) for line in lines[1:])
+    assert fields["kind"] == "publisher"
+    assert fields["dedup"] == "ids  d1 d2"
+    assert fields["issuer"].startswith("CN=rt development CA ")
+    assert fields["state"] == "valid, 397 days left"
+    assert fields["SHA-256"] == certificate.fingerprint(SHA256()).hex()
+    assert result.stderr == ""
+
+
+def test_show_prints_one_object_a_line(pki: Path) -> None:
+    lines = run_well("show", "--json", pki / "f1.crt", pki / "late.crt", pki / "ca.crt").stdout.splitlines()
+    leaf, late, ca = map(json.loads, lines)
+    assert (leaf["who"], leaf["state"], leaf["problem"]) == ("rt://s/publisher/f1", "valid", None)
+    assert (leaf["stream"], leaf["role"], leaf["name"]) == ("s", "publisher", "f1")
+    assert (late["who"], late["state"], late["days_left"]) == ("rt://s/operator/late", "expired", -51)
+    assert (ca["ca"], ca["role"], ca["problem"]) == (True, None, None)
+    assert leaf.keys() == late.keys() == ca.keys()
+
+
+def test_show_prints_every_certificate_of_a_file(pki: Path) -> None:
+    bundle = pki / "bundle"
+    bundle.write_bytes(
+        (pki / "f1.crt").read_bytes() + (pki / "f1.key").read_bytes() + (pki / "ca.crt").read_bytes()
+    )
+    result = run_well("show", "--json", bundle)
+    assert [json.loads(line)["ca"] for line in result.stdout.splitlines()] == [False, True]
+    assert "PRIVATE" not in result.output
+
+
+@pytest.mark.parametrize("kind", ["key", "empty", "garbage", "binary", "missing", "directory", "endless"])
+def test_show_names_a_file_without_certificate_and_prints_nothing_of_it(pki: Path, kind: str) -> None:
+    path = pki / "it"
+    match kind:
+        case "key":
+            path = pki / "f1.key"
+        case "empty":
+            path.write_bytes(b"")
+        case "garbage":
+            path.write_text("SECRET\n" * 1000)
+        case "binary":
+            path.write_bytes(b"-----BEGIN CERTIFICATE-----\nSECRET\xff\0\n-----END CERTIFICATE-----\n")
+        case "directory":
+            path.mkdir()
+        case "endless":
+            path = Path("/dev/zero")
+    with pytest.raises(CertificateError) as caught:
+        run("show", path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert "SECRET" not in str(caught.value)
+    assert "PRIVATE" not in str(caught.value)
+
+
+def strange(pki: Path, *names: x509.GeneralName, common_name: str = "x", start: int = -1) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime.now(UTC) + timedelta(days=start))
+        .not_valid_after(datetime.now(UTC) + timedelta(days=start + 10))
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    path = pki / "strange.crt"
+    path.write_bytes(builder.sign(key, SHA256()).public_bytes(Encoding.PEM))
+    return path
+
+
+def test_a_certificate_of_another_kind_is_shown_with_its_problem(pki: Path) -> None:
+    shown = json.loads(run_well("show", "--json", strange(pki, x509.DNSName("h"))).stdout)
+    assert (shown["who"], shown["role"], shown["dns"]) == ("CN=x", None, ["h"])
+    assert "must name one identity" in shown["problem"]
+    assert "problem" in run_well("show", strange(pki)).stdout
+
+
+def test_a_certificate_of_tomorrow_is_not_yet_valid(pki: Path) -> None:
+    assert json.loads(run_well("show", "--json", strange(pki, start=1)).stdout)["state"] == "not yet valid"
+
+
+def test_a_certificate_cannot_steer_the_terminal(pki: Path) -> None:
+    hostile = "\x1b[2J\n\rvalid\u202e"
+    path = strange(pki, x509.DNSName("\x1b[2J\n"), common_name=hostile)
+    for arguments in (["show", path], ["show", "--json", path]):
+        shown = run_well(*arguments).stdout
+        assert all(character.isprintable() or character == "\n" for character in shown)
+    assert run_well("show", path).stdout.count("\n") == 7
+    with pytest.raises(RtError) as caught:
+        TLS(pki / "ca.crt", path, pki / "f1.key")
+    assert "\x1b" not in str(caught.value)

@@ -1,0 +1,446 @@
+"""The development PKI: what its certificates say, who may read its files, what a crash leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from rt.errors import CertificateError, StorageError
+from rt.net.certs import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, Issued, init_ca, issue
+from rt.net.tls import ROLES, TLS, Identity, check, identity_of
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+NODE = Identity("s", "node", "n1")
+PUBLISHER = Identity("s", "publisher", "f1", frozenset({"d1", "d2"}))
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Path:
+    init_ca(tmp_path / "pki")
+    return tmp_path / "pki"
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def extension(path: Path, kind: type) -> x509.Extension:
+    return certificate(path).extensions.get_extension_for_class(kind)
+
+
+def listing(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+# --- what the certificates say ----------------------------------------------------------------------------
+
+
+def test_the_ca_may_sign_leaves_and_nothing_else(pki: Path) -> None:
+    ca = pki / "ca.crt"
+    constraints = extension(ca, x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value == x509.BasicConstraints(ca=True, path_length=0)
+    usage = extension(ca, x509.KeyUsage)
+    assert usage.critical
+    assert usage.value == x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    assert extension(ca, x509.SubjectKeyIdentifier)
+    certificate(ca).verify_directly_issued_by(certificate(ca))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_leaf_says_what_its_role_may_do(pki: Path, role: str) -> None:
+    identity = Identity("s", role, "x1")
+    cert = issue(pki, identity).cert
+    assert identity_of(certificate(cert)) == identity
+    constraints = extension(cert, x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value == x509.BasicConstraints(ca=False, path_length=None)
+    usage = extension(cert, x509.KeyUsage)
+    assert usage.critical
+    assert usage.value == x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+    server = [ExtendedKeyUsageOID.SERVER_AUTH] if role == "node" else []
+    assert list(extension(cert, x509.ExtendedKeyUsage).value) == [*server, ExtendedKeyUsageOID.CLIENT_AUTH]
+    ca_identifier = extension(pki / "ca.crt", x509.SubjectKeyIdentifier).value
+    assert extension(cert, x509.AuthorityKeyIdentifier).value.key_identifier == ca_identifier.digest
+
+
+def test_keys_are_p_256_and_signatures_sha_256(pki: Path) -> None:
+    for path in (pki / "ca.crt", issue(pki, NODE).cert):
+        assert isinstance(certificate(path).public_key().curve, ec.SECP256R1)
+        assert isinstance(certificate(path).signature_hash_algorithm, SHA256)
+
+
+def test_dedup_ids_are_uris_beside_the_identity(pki: Path) -> None:
+    names = extension(issue(pki, PUBLISHER).cert, x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.UniformResourceIdentifier) == [
+        "rt://s/publisher/f1",
+        "rt://s/dedup/d1",
+        "rt://s/dedup/d2",
+    ]
+
+
+NO: dict[str, object] = {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dns", "ips"),
+    [
+        ("n1", NO, ["n1"], []),
+        ("10.0.0.1", NO, [], ["10.0.0.1"]),
+        ("n1", {"loopback": True}, ["n1", "localhost"], ["127.0.0.1", "::1"]),
+        ("n1", {"dns": ["a.example", "n1", "a_b"]}, ["n1", "a.example", "a_b"], []),
+        ("n1", {"ips": [ip_address("::2"), ip_address("::2")]}, ["n1"], ["::2"]),
+        ("localhost", {"loopback": True}, ["localhost"], ["127.0.0.1", "::1"]),
+    ],
+)
+def test_a_node_carries_its_name_and_the_hosts_given(
+    pki: Path, name: str, options: dict[str, object], dns: list[str], ips: list[str]
+) -> None:
+    names = extension(
+        issue(pki, Identity("s", "node", name), **options).cert, x509.SubjectAlternativeName
+    ).value
+    assert names.get_values_for_type(x509.DNSName) == dns
+    assert names.get_values_for_type(x509.IPAddress) == list(map(ip_address, ips))
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "node"])
+@pytest.mark.parametrize("options", [{"dns": ["x"]}, {"ips": [ip_address("::1")]}, {"loopback": True}])
+def test_no_other_role_carries_hosts(pki: Path, role: str, options: dict[str, object]) -> None:
+    before = listing(pki)
+    with pytest.raises(CertificateError, match="only a node's"):
+        issue(pki, Identity("s", role, "x1"), **options)
+    assert listing(pki) == before
+
+
+NO_HOSTS = [
+    "",
+    ".",
+    "*",
+    "*.example",
+    "a..b",
+    ".a",
+    "a.",
+    "a b",
+    "-a",
+    "a/b",
+    "ä.example",
+    "a\n",
+    "10.0.0.1",
+    "::1",
+]
+
+
+@pytest.mark.parametrize("host", [*NO_HOSTS, "x" * 64, "x." * 126 + "xx"])
+def test_what_is_no_host_name_is_refused(pki: Path, host: str) -> None:
+    with pytest.raises(CertificateError, match="not a host name"):
+        issue(pki, NODE, dns=[host])
+
+
+@pytest.mark.parametrize("name", ["a..b", "a.", "x" * 64])
+def test_a_node_whose_name_nobody_can_dial_is_refused(pki: Path, name: str) -> None:
+    with pytest.raises(CertificateError, match="not a host name"):
+        issue(pki, Identity("s", "node", name))
+
+
+def test_the_longest_name_fits(pki: Path) -> None:
+    longest = Identity("s" * 128, "publisher", "x" * 128, frozenset({"d" * 128}))
+    assert TLS(*issue(pki, longest)).identity == longest
+
+
+@pytest.mark.parametrize("name", ["ca", "CA", "Ca"])
+def test_nobody_is_named_like_the_cas_files(pki: Path, name: str) -> None:
+    before = listing(pki)
+    with pytest.raises(CertificateError, match="taken"):
+        issue(pki, Identity("s", "publisher", name), renew=True)
+    assert listing(pki) == before
+
+
+# --- for how long -----------------------------------------------------------------------------------------
+
+
+def test_lifetimes_begin_before_a_slow_clock_and_last_as_said(tmp_path: Path) -> None:
+    ca = certificate(init_ca(tmp_path, now=NOW))
+    assert ca.not_valid_before_utc == NOW - CLOCK_SKEW
+    assert ca.not_valid_after_utc == NOW + timedelta(days=CA_DAYS)
+    leaf = certificate(issue(tmp_path, NODE, now=NOW).cert)
+    assert leaf.not_valid_before_utc == NOW - CLOCK_SKEW
+    assert leaf.not_valid_after_utc == NOW + timedelta(days=LEAF_DAYS)
+
+
+def test_a_leaf_does_not_outlive_its_ca(tmp_path: Path) -> None:
+    ca = certificate(init_ca(tmp_path, days=10, now=NOW))
+    leaf = certificate(issue(tmp_path, NODE, now=NOW + timedelta(days=4)).cert)
+    assert leaf.not_valid_after_utc == ca.not_valid_after_utc
+
+
+@pytest.mark.parametrize(("days", "state"), [(-1, "not yet valid"), (11, "expired")])
+def test_a_ca_out_of_its_time_issues_nothing(tmp_path: Path, days: int, state: str) -> None:
+    init_ca(tmp_path, days=10, now=NOW)
+    with pytest.raises(CertificateError, match=f"the CA is {state}"):
+        issue(tmp_path, NODE, now=NOW + timedelta(days=days))
+
+
+# --- whose the files are ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_no_umask")
+def test_keys_are_for_their_owner_only_whatever_the_umask(tmp_path: Path) -> None:
+    init_ca(tmp_path / "deep" / "pki")
+    issue(tmp_path / "deep" / "pki", NODE)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "deep").rglob("*")}
+    keys, certificates = {"ca.key": 0o600, "n1.key": 0o600}, {"ca.crt": 0o644, "n1.crt": 0o644}
+    assert modes == {"pki": 0o700, **keys, **certificates}
+
+
+@pytest.mark.usefixtures("_no_umask")
+def test_a_key_is_never_readable_by_others_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+
+    def looking(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            result = real(*arguments, **options)
+            keys = [path for path in tmp_path.rglob("*.key*") if not path.is_symlink()]
+            seen.update(stat.S_IMODE(path.stat().st_mode) for path in keys)
+            return result
+
+        return call
+
+    for name in ("open", "rename", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, looking(getattr(os, name)))
+    init_ca(tmp_path / "pki")
+    issue(tmp_path / "pki", NODE)
+    issue(tmp_path / "pki", NODE, renew=True)
+    assert seen == {0o600}
+
+
+def test_keys_are_pkcs8_without_passphrase(pki: Path) -> None:
+    assert issue(pki, NODE).key.read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(CertificateError, match="others may write"):
+        init_ca(tmp_path)
+    assert listing(tmp_path) == {}
+
+
+# --- nothing is overwritten -------------------------------------------------------------------------------
+
+
+def test_a_second_ca_in_a_directory_is_refused(pki: Path) -> None:
+    before = listing(pki)
+    with pytest.raises(CertificateError, match="there is a certificate"):
+        init_ca(pki)
+    assert listing(pki) == before
+
+
+def test_a_second_pair_of_a_name_is_refused(pki: Path) -> None:
+    issue(pki, PUBLISHER)
+    before = listing(pki)
+    with pytest.raises(CertificateError, match="--renew"):
+        issue(pki, PUBLISHER)
+    assert listing(pki) == before
+
+
+def test_a_renewal_replaces_key_and_certificate(pki: Path) -> None:
+    before = (issue(pki, PUBLISHER), listing(pki))
+    assert issue(pki, PUBLISHER, renew=True) == before[0]
+    after = listing(pki)
+    assert after.keys() == before[1].keys()
+    assert {name for name in after if after[name] != before[1][name]} == {"f1.crt", "f1.key"}
+    assert TLS(*before[0]).identity == PUBLISHER
+
+
+def test_a_renewal_of_what_is_not_there_issues_it(pki: Path) -> None:
+    assert TLS(*issue(pki, PUBLISHER, renew=True)).identity == PUBLISHER
+
+
+def test_two_who_issue_the_same_name_at_once_get_one_pair(pki: Path) -> None:
+    def attempt(_: int) -> Issued | None:
+        try:
+            return issue(pki, PUBLISHER)
+        except CertificateError:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        issued = [result for result in pool.map(attempt, range(8)) if result]
+    assert len(issued) == 1
+    TLS(*issued[0])
+
+
+@pytest.mark.parametrize("name", ["f1.key", "f1.crt", ".f1.key.new", ".f1.crt.new"])
+@pytest.mark.parametrize("dangling", [False, True])
+@pytest.mark.parametrize("renew", [False, True])
+def test_a_planted_link_leads_nowhere(
+    pki: Path, tmp_path: Path, name: str, dangling: bool, renew: bool
+) -> None:
+    canary = tmp_path / "canary"
+    key = ec.generate_private_key(ec.SECP256R1())
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    if not dangling:
+        canary.write_bytes(content)
+    (pki / name).symlink_to(canary)
+    if not renew and not name.startswith("."):
+        with pytest.raises(CertificateError):
+            issue(pki, PUBLISHER)
+    else:
+        issued = issue(pki, PUBLISHER, renew=renew)
+        TLS(*issued)
+        assert not issued.key.is_symlink()
+        assert not issued.cert.is_symlink()
+        assert issued.key.read_bytes() != content
+    assert canary.exists() != dangling
+    assert dangling or canary.read_bytes() == content
+
+
+def test_a_linked_ca_key_signs_nothing(pki: Path, tmp_path: Path) -> None:
+    (pki / "ca.key").rename(tmp_path / "elsewhere")
+    (pki / "ca.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CertificateError, match="cannot read"):
+        issue(pki, NODE)
+
+
+# --- crashes ----------------------------------------------------------------------------------------------
+
+
+class _Crash(BaseException):
+    """The process is dead: no clean-up runs to any effect."""
+
+
+def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process die at its `step`th call that changes a file."""
+    left = [step]
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise _Crash
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("rename", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+
+
+@pytest.mark.parametrize("step", range(12))
+@pytest.mark.parametrize("renew", [False, True])
+def test_what_a_crash_leaves_the_same_call_completes(tmp_path: Path, step: int, renew: bool) -> None:
+    init_ca(tmp_path)
+    if renew:
+        issue(tmp_path, PUBLISHER)
+    key = tmp_path / "f1.key"
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(step, patch)
+        try:
+            issue(tmp_path, PUBLISHER, renew=renew)
+            completed = True
+        except _Crash:
+            completed = (tmp_path / "f1.crt").exists() and not renew
+    left = key.read_bytes() if key.exists() else None
+    if completed:
+        TLS(tmp_path / "ca.crt", tmp_path / "f1.crt", key)
+        return
+    TLS(*issue(tmp_path, PUBLISHER, renew=renew))
+    assert left is None or renew or key.read_bytes() == left, "a key that was in place is kept"
+    assert sorted(listing(tmp_path)) == ["ca.crt", "ca.key", "f1.crt", "f1.key"]
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_ca_half_made_is_completed_with_its_key(tmp_path: Path, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(step, patch)
+        with contextlib.suppress(_Crash):
+            init_ca(tmp_path)
+    key = tmp_path / "ca.key"
+    left = key.read_bytes() if key.exists() else None
+    if not (tmp_path / "ca.crt").exists():
+        init_ca(tmp_path)
+    assert left is None or key.read_bytes() == left
+    TLS(*issue(tmp_path, NODE))
+
+
+def test_a_failed_write_leaves_no_key_aside_and_is_our_error(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = listing(pki)
+
+    def fsync(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StorageError, match="No space left"):
+        issue(pki, NODE)
+    assert listing(pki) == before
+
+
+# --- a directory that is not as it should be --------------------------------------------------------------
+
+
+def test_a_directory_without_ca_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="rt certs init"):
+        issue(tmp_path / "missing", NODE)
+    with pytest.raises(CertificateError, match="rt certs init"):
+        issue(tmp_path, NODE)
+
+
+def rsa_key() -> bytes:
+    key = rsa.generate_private_key(65537, 2048)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "ca.key"])
+@pytest.mark.parametrize("content", [b"", b"garbage", rsa_key()])
+def test_a_ca_that_is_none_is_named(pki: Path, name: str, content: bytes) -> None:
+    (pki / name).write_bytes(content)
+    with pytest.raises(CertificateError) as caught:
+        issue(pki, NODE)
+    assert str(caught.value.where) == str(pki / name)
+
+
+def test_a_ca_key_of_another_ca_is_refused(pki: Path, tmp_path: Path) -> None:
+    init_ca(tmp_path / "other")
+    (tmp_path / "other" / "ca.key").replace(pki / "ca.key")
+    with pytest.raises(CertificateError, match="belongs to none"):
+        issue(pki, NODE)
+
+
+def test_of_two_cas_in_the_file_the_one_with_the_key_issues(pki: Path, tmp_path: Path) -> None:
+    new = init_ca(tmp_path / "new")
+    old = (pki / "ca.crt").read_bytes()
+    (pki / "ca.crt").write_bytes(new.read_bytes() + old)
+    issued = issue(pki, NODE)
+    check(old, issued.cert.read_bytes(), issued.key.read_bytes(), now=datetime.now(UTC))
+
+
+def test_an_unreadable_target_is_our_error(pki: Path) -> None:
+    (pki / "f1.key").mkdir()
+    with pytest.raises(CertificateError):
+        issue(pki, PUBLISHER)
+    with pytest.raises(StorageError):
+        issue(pki, PUBLISHER, renew=True)
+    (pki / "f1.key").rmdir()
+    TLS(*issue(pki, PUBLISHER, renew=True))

@@ -1,0 +1,709 @@
+"""TLS material and identities: what is refused, with whom a handshake works, what a rotation may do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import warnings
+from base64 import encodebytes
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.errors import CertificateError, InvalidName
+from rt.names import is_name
+from rt.net import tls as module
+from rt.net.certs import Issued, init_ca, issue
+from rt.net.tls import ROLES, TLS, Identity, check, identity_from_uris, identity_of
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+# --- a PKI in memory, where everything can be wrong -------------------------------------------------------
+
+
+class Holder:
+    """A key and a certificate for it; `extensions` replace what a publisher's (or a CA's) would have."""
+
+    def __init__(self, name: str, issuer: Holder | None = None, *, ca: bool = False, **wrong: object) -> None:
+        self.key = wrong.get("key") or ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer.certificate.subject if issuer else subject)
+            .public_key(self.key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(wrong.get("start", NOW - DAY))
+            .not_valid_after(wrong.get("end", NOW + DAY))
+        )
+        if "constraints" not in wrong or wrong["constraints"]:
+            constraints = wrong.get("constraints", x509.BasicConstraints(ca, None))
+            builder = builder.add_extension(constraints, critical=True)
+        uris = wrong.get("uris", [] if ca else [f"rt://s/publisher/{name}"])
+        if uris:
+            names = [x509.UniformResourceIdentifier(uri) for uri in uris]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        for extension in wrong.get("extensions", []):
+            builder = builder.add_extension(extension, critical=False)
+        self.certificate = builder.sign((issuer or self).key, SHA256())
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+ROOT = Holder("root", ca=True)
+LEAF = Holder("f1", ROOT)
+
+
+def usage(*, cert_sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(True, False, False, False, False, cert_sign, cert_sign, False, False)
+
+
+# --- identities -------------------------------------------------------------------------------------------
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
+IDENTITIES = st.builds(Identity, NAMES, st.sampled_from(ROLES), NAMES) | st.builds(
+    Identity, NAMES, st.just("publisher"), NAMES, st.frozensets(NAMES, max_size=4)
+)
+PARTS = (
+    st.sampled_from(["", "s", "dedup", "node", "publisher", "..", "x y", "ä", "\n", "\0", "~"]) | st.text()
+)
+URIS = st.text() | st.builds("rt://{}/{}/{}".format, PARTS, PARTS, PARTS) | st.builds("rt:{}".format, PARTS)
+
+
+@given(IDENTITIES)
+@settings(deadline=None)
+def test_an_identity_survives_its_uris(identity: Identity) -> None:
+    assert identity_from_uris(identity.uris) == identity
+
+
+@given(st.lists(URIS, max_size=5))
+@settings(max_examples=500, deadline=None)
+def test_any_uris_name_one_legal_identity_or_are_refused(uris: list[str]) -> None:
+    try:
+        identity = identity_from_uris(uris)
+    except CertificateError:
+        return
+    assert all(map(is_name, [identity.stream, identity.name, *identity.dedup_ids]))
+    assert identity.role in ROLES
+    assert set(identity.uris) <= set(uris)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_is_read_from_its_uri(role: str) -> None:
+    assert identity_from_uris([f"rt://s/{role}/x"]) == Identity("s", role, "x")
+
+
+@pytest.mark.parametrize(
+    "uris",
+    [
+        [],
+        ["https://s/node/n1", "spiffe://s/node/n1"],
+        ["rt://s/node/n1", "rt://s/node/n2"],
+        ["rt://s/node/n1", "rt://s/node/n1"],
+        ["rt://s/node/n1", "rt://s/operator/n1"],
+        ["rt://s/dedup/d"],
+        ["rt://s/admin/n1"],
+        ["rt://s/Node/n1"],
+        ["RT://s/node/n1"],
+        ["rt://s/node/n1", "RT://s/operator/n1"],
+        ["rt:/s/node/n1"],
+        ["rt:s/node/n1"],
+        ["rt://s/node"],
+        ["rt://s/node/"],
+        ["rt:///node/n1"],
+        ["rt://s/node/n1/"],
+        ["rt://s/node/n1\n"],
+        ["rt://s/node/n1?x"],
+        ["rt://s/node/n1#x"],
+        ["rt://u@s/node/n1"],
+        ["rt://s:1/node/n1"],
+        ["rt://s/node/.."],
+        ["rt://s/node/../publisher/x"],
+        ["rt://s/node/%6e1"],
+        ["rt://s/node/n1~x"],
+        ["rt://s/node/n\N{CYRILLIC SMALL LETTER A}1"],
+        ["rt://s/node/" + "n" * 129],
+        ["rt://s/publisher/f1", "rt://t/dedup/d"],
+        ["rt://s/publisher/f1", "rt://s/dedup/../d"],
+        ["rt://s/subscriber/f1", "rt://s/dedup/d"],
+        ["rt://s/publisher/f1", "rt://nonsense"],
+    ],
+)
+def test_uris_that_do_not_name_exactly_one_identity_are_refused(uris: list[str]) -> None:
+    with pytest.raises(CertificateError):
+        identity_from_uris(uris)
+
+
+def test_uris_of_other_schemes_are_passed_over() -> None:
+    uris = ["spiffe://cluster/ns/x", "rt://s/publisher/f1", "https://example.org", "rt://s/dedup/d"]
+    assert identity_from_uris(uris) == Identity("s", "publisher", "f1", frozenset({"d"}))
+
+
+@pytest.mark.parametrize("fields", [("..", "node", "n"), ("s", "node", "a/b"), ("s", "node", "")])
+def test_an_identity_with_an_illegal_name_cannot_be_made(fields: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidName):
+        Identity(*fields)
+
+
+def test_an_identity_with_an_illegal_dedup_id_cannot_be_made() -> None:
+    with pytest.raises(InvalidName):
+        Identity("s", "publisher", "f1", frozenset({"a b"}))
+
+
+def test_a_peers_certificate_is_read_like_ones_own() -> None:
+    assert identity_of(LEAF.certificate) == Identity("s", "publisher", "f1")
+
+
+def test_a_host_name_that_looks_like_a_uri_names_nobody() -> None:
+    posing = x509.SubjectAlternativeName([x509.DNSName("rt://s/operator/x")])
+    with pytest.raises(CertificateError, match="must name one identity"):
+        identity_of(Holder("x", ROOT, uris=[], extensions=[posing]).certificate)
+
+
+def test_a_common_name_names_nobody() -> None:
+    with pytest.raises(CertificateError, match="must name one identity"):
+        identity_of(Holder("rt://s/operator/x", ROOT, uris=[]).certificate)
+
+
+# --- what belongs together --------------------------------------------------------------------------------
+
+
+def test_good_material_passes_and_says_who_it_is() -> None:
+    credentials = check(ROOT.pem, LEAF.pem, LEAF.key_pem, now=NOW)
+    assert (credentials.ca, credentials.cert, credentials.key) == (ROOT.pem, LEAF.pem, LEAF.key_pem)
+    assert credentials.identity == Identity("s", "publisher", "f1")
+    assert credentials.not_after == NOW + DAY
+    assert credentials.fingerprint == LEAF.certificate.fingerprint(SHA256()).hex()
+
+
+def test_a_key_of_another_certificate_is_refused() -> None:
+    with pytest.raises(CertificateError, match=r"key is not the certificate's \(at KEY\).*CERT"):
+        check(ROOT.pem, LEAF.pem, Holder("f1", ROOT).key_pem, now=NOW, files=("CA", "CERT", "KEY"))
+
+
+@pytest.mark.parametrize(
+    ("now", "what"),
+    [
+        (NOW - DAY - timedelta(seconds=1), "not yet valid"),
+        (NOW - DAY, None),
+        (NOW + DAY, None),
+        (NOW + DAY + timedelta(seconds=1), "expired"),
+    ],
+)
+def test_a_certificate_counts_from_its_first_to_its_last_second(now: datetime, what: str | None) -> None:
+    root = Holder("root", ca=True, start=NOW - 9 * DAY, end=NOW + 9 * DAY)
+    leaf = Holder("f1", root)
+    if what is None:
+        check(root.pem, leaf.pem, leaf.key_pem, now=now)
+        return
+    with pytest.raises(CertificateError, match=what):
+        check(root.pem, leaf.pem, leaf.key_pem, now=now)
+
+
+def chains(leaf: Holder, ca: bytes, *intermediates: Holder) -> bool:
+    try:
+        check(ca, leaf.pem + b"".join(each.pem for each in intermediates), leaf.key_pem, now=NOW)
+    except CertificateError as error:
+        if "chain" not in error.what:
+            raise
+        return False
+    return True
+
+
+def test_intermediates_follow_the_certificate_in_any_order() -> None:
+    middle = Holder("middle", ROOT, ca=True)
+    low = Holder("low", middle, ca=True)
+    leaf = Holder("f1", low)
+    assert chains(leaf, ROOT.pem, low, middle)
+    assert chains(leaf, ROOT.pem, middle, low)
+    assert not chains(leaf, ROOT.pem, low)
+    assert not chains(leaf, ROOT.pem)
+    assert chains(leaf, middle.pem, low), "what stands in the CA file is trusted, a root or not"
+
+
+def test_an_anchor_may_be_one_of_several_in_the_ca_file() -> None:
+    other, again = Holder("other", ca=True), Holder("root", ca=True)
+    assert chains(LEAF, other.pem + again.pem + b"a comment: \xc3\xa4\n" + ROOT.pem)
+    assert not chains(LEAF, other.pem + again.pem)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"end": NOW - timedelta(hours=1)},
+        {"start": NOW + timedelta(hours=1)},
+        {"constraints": x509.BasicConstraints(False, None)},
+        {"constraints": None},
+        {"extensions": [usage(cert_sign=False)]},
+    ],
+)
+def test_an_issuer_that_may_not_issue_ends_the_chain(wrong: dict[str, object]) -> None:
+    root = Holder("root", ca=True, **wrong)
+    assert not chains(Holder("f1", root), root.pem)
+    middle = Holder("middle", ROOT, ca=True, **wrong)
+    assert not chains(Holder("f1", middle), ROOT.pem, middle)
+
+
+def test_a_path_length_bounds_the_intermediates() -> None:
+    root = Holder("root", ca=True, constraints=x509.BasicConstraints(True, 0))
+    middle = Holder("middle", root, ca=True)
+    assert chains(Holder("f1", root), root.pem)
+    assert not chains(Holder("f1", middle), root.pem, middle)
+
+
+def test_a_certificate_issued_by_a_leaf_is_refused() -> None:
+    assert not chains(Holder("f2", LEAF), ROOT.pem, LEAF)
+
+
+def test_a_certificate_that_names_itself_as_issuer_is_refused() -> None:
+    itself = Holder("f1")
+    assert not chains(itself, ROOT.pem, itself)
+
+
+@pytest.mark.parametrize(
+    ("role", "usages", "good"),
+    [
+        ("publisher", [ExtendedKeyUsageOID.CLIENT_AUTH], True),
+        ("publisher", [ExtendedKeyUsageOID.SERVER_AUTH], False),
+        ("node", [ExtendedKeyUsageOID.CLIENT_AUTH], False),
+        ("node", [ExtendedKeyUsageOID.SERVER_AUTH], False),
+        ("node", [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH], True),
+    ],
+)
+def test_the_extended_key_usage_must_suit_the_role(
+    role: str, usages: list[x509.ObjectIdentifier], good: bool
+) -> None:
+    leaf = Holder("x", ROOT, uris=[f"rt://s/{role}/x"], extensions=[x509.ExtendedKeyUsage(usages)])
+    if good:
+        check(ROOT.pem, leaf.pem, leaf.key_pem, now=NOW)
+        return
+    with pytest.raises(CertificateError, match="extended key usage"):
+        check(ROOT.pem, leaf.pem, leaf.key_pem, now=NOW)
+
+
+def test_a_key_with_a_passphrase_is_refused() -> None:
+    locked = LEAF.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"x"))
+    with pytest.raises(CertificateError, match="without a passphrase"):
+        check(ROOT.pem, LEAF.pem, locked, now=NOW)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\0", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_a_file_of_something_else_is_named(place: int, content: bytes) -> None:
+    contents = [ROOT.pem, LEAF.pem, LEAF.key_pem]
+    contents[place] = content
+    with pytest.raises(CertificateError) as caught:
+        check(*contents, now=NOW, files=("CA", "CERT", "KEY"))
+    assert caught.value.where == ("CA", "CERT", "KEY")[place]
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_mutated_certificate_is_refused_by_no_other_error(data: st.DataObject) -> None:
+    der = bytearray(LEAF.certificate.public_bytes(Encoding.DER))
+    for place in data.draw(st.lists(st.integers(0, len(der) - 1), min_size=1, max_size=4)):
+        der[place] = data.draw(st.integers(0, 255))
+    mutated = b"-----BEGIN CERTIFICATE-----\n" + encodebytes(der) + b"-----END CERTIFICATE-----\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for pems in ((ROOT.pem, mutated), (mutated, LEAF.pem), (ROOT.pem, LEAF.pem + mutated)):
+            with contextlib.suppress(CertificateError):
+                check(*pems, LEAF.key_pem, now=NOW)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Issued]:
+    """Pairs of one CA by name; `stranger` is of another CA, `late` has expired. Never changed by a test."""
+    directory = tmp_path_factory.mktemp("pki")
+    start = datetime.now(UTC) - 10 * DAY
+    init_ca(directory, now=start)
+    init_ca(directory / "other")
+    node, publisher = Identity("s", "node", "n1"), Identity("s", "publisher", "f1")
+    return {
+        "node": issue(directory, node, loopback=True),
+        "publisher": issue(directory, publisher),
+        "late": issue(directory, Identity("s", "publisher", "late"), days=5, now=start),
+        "late node": issue(directory, Identity("s", "node", "late-node"), dns=["n1"], days=5, now=start),
+        "stranger": issue(directory / "other", publisher),
+        "strange node": issue(directory / "other", node),
+    }
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Issued:
+    """A pair of one's own, to be changed."""
+    init_ca(tmp_path)
+    return issue(tmp_path, Identity("s", "publisher", "f1"))
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSES_S", ())
+
+
+def test_tls_says_whose_it_is(pair: Issued) -> None:
+    assert TLS(*pair).identity == Identity("s", "publisher", "f1")
+
+
+def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: Issued) -> None:
+    tls = TLS(*map(str, pair))
+    assert pickle.loads(pickle.dumps(tls)) == tls  # noqa: S301 - our own bytes
+    with pytest.raises(FrozenInstanceError):
+        tls.ca = "x"
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("missing", "No such file"),
+        ("directory", "cannot read|not a regular file"),
+        ("fifo", "not a regular file"),
+        ("endless", "not a regular file"),
+        ("too large", "too large"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(pair: Issued, place: int, kind: str, what: str) -> None:
+    path = pair[place]
+    path.unlink()
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "too large":
+            path.write_bytes(b"x" * (module.FILE_BYTES_MAX + 1))
+    with pytest.raises(CertificateError, match=what) as caught:
+        TLS(*pair)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_bytes_of_a_key_reach_no_error_log_or_repr(pair: Issued, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    pair.key.chmod(0o644)
+    tls = TLS(*pair)
+    secret = pair.key.read_text().splitlines()[1]
+    said = [repr(tls), str(tls), repr(tls.load()), str(tls.load())]
+    broken = pair.key.read_text().replace("PRIVATE KEY", "PRIVATE KEX")
+    for files in [(pair.ca, pair.key, pair.key), (pair.key, pair.cert, pair.key)]:
+        with pytest.raises(CertificateError) as caught:
+            TLS(*files)
+        said += [repr(caught.value), str(caught.value), repr(caught.value.__dict__)]
+        assert caught.value.__cause__ is None, "what cryptography says may quote the file"
+        assert caught.value.__suppress_context__
+    pair.key.write_text(broken)
+    with pytest.raises(CertificateError) as caught:
+        tls.load()
+    said += [repr(caught.value), str(caught.value), caplog.text]
+    assert not any(secret in text or "BEGIN" in text.replace("-----BEGIN CERT", "") for text in said)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
+def test_a_key_that_others_can_read_is_warned_of_not_refused(
+    pair: Issued, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.key.chmod(mode)
+    TLS(*pair)
+    lines = [record.getMessage() for record in caplog.records if record.name == "rt.net"]
+    assert lines == ([f"key_readable_by_others path={str(pair.key)!r} mode={mode:04o}"] if warned else [])
+
+
+def test_importing_tls_does_not_import_grpc() -> None:
+    code = "import sys, rt.net.tls, rt.net.certs; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- rotation ---------------------------------------------------------------------------------------------
+
+
+def test_a_renewal_is_seen_and_loaded(pair: Issued) -> None:
+    tls = TLS(*pair)
+    before = tls.load()
+    assert not tls.changed(before)
+    issue(pair.ca.parent, Identity("s", "publisher", "f1", frozenset({"d"})), renew=True)
+    assert tls.changed(before)
+    after = tls.load()
+    assert after.fingerprint != before.fingerprint
+    assert after.identity.dedup_ids == {"d"}
+    assert not tls.changed(after)
+
+
+def test_a_change_of_the_ca_alone_is_seen(pair: Issued, tmp_path: Path) -> None:
+    tls = TLS(*pair)
+    before = tls.load()
+    pair.ca.write_bytes(before.ca + init_ca(tmp_path / "new").read_bytes())
+    assert tls.changed(before)
+    assert tls.load().fingerprint == before.fingerprint
+
+
+def test_files_that_cannot_be_read_count_as_changed(pair: Issued) -> None:
+    tls = TLS(*pair)
+    before = tls.load()
+    pair.cert.unlink()
+    assert tls.changed(before)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_rotation_cannot_turn_one_identity_into_another(pair: Issued) -> None:
+    tls = TLS(*pair)
+    other = issue(pair.ca.parent, Identity("s", "publisher", "f2"))
+    other.key.replace(pair.key)
+    other.cert.replace(pair.cert)
+    with pytest.raises(CertificateError, match="another identity"):
+        tls.load()
+    assert TLS(*pair).identity.name == "f2"
+
+
+@pytest.mark.parametrize("torn", ["ca", "cert", "key"])
+def test_a_renewal_between_two_reads_is_read_again(
+    pair: Issued, torn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = TLS(*pair)
+    before = tls.load()
+    renewals = [Identity("s", "publisher", "f1")]
+
+    def read_file(path: Path) -> bytes:
+        content = real(path)
+        if path == getattr(pair, torn) and renewals:
+            issue(pair.ca.parent, renewals.pop(), renew=True)
+        return content
+
+    real = module.read_file
+    monkeypatch.setattr(module, "read_file", read_file)
+    loaded = tls.load()
+    check(loaded.ca, loaded.cert, loaded.key, now=datetime.now(UTC))
+    # Behind the key nothing is left to be read: that read is whole, and old.
+    assert (loaded.fingerprint == before.fingerprint) == (torn == "key")
+
+
+def test_a_file_written_in_place_is_read_again_when_whole(
+    pair: Issued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pair.cert.read_bytes()
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        pair.cert.write_bytes(whole[: len(whole) // 4 * len(pauses)] if len(pauses) < 4 else whole)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    pair.cert.write_bytes(b"")
+    assert TLS(*pair).identity.name == "f1"
+    assert len(pauses) == 4
+
+
+def test_every_load_beside_a_renewer_is_consistent(pair: Issued) -> None:
+    tls = TLS(*pair)
+    enough = threading.Event()
+
+    def renew() -> None:
+        while not enough.is_set():
+            issue(pair.ca.parent, Identity("s", "publisher", "f1"), renew=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        renewer = pool.submit(renew)
+        try:
+            seen: set[str] = set()
+            while len(seen) < 30 and not renewer.done():
+                seen.add(tls.load().fingerprint)
+        finally:
+            enough.set()
+        renewer.result()
+
+
+# --- handshakes over loopback -----------------------------------------------------------------------------
+
+
+def serve(listener: socket.socket, context: ssl.SSLContext) -> dict[str, object]:
+    plain, _ = listener.accept()
+    with plain:
+        plain.settimeout(30)
+        with context.wrap_socket(plain, server_side=True) as peer:
+            peer.sendall(peer.recv(1))
+            return {"version": peer.version(), "peer": peer.getpeercert(binary_form=True)}
+
+
+def dial(address: tuple[str, int], context: ssl.SSLContext, host: str) -> bytes:
+    with (
+        socket.create_connection(address, timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=host) as peer,
+    ):
+        peer.sendall(b"?")
+        return peer.recv(1)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "n1") -> dict[str, object]:
+    """What the server saw of a client that was answered; raises the error of the one that refused."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(30)
+        served = pool.submit(serve, listener, server)
+        try:
+            answer = dial(listener.getsockname(), client, host)
+        except ssl.SSLCertVerificationError:
+            served.exception()
+            raise
+        except OSError:
+            served.result()
+            raise
+        seen = served.result()
+    assert answer == b"?"
+    return seen
+
+
+def client_without_certificate(ca: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca)
+    return context
+
+
+def raw(protocol: int, issued: Issued, ca: Path) -> ssl.SSLContext:
+    """A context such as a peer without scruples makes, trusting `ca`."""
+    context = ssl.SSLContext(protocol)
+    context.load_cert_chain(issued.cert, issued.key)
+    context.load_verify_locations(ca)
+    return context
+
+
+VERIFY_CODE = {"expired": 10, "unknown CA": 20, "purpose": 26, "host name": 62, "address": 64}
+
+
+@pytest.mark.parametrize("host", ["n1", "localhost", "127.0.0.1", "::1"])
+def test_two_certificates_of_one_ca_meet_over_tls_1_3(pki: dict[str, Issued], host: str) -> None:
+    server, client = TLS(*pki["node"]), TLS(*pki["publisher"])
+    seen = handshake(server.ssl_server_context(), client.ssl_client_context(), host)
+    assert seen["version"] == "TLSv1.3"
+    assert identity_of(x509.load_der_x509_certificate(seen["peer"])) == client.identity
+
+
+def test_certificates_of_the_development_pki_pass_the_strict_checks(pki: dict[str, Issued]) -> None:
+    server, client = TLS(*pki["node"]).ssl_server_context(), TLS(*pki["publisher"]).ssl_client_context()
+    for context in (server, client):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    handshake(server, client)
+
+
+def test_nodes_call_each_other(pki: dict[str, Issued]) -> None:
+    node = TLS(*pki["node"])
+    handshake(node.ssl_server_context(), node.ssl_client_context())
+
+
+def test_a_client_without_certificate_is_refused(pki: dict[str, Issued]) -> None:
+    with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
+        handshake(TLS(*pki["node"]).ssl_server_context(), client_without_certificate(pki["node"].ca))
+
+
+@pytest.mark.parametrize(("who", "why"), [("stranger", "unknown CA"), ("late", "expired")])
+def test_a_client_with_a_bad_certificate_is_refused(pki: dict[str, Issued], who: str, why: str) -> None:
+    client = raw(ssl.PROTOCOL_TLS_CLIENT, pki[who], pki["node"].ca)
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        handshake(TLS(*pki["node"]).ssl_server_context(), client)
+    assert caught.value.verify_code == VERIFY_CODE[why]
+
+
+@pytest.mark.parametrize(
+    ("who", "host", "why"),
+    [
+        ("strange node", "n1", "unknown CA"),
+        ("late node", "n1", "expired"),
+        ("publisher", "f1", "purpose"),
+        ("node", "n2", "host name"),
+        ("node", "127.0.0.2", "address"),
+    ],
+)
+def test_a_server_with_a_bad_certificate_is_refused(
+    pki: dict[str, Issued], who: str, host: str, why: str
+) -> None:
+    server = raw(ssl.PROTOCOL_TLS_SERVER, pki[who], pki["node"].ca)
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        handshake(server, TLS(*pki["publisher"]).ssl_client_context(), host)
+    assert caught.value.verify_code == VERIFY_CODE[why]
+
+
+def test_a_client_that_knows_only_tls_1_2_is_refused(pki: dict[str, Issued]) -> None:
+    client = TLS(*pki["publisher"]).ssl_client_context()
+    client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
+        handshake(TLS(*pki["node"]).ssl_server_context(), client)
+
+
+def test_a_server_that_knows_only_tls_1_2_is_refused(pki: dict[str, Issued]) -> None:
+    server = TLS(*pki["node"]).ssl_server_context()
+    server.minimum_version = server.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError, match="PROTOCOL"):
+        handshake(server, TLS(*pki["publisher"]).ssl_client_context())
+
+
+def test_both_cas_work_while_they_rotate(pki: dict[str, Issued], tmp_path: Path) -> None:
+    both = tmp_path / "ca.crt"
+    both.write_bytes(
+        "# CAs für heute\n".encode() + pki["node"].ca.read_bytes() + pki["stranger"].ca.read_bytes()
+    )
+    server = TLS(both, pki["node"].cert, pki["node"].key)
+    for who in ("publisher", "stranger"):
+        handshake(server.ssl_server_context(), TLS(both, *pki[who][1:]).ssl_client_context())
+
+
+def test_an_intermediate_is_sent_along(tmp_path: Path) -> None:
+    start, end = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
+    middle = Holder("middle", ROOT, ca=True, start=start, end=end)
+    names = [x509.UniformResourceIdentifier("rt://s/node/n1"), x509.IPAddress(ip_address("127.0.0.1"))]
+    leaf = Holder(
+        "n1", middle, uris=[], start=start, end=end, extensions=[x509.SubjectAlternativeName(names)]
+    )
+    root = Holder("root", ca=True, key=ROOT.key, start=start, end=end)
+    paths = Issued(tmp_path / "ca.crt", tmp_path / "n1.crt", tmp_path / "n1.key")
+    for path, content in zip(paths, (root.pem, leaf.pem + middle.pem, leaf.key_pem), strict=True):
+        path.write_bytes(content)
+    node = TLS(*paths)
+    handshake(node.ssl_server_context(), node.ssl_client_context(), "127.0.0.1")
+
+
+def test_a_key_too_weak_for_openssl_is_our_error(tmp_path: Path, pki: dict[str, Issued]) -> None:
+    ca_key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - its being weak is the point
+    start, end = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
+    leaf = Holder(
+        "f1", ca=False, key=ca_key, start=start, end=end, constraints=x509.BasicConstraints(True, 0)
+    )
+    for name, content in (("ca", leaf.pem), ("crt", leaf.pem), ("key", leaf.key_pem)):
+        (tmp_path / name).write_bytes(content)
+    tls = TLS(tmp_path / "ca", tmp_path / "crt", tmp_path / "key")
+    with pytest.raises(CertificateError, match="OpenSSL refuses"):
+        tls.ssl_client_context()
