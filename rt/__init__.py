@@ -1,0 +1,76 @@
+"""rt: reliable transport for streams of messages, on log files.
+
+A publisher appends to log files on its own disk; readers get every byte back, in order. Importing this
+package loads neither grpc nor pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rt import errors, events
+from rt.errors import (
+    CertificateError,
+    Closed,
+    Damaged,
+    DirectoryLocked,
+    DiskFull,
+    FormatError,
+    Gap,
+    InvalidMessage,
+    InvalidName,
+    MessageTooLarge,
+    NotALog,
+    RtError,
+    StorageError,
+    StorageFailed,
+    Timeout,
+    TopicTooLong,
+    UnknownVersion,
+)
+from rt.log.columns import Message, MessageBatch
+from rt.log.reader import LogReader
+from rt.publisher import Publisher
+from rt.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TLS",
+    "CertificateError",
+    "Closed",
+    "Damaged",
+    "DirectoryLocked",
+    "DiskFull",
+    "FormatError",
+    "Gap",
+    "InvalidMessage",
+    "InvalidName",
+    "LogReader",
+    "Message",
+    "MessageBatch",
+    "MessageTooLarge",
+    "NotALog",
+    "Publisher",
+    "RtError",
+    "StorageError",
+    "StorageFailed",
+    "Subscriber",
+    "Timeout",
+    "TopicTooLong",
+    "UnknownVersion",
+    "errors",
+    "events",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`rt.TLS` at its first use: a publisher to files needs no cryptography."""
+    if name == "TLS":
+        from rt.net.tls import TLS
+
+        return TLS
+    raise AttributeError(f"module 'rt' has no attribute {name!r}")

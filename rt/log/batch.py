@@ -1,0 +1,240 @@
+"""Batches: messages written together, laid out in columns.
+
+    offset  bytes  field
+         0      4  magic "RTB1"
+         4      4  checksum of bytes 8 to the end of the columns
+         8      4  total bytes: 64 + padded columns + padded values
+        12      4  checksum of the value bytes as stored, padding included
+        16      2  flags: bits 0-3 codec (0 none, 1 zstd), the others 0
+        18      2  topic count, 1 to 65,535
+        20      4  message count, at least 1
+        24      8  first number
+        32      8  lowest timestamp, ns since the Unix epoch
+        40      8  highest timestamp
+        48      4  columns, bytes as stored (without padding)
+        52      4  values, bytes as stored (without padding)
+        56      4  columns, bytes uncompressed
+        60      4  values, bytes uncompressed
+        64         columns, padded to 8; then values, padded to 8
+
+    columns, uncompressed, each padded to 8:
+        value offsets  int32[count + 1]        from 0; message i is values[offsets[i]:offsets[i + 1]]
+        timestamps     int64[count]            ns since the Unix epoch
+        topic index    uint16[count]           left out when the batch has one topic
+        topic offsets  int32[topics + 1], then the topics' UTF-8
+
+Both checksums start from the seed of the batch's place (`rt.log.checksum`). They are two so that a scan of
+positions and times need not read the values. With a codec, columns and values are one frame each.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from rt.log.checksum import crc32c
+from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, Buffer, padded, padding
+
+BATCH_HEADER_BYTES: Final = 64
+BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
+BATCH_OVERHEAD_BYTES: Final = 128
+"""What a batch of one message with a short topic costs beside its value, at most."""
+
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+CODECS: Final = {None: CODEC_NONE, "zstd": CODEC_ZSTD}
+
+HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
+_REST: Final = struct.Struct("<IIHHIqqqIIII")
+_ZSTD_LEVEL: Final = 1
+"""The fastest regular level: a publisher's thread compresses, and level 3 is half as fast."""
+_ZSTD_WINDOW_BYTES_MAX: Final = 2**27
+
+Int64s = npt.NDArray[np.int64]
+
+
+class BatchHeader(NamedTuple):
+    """The 64 bytes a batch starts with, in their order."""
+
+    magic: int
+    checksum: int
+    total_bytes: int
+    values_checksum: int
+    flags: int
+    topic_count: int
+    message_count: int
+    first: int
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    columns_stored: int
+    values_stored: int
+    columns_bytes: int
+    values_bytes: int
+
+    @property
+    def end(self) -> int:
+        """One past the last number."""
+        return self.first + self.message_count
+
+    @property
+    def codec(self) -> int:
+        """How columns and values are stored."""
+        return self.flags & 0xF
+
+
+class BadBatch(ValueError):
+    """What is wrong with a batch, in words; the caller knows the file and what to make of it."""
+
+
+class UnknownCodec(BadBatch):
+    """The checksums hold, but this rt does not know how the batch is stored."""
+
+
+class Draft(NamedTuple):
+    """Messages ready to be laid out.
+
+    Message i's value is `values[offsets[i]:offsets[i + 1]]`, with `offsets` from 0 to the end of `values`.
+    `topic_index` is None when `topics` has one entry.
+    """
+
+    values: bytes
+    offsets: npt.NDArray[np.int32]
+    timestamps_ns: Int64s
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    topics: Sequence[bytes]
+    topic_index: npt.NDArray[np.uint16] | None = None
+
+    @property
+    def message_count(self) -> int:
+        """How many messages."""
+        return len(self.timestamps_ns)
+
+
+def encode_batch(draft: Draft, *, first: int, seed: int, codec: int = CODEC_NONE) -> list[Buffer]:
+    """The bytes of a batch as pieces to be written one behind the other; the values are not copied.
+
+    A codec that saves nothing is left out.
+    """
+    columns: Buffer = _columns(draft)
+    values: Buffer = draft.values
+    sizes = (len(columns), len(values))
+    if codec == CODEC_ZSTD:
+        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+        small_columns, small_values = compressor.compress(columns), compressor.compress(values)
+        if len(small_columns) + len(small_values) < sum(sizes):
+            columns, values = small_columns, small_values
+        else:
+            codec = CODEC_NONE
+    tail, gap = padding(len(values)), padding(len(columns))
+    values_checksum = crc32c(values, seed)
+    if tail:
+        values_checksum = crc32c(tail, values_checksum)
+    rest = _REST.pack(
+        BATCH_HEADER_BYTES + len(columns) + len(gap) + len(values) + len(tail),
+        values_checksum,
+        codec,
+        len(draft.topics),
+        draft.message_count,
+        first,
+        draft.timestamp_low_ns,
+        draft.timestamp_high_ns,
+        len(columns),
+        len(values),
+        *sizes,
+    )
+    body = b"".join((rest, columns, gap))
+    head = BATCH_MAGIC.to_bytes(4, "little") + crc32c(body, seed).to_bytes(4, "little") + body
+    return [head, values, tail] if tail else [head, values]
+
+
+def check_header(header: BatchHeader) -> None:
+    """Raise `BadBatch` unless the sizes and counts of `header` agree with each other and keep the limits.
+
+    Says nothing about checksums. After it, `total_bytes` may be trusted to bound what is read.
+    """
+    if header.magic != BATCH_MAGIC:
+        raise BadBatch(f"no batch starts here: magic {header.magic:#010x}")
+    stored = BATCH_HEADER_BYTES + padded(header.columns_stored) + padded(header.values_stored)
+    if header.total_bytes != stored:
+        raise BadBatch(f"total of {header.total_bytes} bytes where the parts make {stored}")
+    if header.message_count < 1 or header.topic_count < 1:
+        raise BadBatch(f"{header.message_count} messages with {header.topic_count} topics")
+    if not 0 <= header.first < NUMBER_MAX:
+        raise BadBatch(f"first number {header.first} out of range")
+    _check_sizes(header)
+
+
+def _check_sizes(header: BatchHeader) -> None:
+    if header.values_bytes > MESSAGE_BYTES_MAX or (
+        header.message_count > 1 and header.columns_bytes + header.values_bytes > BATCH_BYTES_MAX
+    ):
+        raise BadBatch(f"{header.columns_bytes} + {header.values_bytes} bytes are above the limit of a batch")
+    fixed = _columns_before_topics(header.message_count, header.topic_count) + 4 * (header.topic_count + 1)
+    if header.columns_bytes < fixed or (header.message_count == 1 and header.columns_bytes > fixed + 2048):
+        raise BadBatch(f"columns of {header.columns_bytes} bytes for {header.message_count} messages")
+    if header.codec == CODEC_NONE and (header.columns_stored, header.values_stored) != (
+        header.columns_bytes,
+        header.values_bytes,
+    ):
+        raise BadBatch("sizes differ although nothing is compressed")
+
+
+def expand(data: memoryview, header: BatchHeader) -> Buffer:
+    """A batch as an uncompressed one: `data` itself, or its header and decompressed columns and values.
+
+    The checksums of an expanded batch are those of the stored one and no longer hold. `UnknownCodec` and
+    `BadBatch` as they say; no more memory is used than the header, already checked, announces.
+    """
+    if header.flags == CODEC_NONE:
+        return data
+    if header.flags != CODEC_ZSTD:
+        raise UnknownCodec(f"flags {header.flags:#06x}")
+    start = BATCH_HEADER_BYTES
+    columns = _decompress(data[start : start + header.columns_stored], header.columns_bytes)
+    start += padded(header.columns_stored)
+    values = _decompress(data[start : start + header.values_stored], header.values_bytes)
+    plain = header._replace(
+        flags=CODEC_NONE,
+        columns_stored=header.columns_bytes,
+        values_stored=header.values_bytes,
+        total_bytes=BATCH_HEADER_BYTES + padded(len(columns)) + padded(len(values)),
+    )
+    return b"".join((HEADER.pack(*plain), columns, padding(len(columns)), values, padding(len(values))))
+
+
+def _decompress(data: memoryview, size: int) -> bytes:
+    """Exactly `size` bytes; the frame's own claim is checked first, for zstd would allocate what it says."""
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if frame.content_size != size:
+            raise BadBatch(f"a frame of {frame.content_size} bytes where {size} are announced")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        plain = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadBatch(f"zstd: {error}") from error
+    if len(plain) != size:
+        raise BadBatch(f"{len(plain)} bytes decompressed where {size} are announced")
+    return plain
+
+
+def _columns(draft: Draft) -> bytes:
+    count = draft.message_count
+    parts = [draft.offsets.tobytes(), padding(4 * (count + 1)), draft.timestamps_ns.tobytes()]
+    if draft.topic_index is not None:
+        parts += [draft.topic_index.tobytes(), padding(2 * count)]
+    ends = accumulate(map(len, draft.topics), initial=0)
+    parts += [end.to_bytes(4, "little") for end in ends]
+    parts += draft.topics
+    return b"".join(parts)
+
+
+def _columns_before_topics(count: int, topic_count: int) -> int:
+    index = padded(2 * count) if topic_count > 1 else 0
+    return padded(4 * (count + 1)) + 8 * count + index

@@ -1,0 +1,154 @@
+"""Blocks: what a merged log is made of. A header, then a run of one session's batches as they were written.
+
+    offset  bytes  field
+         0      4  magic "RTK1"
+         4      4  checksum: CRC-32C of bytes 8-95
+         8      2  version
+        10      2  kind: 1 batches, 2 declaration
+        12      4  index in the instruction
+        16      8  instruction number
+        24      4  session id
+        28      4  source X
+        32      4  source Y
+        36      4  messages to skip at the start (dedup)
+        40      8  source offset
+        48      8  byte length of what follows
+        56      8  first position: that of the first message which is not skipped
+        64      8  message count after the skip
+        72      8  sequencing time, ns since the Unix epoch
+        80      4  checksum of what follows (declaration), 0 (batches: they carry their own)
+        84     12  0
+
+The position of message i of the block (counted with the skipped ones) is first position + i - skip. A
+declaration carries no messages; it says, before a session id is used in a segment, who that is, so that every
+segment can be read alone:
+
+         0     16  incarnation
+        16      2  bytes of the session's name
+        18      2  bytes of the dedup id, 0 if it is no dedup session
+        20         the name, the dedup id (UTF-8), padded to 8
+
+Every field comes from the merge instruction and the source bytes: nothing of the node that merges.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from rt.log.checksum import crc32c
+from rt.log.layout import NUMBER_MAX, VERSION, Buffer, padding
+from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX, check_name, check_session_name
+
+BLOCK_HEADER_BYTES: Final = 96
+BLOCK_MAGIC: Final = int.from_bytes(b"RTK1", "little")
+DECLARATION_BYTES_MAX: Final = 20 + SESSION_NAME_BYTES_MAX + NAME_BYTES_MAX + 8
+
+_HEADER = struct.Struct("<IIHHIQIIIIQQQQqI12s")
+_REST = struct.Struct("<HHIQIIIIQQQQqI12s")
+_DECLARATION = struct.Struct("<16sHH")
+
+
+class BlockKind(IntEnum):
+    """What follows a block header."""
+
+    BATCHES = 1
+    DECLARATION = 2
+
+
+class BadBlock(ValueError):
+    """What is wrong with a block, in words; the caller knows the file and what to make of it."""
+
+
+class BlockHeader(NamedTuple):
+    """The 96 bytes a block starts with, without magic and checksum."""
+
+    version: int
+    kind: int
+    instruction_index: int
+    instruction: int
+    session_id: int
+    source_x: int
+    source_y: int
+    skip: int
+    source_offset: int
+    length_bytes: int
+    first_position: int
+    message_count: int
+    sequenced_ns: int
+    content_checksum: int = 0
+    reserved: bytes = bytes(12)
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.first_position + self.message_count
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Who a session id is, from here to the end of the segment."""
+
+    session: str
+    incarnation: bytes
+    dedup_id: str | None = None
+
+
+def encode_block_header(header: BlockHeader) -> bytes:
+    """The 96 bytes of a block header."""
+    rest = _REST.pack(*header)
+    return BLOCK_MAGIC.to_bytes(4, "little") + crc32c(rest).to_bytes(4, "little") + rest
+
+
+def decode_block_header(data: Buffer, start: int = 0) -> BlockHeader:
+    """Read the header at `start`; `BadBlock` if the checksum, the version or a bound fails."""
+    magic, checksum, *fields = _HEADER.unpack_from(data, start)
+    if magic != BLOCK_MAGIC:
+        raise BadBlock(f"no block starts here: magic {magic:#010x}")
+    if checksum != crc32c(memoryview(data)[start + 8 : start + BLOCK_HEADER_BYTES]):
+        raise BadBlock("block header fails its checksum")
+    header = BlockHeader(*fields)
+    if header.version != VERSION or header.kind not in {BlockKind.BATCHES, BlockKind.DECLARATION}:
+        raise BadBlock(f"block of version {header.version} and kind {header.kind}")
+    if header.length_bytes % 8 or max(header.length_bytes, header.end, header.source_offset) >= NUMBER_MAX:
+        raise BadBlock(f"block header out of range: {header.length_bytes} bytes, end {header.end}")
+    return header
+
+
+def encode_declaration(header: BlockHeader, declaration: Declaration) -> bytes:
+    """A whole declaration block; `header` gives instruction, session id, position and time."""
+    name, dedup = declaration.session.encode(), (declaration.dedup_id or "").encode()
+    content = _DECLARATION.pack(declaration.incarnation, len(name), len(dedup)) + name + dedup
+    content += padding(len(content))
+    whole = header._replace(
+        kind=BlockKind.DECLARATION,
+        length_bytes=len(content),
+        message_count=0,
+        skip=0,
+        content_checksum=crc32c(content),
+    )
+    return encode_block_header(whole) + content
+
+
+def decode_declaration(header: BlockHeader, content: Buffer) -> Declaration:
+    """Read what follows a declaration's header; `BadBlock` if it does not verify."""
+    if (
+        header.length_bytes > DECLARATION_BYTES_MAX
+        or header.message_count
+        or len(content) != header.length_bytes
+    ):
+        raise BadBlock(f"declaration of {header.length_bytes} bytes and {header.message_count} messages")
+    if len(content) < _DECLARATION.size or crc32c(content) != header.content_checksum:
+        raise BadBlock("declaration fails its checksum")
+    incarnation, name_bytes, dedup_bytes = _DECLARATION.unpack_from(content)
+    text = bytes(content[_DECLARATION.size :])
+    if name_bytes + dedup_bytes > len(text):
+        raise BadBlock("declaration is cut short")
+    try:
+        name = check_session_name(text[:name_bytes].decode())
+        dedup = text[name_bytes : name_bytes + dedup_bytes].decode()
+        return Declaration(name, incarnation, check_name(dedup, kind="dedup id") if dedup else None)
+    except ValueError as error:
+        raise BadBlock(f"declaration names no session: {error}") from error

@@ -1,0 +1,157 @@
+"""Segment files: their names and their header.
+
+A segment is `log.X.Y`: a 64-byte header, then batches (session) or blocks (merged) up to the end of the file.
+It appears by rename with its header in it, so a file of size 0 always means: trimmed.
+
+    offset  bytes  field
+         0      8  magic "RTSEGMNT"
+         8      2  version
+        10      2  kind: 1 session, 2 merged, 3 filtered
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-63
+        16      4  X, session number
+        20      4  Y, roll index
+        24      8  first number (session) or first position (merged, filtered)
+        32      8  creation time, ns since the Unix epoch (merged: the instruction's sequencing time)
+        40     16  incarnation (session) or cluster id (merged, filtered)
+        56      8  life id (session), 0 (merged, filtered)
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from rt.errors import Damaged, UnknownVersion
+from rt.log.checksum import crc32c, segment_seed
+from rt.log.layout import NUMBER_MAX, VERSION, Buffer
+
+SEGMENT_HEADER_BYTES: Final = 64
+SEGMENT_MAGIC: Final = b"RTSEGMNT"
+
+_HEADER = struct.Struct("<8sHHIIIqq16s8s")
+_NAME = re.compile(r"log\.(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})", re.ASCII)
+_COORDINATE_MAX: Final = 2**32 - 1
+
+
+class Kind(IntEnum):
+    """What a log directory and its segments hold."""
+
+    SESSION = 1
+    MERGED = 2
+    FILTERED = 3
+
+
+class SegmentId(NamedTuple):
+    """X and Y of `log.X.Y`; sorts in log order."""
+
+    x: int
+    y: int
+
+    @property
+    def file_name(self) -> str:
+        """`log.X.Y`, in decimal."""
+        return f"log.{self.x}.{self.y}"
+
+    def __str__(self) -> str:
+        return self.file_name
+
+
+def parse_segment_name(name: str) -> SegmentId | None:
+    """The id in a file name; None if it is no segment's (leading zeros, signs, anything else)."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    x, y = int(match[1]), int(match[2])
+    return SegmentId(x, y) if max(x, y) <= _COORDINATE_MAX else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What the first 64 bytes of a segment say.
+
+    `origin` is the incarnation of the session directory, or the id of the cluster that merged; `life` the
+    random id of one start of the publisher, zeros in a merged log.
+    """
+
+    kind: Kind
+    id: SegmentId
+    first: int
+    created_ns: int
+    origin: bytes
+    life: bytes = bytes(8)
+
+    def __post_init__(self) -> None:
+        if len(self.origin) != 16 or len(self.life) != 8:
+            raise ValueError(
+                f"origin must be 16 and life 8 bytes, not {len(self.origin)} and {len(self.life)}"
+            )
+        if not (
+            0 <= self.first < NUMBER_MAX
+            and 0 <= self.id.x <= _COORDINATE_MAX
+            and 0 <= self.id.y <= _COORDINATE_MAX
+        ):
+            raise ValueError(f"out of range: first {self.first}, {self.id}")
+
+    @property
+    def seed(self) -> int:
+        """The part of the batch seeds that this (session) segment gives."""
+        return segment_seed(self.origin, self.id.x, self.id.y)
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """The 64 bytes a segment starts with."""
+    unsealed = _pack(header, 0)
+    return _pack(header, _checksum(unsealed))
+
+
+def decode_segment_header(data: Buffer, *, path: str) -> SegmentHeader:
+    """Read the first 64 bytes of a segment.
+
+    `rt.UnknownVersion` if another version wrote them, `rt.Damaged` (offset 0 of `path`) for anything else
+    that is not a whole, valid header.
+    """
+    if len(data) < SEGMENT_HEADER_BYTES:
+        raise Damaged(
+            "segment header is cut short", path=path, offset=0, got=len(data), wanted=SEGMENT_HEADER_BYTES
+        )
+    head = bytes(data[:SEGMENT_HEADER_BYTES])
+    magic, version, kind, checksum, x, y, first, created_ns, origin, life = _HEADER.unpack(head)
+    if magic != SEGMENT_MAGIC:
+        raise Damaged("not a segment file", path=path, offset=0, got=magic, wanted=SEGMENT_MAGIC)
+    if checksum != _checksum(head):
+        raise Damaged(
+            "segment header fails its checksum", path=path, offset=0, got=checksum, wanted=_checksum(head)
+        )
+    if version != VERSION:
+        raise UnknownVersion(
+            "segment of an unknown version",
+            where=path,
+            got=version,
+            wanted=VERSION,
+            hint="Read it with a newer rt.",
+        )
+    if kind not in Kind._value2member_map_ or not 0 <= first < NUMBER_MAX:
+        raise Damaged("segment header out of range", path=path, offset=0, got=f"kind {kind}, first {first}")
+    return SegmentHeader(Kind(kind), SegmentId(x, y), first, created_ns, origin, life)
+
+
+def _pack(header: SegmentHeader, checksum: int) -> bytes:
+    return _HEADER.pack(
+        SEGMENT_MAGIC,
+        VERSION,
+        header.kind,
+        checksum,
+        header.id.x,
+        header.id.y,
+        header.first,
+        header.created_ns,
+        header.origin,
+        header.life,
+    )
+
+
+def _checksum(head: bytes) -> int:
+    return crc32c(head[16:], crc32c(head[:12]))

@@ -1,0 +1,573 @@
+"""Writing a log directory: append, sync, roll, trim, and recovery when it is opened.
+
+Laws. There is one writer a directory, by lock. A segment that is not the newest is durable whole: rolling
+syncs it and its table entry before the next one appears. What recovery accepted is synced before anything is
+added. A write that does not fit is cut off whole; after a failed sync the writer is dead and says so.
+
+The writer has no threads. It is not thread-safe, but `sync_to` may run in one thread while `append` runs in
+another; the caller keeps `roll`, `trim`, `start` and `close` apart from both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rt.errors import Damaged, DiskFull, InvalidName, StorageError, StorageFailed
+from rt.log.directory import (
+    LOCK_FILE,
+    READ_BYTES,
+    Walk,
+    identity_from,
+    list_segments,
+    read_durable_end,
+    read_header,
+    read_table,
+    walk_segment,
+)
+from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
+from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
+from rt.log.index import ENTRY_BYTES, INDEX_STRIDE_BYTES, EntryKind, IndexEntry, encode_entry, index_file_name
+from rt.log.layout import Buffer
+from rt.log.recovery import Tail, judge_tail
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.table import TABLE_FILE, Identity, SealedSegment, Table, TrimReason, encode_table
+
+logger = logging.getLogger("rt.log")
+
+
+@dataclass(slots=True)
+class _Active:
+    """The segment that grows. `size_bytes` and `end` are behind the last whole append."""
+
+    header: SegmentHeader
+    file: File
+    size_bytes: int
+    end: int
+    timestamp_low_ns: int = 0
+    timestamp_high_ns: int = 0
+    index: File | None = None
+    index_bytes: int = 0
+    index_next: int = SEGMENT_HEADER_BYTES
+
+    def see(self, low_ns: int, high_ns: int) -> None:
+        """Widen the segment's time range by that of an append, not yet counted in `end`."""
+        is_first = self.end == self.header.first
+        self.timestamp_low_ns = low_ns if is_first else min(self.timestamp_low_ns, low_ns)
+        self.timestamp_high_ns = high_ns if is_first else max(self.timestamp_high_ns, high_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """How far a sync reaches: what was appended when it was taken."""
+
+    file: File = field(repr=False)
+    id: SegmentId
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening found: the next number, and where a torn tail was cut (None if there was none)."""
+
+    end: int
+    torn: Tail | None = None
+    torn_path: str = ""
+
+
+class LogWriter:
+    """The one writer of a log directory. Make it with `LogWriter.open`."""
+
+    def __init__(self, path: str, disk: Disk, clock: Callable[[], int]) -> None:
+        self.path = path
+        self.table: Table
+        self.recovery: Recovery
+        self._disk = disk
+        self._clock = clock
+        self._lock: Lock = self._take_lock()
+        self._active: _Active | None = None
+        self._durable_file: File | None = None
+        self._durable_sequence = 0
+        self._failure: StorageFailed | None = None
+
+    @classmethod
+    def open(
+        cls, path: str, identity: Identity, *, disk: Disk = REAL, clock: Callable[[], int] = time.time_ns
+    ) -> LogWriter:
+        """Lock the directory (made if missing), recover it, and sync what recovery accepted.
+
+        `identity.origin` counts for a new directory only; an old one keeps its own, and must be of the same
+        kind, name and dedup id. `rt.DirectoryLocked`, `rt.Damaged`, `rt.UnknownVersion`, storage errors.
+        """
+        with storage_errors(path, "opening a log directory"):
+            disk.make_directory(path)
+        writer = cls(os.path.abspath(path), disk, clock)
+        try:
+            with storage_errors(path, "recovering a log directory"):
+                writer._recover(identity)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    @property
+    def identity(self) -> Identity:
+        """What the directory is."""
+        return self.table.identity
+
+    @property
+    def active(self) -> SegmentHeader | None:
+        """The header of the segment that grows; None before `start`."""
+        return self._active.header if self._active else None
+
+    @property
+    def end(self) -> int:
+        """One past the last number or position in the log."""
+        return self._active.end if self._active else self.recovery.end
+
+    @property
+    def offset(self) -> int:
+        """Where the next append goes in the active segment."""
+        return self._growing().size_bytes
+
+    @property
+    def last_id(self) -> SegmentId | None:
+        """The newest segment the directory ever had, as far as it remembers."""
+        if self._active:
+            return self._active.header.id
+        return self.table.segments[-1].id if self.table.segments else None
+
+    def start(
+        self, segment: SegmentId, *, first: int, life: bytes = bytes(8), created_ns: int | None = None
+    ) -> None:
+        """Seal the active segment, if there is one, and begin `segment`; durable on return.
+
+        May be called again after `rt.DiskFull`: what was done is not done twice.
+        """
+        self._check_usable()
+        last = self.last_id
+        assert last is None or segment > last, (segment, last)
+        if self._active:
+            self._seal(self._active)
+        created = self._clock() if created_ns is None else created_ns
+        header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
+        path = os.path.join(self.path, segment.file_name)
+        try:
+            write_whole(self._disk, path, encode_segment_header(header))
+            file = self._disk.open(path, write=True)
+        except OSError as error:
+            raise self._failed(error, segment.file_name, "starting a segment") from error
+        if self._active:
+            self._release(self._active)
+        self._active = _Active(header, file, SEGMENT_HEADER_BYTES, first)
+
+    def roll(self) -> None:
+        """Seal the active segment and go on in the next one of the same X."""
+        header = self._growing().header
+        self.start(SegmentId(header.id.x, header.id.y + 1), first=self.end, life=header.life)
+
+    def append(
+        self,
+        pieces: Sequence[Buffer],
+        *,
+        end: int,
+        timestamp_low_ns: int,
+        timestamp_high_ns: int,
+        is_declaration: bool = False,
+    ) -> None:
+        """Write a run of whole frames, `pieces` one behind the other, at `offset`; `end` is the log's then.
+
+        A declaration holds no messages, and its timestamps do not count. On `rt.DiskFull` nothing of it is
+        left in the file and the same append may be tried again.
+        """
+        self._check_usable()
+        active = self._growing()
+        try:
+            written = self._write(active, pieces)
+        except OSError as error:
+            raise self._failed(error, active.header.id.file_name, "writing a batch") from error
+        self._add_to_index(active, written, is_declaration=is_declaration)
+        if not is_declaration:
+            active.see(timestamp_low_ns, timestamp_high_ns)
+        active.size_bytes += written
+        active.end = end
+
+    def sync_point(self) -> SyncPoint:
+        """All that is appended now; hand it to `sync_to`."""
+        active = self._growing()
+        return SyncPoint(active.file, active.header.id, active.size_bytes, active.end)
+
+    def sync_to(self, point: SyncPoint) -> None:
+        """Return when everything up to `point` is on the medium, and the durable end is recorded.
+
+        `rt.StorageFailed` if the sync fails, now and for every later call: it is never tried again.
+        """
+        self._check_usable()
+        try:
+            if not point.file.is_linked():
+                raise FileNotFoundError(errno.ENOENT, "the segment was removed under its writer")
+            point.file.sync()
+        except OSError as error:
+            raise self._failed(error, point.id.file_name, "syncing a segment", is_final=True) from error
+        self._record(point)
+
+    def sync(self) -> None:
+        """Sync all that is appended."""
+        self.sync_to(self.sync_point())
+
+    def trim(self, before: SegmentId, reason: TrimReason) -> Sequence[SealedSegment]:
+        """Trim every sealed segment that precedes `before`, oldest first; the ones that were trimmed now.
+
+        The table says so, durably, before a byte goes. The active segment is never trimmed.
+        """
+        self._check_usable()
+        now_ns = self._clock()
+        trimmed = [
+            segment for segment in self.table.segments if segment.id < before and not segment.is_trimmed
+        ]
+        if not trimmed:
+            return []
+        gone = {segment.id for segment in trimmed}
+        table, forgotten = Table(
+            self.identity,
+            tuple(
+                segment.trimmed(reason, now_ns) if segment.id in gone else segment
+                for segment in self.table.segments
+            ),
+        ).forgotten()
+        self._write_table(table)
+        try:
+            self._empty_trimmed([*gone])
+            for segment in forgotten:
+                self._remove(segment.file_name)
+        except OSError as error:
+            raise self._failed(error, "", "trimming segments") from error
+        return trimmed
+
+    def close(self) -> None:
+        """Release files and lock. Does not sync."""
+        if self._active:
+            self._release(self._active)
+            self._active = None
+        if self._durable_file:
+            self._durable_file.close()
+        self._lock.close()
+
+    def _take_lock(self) -> Lock:
+        with storage_errors(self.path, "locking a log directory"):
+            return self._disk.lock(os.path.join(self.path, LOCK_FILE))
+
+    # Recovery
+
+    def _recover(self, identity: Identity) -> None:
+        self._remove_leftovers()
+        self.table = self._load_table(identity)
+        self._finish_trims()
+        self._check_listed()
+        durable = read_durable_end(self._disk, self.path)
+        if durable is not None and durable.origin != self.identity.origin:
+            durable = None
+        torn, torn_path = self._seal_unlisted(durable)
+        end = self.table.segments[-1].end if self.table.segments else 0
+        self._check_nothing_vanished(durable, end)
+        self.recovery = Recovery(end, torn, torn_path)
+        self._open_durable_file(durable)
+
+    def _remove_leftovers(self) -> None:
+        for name in self._disk.list_directory(self.path):
+            if name.startswith(".") and name.endswith(".new"):
+                self._disk.remove(os.path.join(self.path, name))
+
+    def _load_table(self, wanted: Identity) -> Table:
+        path = os.path.join(self.path, TABLE_FILE)
+        try:
+            table = read_table(self._disk, self.path)
+        except Damaged as error:
+            logger.warning("segments_table_rebuilt path=%s reason=%s", path, error)
+            table = None
+        if table is None:
+            table = Table(self._identity_of_segments(wanted) or wanted)
+            write_whole(self._disk, path, encode_table(table))
+        found = table.identity
+        if (found.kind, found.name, found.dedup_id) != (wanted.kind, wanted.name, wanted.dedup_id):
+            raise InvalidName(
+                "the directory belongs to another log",
+                where=self.path,
+                got=f"{found.kind.name} {found.name} dedup {found.dedup_id}",
+                wanted=f"{wanted.kind.name} {wanted.name} dedup {wanted.dedup_id}",
+                hint="Give each session a directory of its own.",
+            )
+        return table
+
+    def _identity_of_segments(self, wanted: Identity) -> Identity | None:
+        for segment in reversed(list_segments(self._disk, self.path)):
+            header = read_header(self._disk, self.path, segment)
+            if header is not None:
+                found = identity_from(header, self.path)
+                return Identity(found.kind, found.origin, wanted.name, wanted.dedup_id)
+        return None
+
+    def _finish_trims(self) -> None:
+        """Empty what the table says is trimmed: a crash may have come between the two."""
+        self._empty_trimmed([segment.id for segment in self.table.segments if segment.is_trimmed])
+
+    def _empty_trimmed(self, segments: Sequence[SegmentId]) -> None:
+        for segment in segments:
+            path = os.path.join(self.path, segment.file_name)
+            if self._disk.size(path):
+                file = self._disk.open(path, write=True)
+                try:
+                    file.truncate(0)
+                finally:
+                    file.close()
+            self._remove(index_file_name(segment))
+
+    def _seal_unlisted(self, durable: DurableEnd | None) -> tuple[Tail | None, str]:
+        """Verify the segments the table does not list, cut the newest one's torn tail, sync and list them."""
+        listed = {segment.id for segment in self.table.segments}
+        on_disk = list_segments(self._disk, self.path)
+        headers = {segment: self._header(segment) for segment in on_disk if segment not in listed}
+        torn, torn_path = None, ""
+        found: list[SealedSegment] = []
+        for segment, header in headers.items():
+            path = os.path.join(self.path, segment.file_name)
+            if header is None:
+                found.append(self._lost(segment, headers))
+                continue
+            walk = walk_segment(self._disk, self.path, header)
+            durable_end = self._durable_end(walk, durable, is_newest=segment == on_disk[-1])
+            tail = judge_tail(
+                path=path,
+                verified_end=walk.end_offset,
+                next_number=walk.end,
+                size_bytes=walk.size_bytes,
+                durable_end=durable_end,
+                problem=walk.problem,
+            )
+            self._cut_and_sync(path, tail, durable_end)
+            if tail.torn_bytes:
+                torn, torn_path = tail, path
+            found.append(self._entry(header, walk))
+        if found:
+            self._disk.sync_directory(self.path)
+            self._write_table(Table(self.identity, tuple(sorted((*self.table.segments, *found), key=_by_id))))
+        return torn, torn_path
+
+    def _header(self, segment: SegmentId) -> SegmentHeader | None:
+        header = read_header(self._disk, self.path, segment)
+        if header is not None and (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
+            path = os.path.join(self.path, segment.file_name)
+            raise Damaged(
+                "segment of another log",
+                path=path,
+                offset=0,
+                got=header.origin.hex(),
+                wanted=self.identity.origin.hex(),
+            )
+        return header
+
+    def _lost(self, segment: SegmentId, headers: dict[SegmentId, SegmentHeader | None]) -> SealedSegment:
+        """An empty segment that no table lists: it was trimmed before the table was lost."""
+        for later, header in headers.items():
+            if later > segment and header is not None:
+                end, at = header.first, header.created_ns
+                return SealedSegment(segment, end, end, 0, at, 0, 0, at).trimmed(
+                    TrimReason.LOST, self._clock()
+                )
+        raise Damaged(
+            "the newest segment was emptied, but not by trimming",
+            path=os.path.join(self.path, segment.file_name),
+            offset=0,
+            hint="Its numbers are unknown: restore the file, or start a new session directory.",
+        )
+
+    def _check_listed(self) -> None:
+        """Sealed segments were durable whole: one that is now shorter or gone is damage."""
+        for segment in self.table.segments:
+            path = os.path.join(self.path, segment.id.file_name)
+            if not segment.is_trimmed and (size := self._disk.size(path)) != segment.size_bytes:
+                raise Damaged(
+                    "a sealed segment is not whole",
+                    path=path,
+                    offset=min(size or 0, segment.size_bytes),
+                    got="no file" if size is None else f"{size} bytes",
+                    wanted=f"{segment.size_bytes} bytes",
+                    hint="Restore the file, or start a new session directory.",
+                )
+
+    def _durable_end(self, walk: Walk, durable: DurableEnd | None, *, is_newest: bool) -> int:
+        """How far a segment is known to be synced: whole, unless it is the newest one."""
+        if not is_newest:
+            return walk.size_bytes
+        return (
+            durable.offset if durable is not None and durable.id == walk.header.id else SEGMENT_HEADER_BYTES
+        )
+
+    def _cut_and_sync(self, path: str, tail: Tail, durable_end: int) -> None:
+        """Cut the torn tail, and make what recovery accepted durable.
+
+        What is not known to be synced is written again first: if a sync of it failed, the system holds the
+        bytes for clean, and another sync would do nothing.
+        """
+        file = self._disk.open(path, write=True)
+        try:
+            if tail.torn_bytes:
+                logger.warning(
+                    "torn_tail_cut path=%s offset=%d torn_bytes=%d", path, tail.end, tail.torn_bytes
+                )
+                file.truncate(tail.end)
+            for start in range(durable_end, tail.end, READ_BYTES):
+                data = file.pread(min(READ_BYTES, tail.end - start), start)
+                if file.pwritev([data], start) != len(data):
+                    raise OSError(errno.ENOSPC, "short write")
+            file.sync()
+        finally:
+            file.close()
+
+    def _entry(self, header: SegmentHeader, walk: Walk) -> SealedSegment:
+        return SealedSegment(
+            header.id,
+            header.first,
+            walk.end,
+            walk.end_offset,
+            header.created_ns,
+            walk.timestamp_low_ns,
+            walk.timestamp_high_ns,
+            self._clock(),
+            header.life,
+        )
+
+    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
+        last = self.table.segments[-1].id if self.table.segments else SegmentId(0, 0)
+        if durable is not None and (durable.end > end or durable.id > last):
+            raise Damaged(
+                "synced segments are missing",
+                path=os.path.join(self.path, durable.id.file_name),
+                offset=0,
+                got=f"numbers up to {end}",
+                wanted=f"up to {durable.end}, which were synced",
+                hint="Restore the files, or start a new session directory.",
+            )
+
+    def _open_durable_file(self, durable: DurableEnd | None) -> None:
+        path = os.path.join(self.path, DURABLE_FILE)
+        if self._disk.size(path) != 2 * RECORD_BYTES:
+            write_whole(self._disk, path, bytes(2 * RECORD_BYTES))
+        self._durable_file = self._disk.open(path, write=True)
+        self._durable_sequence = durable.sequence if durable else 0
+
+    # Steps
+
+    def _write(self, active: _Active, pieces: Sequence[Buffer]) -> int:
+        """Write all of `pieces` at the end of the file, or cut it back to where it was."""
+        total = sum(map(len, pieces))
+        try:
+            written = active.file.pwritev(pieces, active.size_bytes)
+            while written < total:
+                count = active.file.pwritev(_behind(pieces, written), active.size_bytes + written)
+                if count == 0:
+                    raise OSError(errno.ENOSPC, "nothing more could be written")
+                written += count
+        except OSError:
+            active.file.truncate(active.size_bytes)
+            raise
+        return total
+
+    def _add_to_index(self, active: _Active, written: int, *, is_declaration: bool) -> None:
+        """Note where this append starts, if the last note is far behind. Failing costs readers time only."""
+        kind = EntryKind.DECLARATION if is_declaration else EntryKind.FRAME
+        if not is_declaration:
+            if active.size_bytes < active.index_next:
+                return
+            active.index_next = active.size_bytes + max(INDEX_STRIDE_BYTES, written)
+        entry = IndexEntry(active.end, active.size_bytes, active.timestamp_high_ns, kind)
+        with contextlib.suppress(OSError):
+            if active.index is None:
+                active.index = self._disk.create(os.path.join(self.path, index_file_name(active.header.id)))
+            active.index.pwritev([encode_entry(entry, active.header.seed)], active.index_bytes)
+            active.index_bytes += ENTRY_BYTES
+
+    def _seal(self, active: _Active) -> None:
+        """Sync the active segment and list it as sealed, once."""
+        if self.table.segments and self.table.segments[-1].id == active.header.id:
+            return
+        self.sync_to(SyncPoint(active.file, active.header.id, active.size_bytes, active.end))
+        sealed = SealedSegment(
+            active.header.id,
+            active.header.first,
+            active.end,
+            active.size_bytes,
+            active.header.created_ns,
+            active.timestamp_low_ns,
+            active.timestamp_high_ns,
+            self._clock(),
+            active.header.life,
+        )
+        self._write_table(self.table.with_sealed(sealed))
+
+    def _write_table(self, table: Table) -> None:
+        try:
+            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
+        except OSError as error:
+            raise self._failed(error, TABLE_FILE, "writing the segments table") from error
+        self.table = table
+
+    def _record(self, point: SyncPoint) -> None:
+        """Note the durable end. It is a lower bound: a write that fails leaves the older one."""
+        assert self._durable_file is not None
+        sequence = self._durable_sequence + 1
+        record = DurableEnd(sequence, point.id, point.offset, point.end, self.identity.origin)
+        with contextlib.suppress(OSError):
+            self._durable_file.pwritev([encode_durable_end(record)], record_place(sequence))
+            self._durable_sequence = sequence
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(os.path.join(self.path, name))
+
+    def _release(self, active: _Active) -> None:
+        active.file.close()
+        if active.index:
+            active.index.close()
+
+    def _growing(self) -> _Active:
+        assert self._active is not None, "no active segment: call start first"
+        return self._active
+
+    # Failure
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _failed(self, error: OSError, name: str, doing: str, *, is_final: bool = False) -> StorageError:
+        """A full disk may be tried again (unless `is_final`); any other failure is the writer's end."""
+        found = storage_error(error, os.path.join(self.path, name), doing)
+        if isinstance(found, DiskFull) and not is_final:
+            return found
+        if not isinstance(found, StorageFailed):
+            found = StorageFailed(found.what, where=found.where, got=found.got, hint="Open it again.")
+        self._failure = found
+        return found
+
+
+def _behind(pieces: Sequence[Buffer], written: int) -> list[Buffer]:
+    """What is left of `pieces` when their first `written` bytes are gone."""
+    rest: list[Buffer] = []
+    for piece in pieces:
+        if written >= len(piece):
+            written -= len(piece)
+        else:
+            rest.append(memoryview(piece)[written:])
+            written = 0
+    return rest
+
+
+def _by_id(segment: SealedSegment) -> SegmentId:
+    return segment.id

@@ -1,0 +1,314 @@
+"""Merged logs for tests: `MergedLog` merges session directories as a node does, at the test's command.
+
+Law: the bytes depend on the clock, the sessions' bytes and the calls of `merge`, `merge_all` and `roll`, on
+nothing else: two logs given the same ones are byte-identical, on whatever disk, whenever they are made.
+
+>>> from rt.publisher import Publisher
+>>> from rt.testing.disk import MemoryDisk
+>>> disk = MemoryDisk()
+>>> with Publisher("/root", "s", publisher_id="feed", disk=disk) as publisher:
+...     publisher.publish_many([b"a", b"b", b"c"])
+range(0, 3)
+>>> merged = MergedLog("/merged", cluster_id=bytes(16), stream="s", disk=disk)
+>>> merged.merge_all([publisher.directory])
+range(0, 3)
+>>> merged.close()
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self, TypeAlias
+
+from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
+from rt.log.catalog import segment_path
+from rt.log.columns import Placed
+from rt.log.directory import list_segments, read_header, read_identity, scans
+from rt.log.disk import REAL, Disk
+from rt.log.frames import scanner_for
+from rt.log.layout import VERSION
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
+from rt.log.table import Identity, TrimReason
+from rt.log.writer import LogWriter
+
+StrPath: TypeAlias = str | os.PathLike[str]
+
+BLOCK_BYTES = 64 * 1024
+_EPOCH_NS = 1_700_000_000_000_000_000
+
+
+def even_clock() -> int:
+    """A clock that stands still: sequencing times then rise by 1 ns an instruction."""
+    return _EPOCH_NS
+
+
+@dataclass(slots=True)
+class _Session:
+    """One incarnation that is merged: who it is, and how far it has been consumed."""
+
+    id: int
+    declaration: Declaration
+    segment: SegmentId | None = None
+    offset: int = SEGMENT_HEADER_BYTES
+    declared_in: set[SegmentId] = field(default_factory=set)
+
+
+class _Turn(NamedTuple):
+    """A run of a session's batches that become one block."""
+
+    segment: SegmentId
+    batches: list[Placed]
+
+
+class MergedLog:
+    """The one writer of a merged log directory, which must be new.
+
+    `clock` gives the time of each instruction; sequencing times rise whatever it says. `writer` is the log's
+    `LogWriter`, for what is not here.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        cluster_id: bytes,
+        stream: str,
+        x: int = 0,
+        disk: Disk = REAL,
+        clock: Callable[[], int] = even_clock,
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self._disk = disk
+        self._clock = clock
+        self._instruction = 0
+        self._sequenced_ns = 0
+        self._sessions: dict[bytes, _Session] = {}
+        self._wanted: dict[str, int] = {}
+        self.writer = LogWriter.open(
+            self.path, Identity(Kind.MERGED, cluster_id, stream), disk=disk, clock=clock
+        )
+        if self.writer.last_id is not None:
+            self.writer.close()
+            raise ValueError(f"{self.path} holds a log already")
+        self.writer.start(SegmentId(x, 0), first=0, created_ns=self._now())
+
+    @property
+    def position(self) -> int:
+        """The position that the next message gets."""
+        return self.writer.end
+
+    def merge(
+        self,
+        session: StrPath,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        segment: SegmentId | None = None,
+        skip: int | None = None,
+    ) -> range:
+        """Merge the bytes from `start` to `end` of a session's segment as one block; their positions.
+
+        The default is everything of the next segment that was not merged yet. Both must lie between batches.
+        `skip` messages at the start are left out; None: those that the session's dedup id had already. A
+        range of which nothing is left is consumed without a block.
+        """
+        source = self._source(session)
+        segment, start = self._next_range(source, session, segment, start)
+        batches = [batch for batch in self._batches(session, segment) if batch.offset >= start]
+        if end is not None:
+            batches = [batch for batch in batches if batch.offset < end]
+        if not batches or batches[0].offset != start or end not in {None, _end(batches)}:
+            raise ValueError(f"no whole batches from {start} to {end} in {segment} of {os.fspath(session)}")
+        return self._merge(source, session, segment, batches, skip)
+
+    def merge_all(self, sessions: Sequence[StrPath], *, block_bytes: int = BLOCK_BYTES) -> range:
+        """Merge all that the sessions hold and that was not merged yet, in turns of up to `block_bytes` each.
+
+        A turn takes at least one batch. A dedup session whose next number is not wanted yet waits its turn.
+        """
+        first = self.position
+        turns = [self._turns(session, block_bytes) for session in sessions]
+        waiting = [next(turn, None) for turn in turns]
+        while any(waiting):
+            moved = False
+            for index, turn in enumerate(waiting):
+                source = self._source(sessions[index])
+                if turn is None or self._is_early(source, turn.batches):
+                    continue
+                self._merge(source, sessions[index], turn.segment, turn.batches, None)
+                waiting[index] = next(turns[index], None)
+                moved = True
+            if not moved:
+                break
+        return range(first, self.position)
+
+    def roll(self) -> None:
+        """Seal the active segment and begin the next."""
+        last = self.writer.last_id
+        assert last is not None
+        self.writer.start(SegmentId(last.x, last.y + 1), first=self.position, created_ns=self._now())
+
+    def trim(self, before: SegmentId, reason: TrimReason = TrimReason.TIME) -> None:
+        """Trim the sealed segments before `before`."""
+        self.writer.trim(before, reason)
+
+    def sync(self) -> None:
+        """Make durable what is merged."""
+        self.writer.sync()
+
+    def close(self) -> None:
+        """Make durable what is merged, and release the directory."""
+        self.sync()
+        self.writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Sources
+
+    def _source(self, session: StrPath) -> _Session:
+        identity = read_identity(self._disk, os.fspath(session))
+        if identity.kind is not Kind.SESSION:
+            raise ValueError(f"{os.fspath(session)} is no session")
+        known = self._sessions.get(identity.origin)
+        if known is None:
+            declaration = Declaration(identity.name, identity.origin, identity.dedup_id)
+            known = self._sessions[identity.origin] = _Session(len(self._sessions) + 1, declaration)
+        return known
+
+    def _next_range(
+        self, source: _Session, session: StrPath, segment: SegmentId | None, start: int | None
+    ) -> tuple[SegmentId, int]:
+        if segment is None:
+            for found in self._segments(session):
+                if source.segment is None or found >= source.segment:
+                    at = source.offset if found == source.segment else SEGMENT_HEADER_BYTES
+                    if start is not None or any(
+                        batch.offset >= at for batch in self._batches(session, found)
+                    ):
+                        return found, at if start is None else start
+            raise ValueError(f"nothing is left to merge in {os.fspath(session)}")
+        if start is None:
+            start = source.offset if source.segment == segment else SEGMENT_HEADER_BYTES
+        return segment, start
+
+    def _segments(self, session: StrPath) -> list[SegmentId]:
+        path = os.fspath(session)
+        return [
+            found for found in list_segments(self._disk, path) if self._disk.size(segment_path(path, found))
+        ]
+
+    def _batches(self, session: StrPath, segment: SegmentId) -> list[Placed]:
+        path = os.fspath(session)
+        header = read_header(self._disk, path, segment)
+        if header is None:
+            return []
+        file = self._disk.open(segment_path(path, segment))
+        try:
+            found = scans(file.pread, scanner_for(header))
+            return list(itertools.chain.from_iterable(scan.batches for scan in found))
+        finally:
+            file.close()
+
+    def _turns(self, session: StrPath, block_bytes: int) -> Iterator[_Turn]:
+        """What each turn of a session takes."""
+        source = self._source(session)
+        after = (source.segment or SegmentId(0, 0), source.offset)
+        for segment in self._segments(session):
+            run: list[Placed] = []
+            for batch in self._batches(session, segment):
+                if (segment, batch.offset) < after:
+                    continue
+                if run and _end(run) + batch.header.total_bytes - run[0].offset > block_bytes:
+                    yield _Turn(segment, run)
+                    run = []
+                run.append(batch)
+            if run:
+                yield _Turn(segment, run)
+
+    # Merging
+
+    def _is_early(self, source: _Session, batches: list[Placed]) -> bool:
+        dedup_id = source.declaration.dedup_id
+        return dedup_id is not None and batches[0].header.first > self._wanted.get(dedup_id, 2**62)
+
+    def _merge(
+        self,
+        source: _Session,
+        session: StrPath,
+        segment: SegmentId,
+        batches: list[Placed],
+        skip: int | None,
+    ) -> range:
+        first, end = batches[0].header.first, batches[-1].header.end
+        dedup_id = source.declaration.dedup_id
+        if skip is None:
+            wanted = first if dedup_id is None else self._wanted.get(dedup_id, first)
+            skip = min(max(wanted - first, 0), end - first)
+        self._instruction += 1
+        source.segment, source.offset = segment, _end(batches)
+        count = end - first - skip
+        if dedup_id is not None:
+            self._wanted[dedup_id] = max(self._wanted.get(dedup_id, 0), end)
+        if count == 0:
+            return range(self.position, self.position)
+        header = BlockHeader(
+            version=VERSION,
+            kind=BlockKind.BATCHES,
+            instruction_index=0,
+            instruction=self._instruction,
+            session_id=source.id,
+            source_x=segment.x,
+            source_y=segment.y,
+            skip=skip,
+            source_offset=batches[0].offset,
+            length_bytes=_end(batches) - batches[0].offset,
+            first_position=self.position,
+            message_count=count,
+            sequenced_ns=self._now(),
+        )
+        self._declare(source, header)
+        self._append(header, self._bytes(session, segment, header), batches)
+        return range(header.first_position, header.end)
+
+    def _declare(self, source: _Session, header: BlockHeader) -> None:
+        last = self.writer.last_id
+        assert last is not None
+        if last in source.declared_in:
+            return
+        source.declared_in.add(last)
+        block = encode_declaration(
+            header._replace(source_offset=0, source_x=0, source_y=0), source.declaration
+        )
+        self.writer.append(
+            [block], end=self.position, timestamp_low_ns=0, timestamp_high_ns=0, is_declaration=True
+        )
+
+    def _append(self, header: BlockHeader, content: bytes, batches: list[Placed]) -> None:
+        self.writer.append(
+            [encode_block_header(header), content],
+            end=header.end,
+            timestamp_low_ns=min(batch.header.timestamp_low_ns for batch in batches),
+            timestamp_high_ns=max(batch.header.timestamp_high_ns for batch in batches),
+        )
+
+    def _bytes(self, session: StrPath, segment: SegmentId, header: BlockHeader) -> bytes:
+        file = self._disk.open(segment_path(os.fspath(session), segment))
+        try:
+            return file.pread(header.length_bytes, header.source_offset)
+        finally:
+            file.close()
+
+    def _now(self) -> int:
+        self._sequenced_ns = max(self._sequenced_ns + 1, self._clock())
+        return self._sequenced_ns
+
+
+def _end(batches: list[Placed]) -> int:
+    return batches[-1].offset + batches[-1].header.total_bytes
