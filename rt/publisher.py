@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import operator
 import os
@@ -28,7 +29,7 @@ from rt.log.batch import CODECS, Draft, Int64s, encode_batch
 from rt.log.checksum import batch_seed
 from rt.log.directory import session_directory
 from rt.log.disk import REAL, Disk
-from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, TOPIC_BYTES_MAX, TOPICS_MAX, Buffer
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
 from rt.log.table import Identity
 from rt.log.writer import LogWriter, SyncPoint
@@ -45,6 +46,8 @@ _RETRY_SECONDS = 0.1
 _MESSAGE_COST_BYTES = 16
 """A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
 _BATCH_COST_BYTES = 64
+_WRITE_BYTES = 2**20
+"""Batches of `publish_many` are written together up to this: the page cache takes large writes faster."""
 _TOPIC_COST_BYTES = 8
 
 _open_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
@@ -275,9 +278,12 @@ class Publisher:
             if self._bytes + int(costs[-1]) > self._batch_bytes:
                 self._write_batch()
                 while int(costs[-1] - costs[done]) > room:
-                    stop = max(int(np.searchsorted(costs, costs[done] + room, "right")) - 1, done + 1)
-                    self._write_direct(values[done:stop], offsets[done : stop + 1], topic, stamps[done:stop])
-                    done = stop
+                    stops = _cut(costs, done, room, min(_WRITE_BYTES, self._roll_bytes))
+                    places = itertools.pairwise([done, *stops])
+                    drafts = [_draft(values, offsets, topic, stamps, *place) for place in places]
+                    self._write(drafts, self._next)
+                    self._next += stops[-1] - done
+                    done = stops[-1]
             if done < count:
                 self._gather(values[done:], topic, stamps[done:], int(costs[-1] - costs[done]))
         except DiskFull as error:
@@ -294,14 +300,6 @@ class Publisher:
         self._bytes += size
         self._next += len(values)
 
-    def _write_direct(self, values: list[bytes], offsets: Int64s, topic: str, stamps: Int64s) -> None:
-        """Write a batch without gathering it first; its numbers are taken only if it was written."""
-        joined = b"".join(values)
-        starts = (offsets - offsets[0]).astype(np.int32)
-        low, high = int(stamps.min()), int(stamps.max())
-        self._write(Draft(joined, starts, stamps, low, high, [topic.encode()]), self._next)
-        self._next += len(values)
-
     def _write_batch(self) -> None:
         """Write what is gathered. On `rt.DiskFull` it stays gathered, and the next call tries again."""
         if not self._values:
@@ -315,24 +313,18 @@ class Publisher:
             [topic.encode() for topic in self._topics],
             np.array(self._topic_indices, np.uint16) if len(self._topics) > 1 else None,
         )
-        self._write(draft, self._next - len(self._values))
+        self._write([draft], self._next - len(self._values))
         self._start_batch()
 
-    def _write(self, draft: Draft, first: int) -> None:
+    def _write(self, drafts: list[Draft], first: int) -> None:
+        """Write batches with one system call; on `rt.DiskFull` none of them is left in the file."""
         try:
-            offset = self._writer.offset
-            if offset > SEGMENT_HEADER_BYTES and offset + len(draft.values) > self._roll_bytes:
-                with self._syncing:
-                    self._writer.roll()
-            header = self._writer.active
-            assert header is not None
-            seed = batch_seed(header.seed, self._writer.offset)
-            pieces = encode_batch(draft, first=first, seed=seed, codec=self._codec)
+            self._roll_before(sum(len(draft.values) for draft in drafts))
             self._writer.append(
-                pieces,
-                end=first + draft.message_count,
-                timestamp_low_ns=draft.timestamp_low_ns,
-                timestamp_high_ns=draft.timestamp_high_ns,
+                self._encode(drafts, first),
+                end=first + sum(draft.message_count for draft in drafts),
+                timestamp_low_ns=min(draft.timestamp_low_ns for draft in drafts),
+                timestamp_high_ns=max(draft.timestamp_high_ns for draft in drafts),
             )
             if self._fsync == "batch":
                 with self._syncing:
@@ -342,7 +334,27 @@ class Publisher:
             raise
         self._is_fresh = False
         self._attention = None
-        self._unsynced_since = self._unsynced_since or monotonic()
+        if not self._unsynced_since:
+            self._unsynced_since = monotonic()
+            self._wake.set()
+
+    def _roll_before(self, size: int) -> None:
+        offset = self._writer.offset
+        if offset > SEGMENT_HEADER_BYTES and offset + size > self._roll_bytes:
+            with self._syncing:
+                self._writer.roll()
+
+    def _encode(self, drafts: list[Draft], first: int) -> list[Buffer]:
+        header, offset = self._writer.active, self._writer.offset
+        assert header is not None
+        seed = header.seed
+        whole: list[Buffer] = []
+        for draft in drafts:
+            pieces = encode_batch(draft, first=first, seed=batch_seed(seed, offset), codec=self._codec)
+            offset += sum(map(len, pieces))
+            first += draft.message_count
+            whole += pieces
+        return whole
 
     def _start_batch(self) -> None:
         self._values: list[bytes] = []
@@ -355,7 +367,7 @@ class Publisher:
     def _now_for(self, count: int) -> Int64s:
         now_ns = max(time_ns(), self._last_ns)
         self._last_ns = now_ns
-        return np.full(count, now_ns, np.int64)
+        return np.broadcast_to(np.int64(now_ns), (count,))
 
     # The background thread, and syncing; called without `_lock`.
 
@@ -443,6 +455,29 @@ def _offsets(values: list[bytes]) -> Int64s:
     if values and lengths.max() > MESSAGE_BYTES_MAX:
         raise _too_large(int(lengths.max()))
     return offsets
+
+
+def _cut(costs: Int64s, start: int, room: int, most: int) -> list[int]:
+    """Where batches of up to `room` end, from message `start` on, until they come to `most` bytes."""
+    stops = [start]
+    while costs[stops[-1]] - costs[start] < most and costs[-1] - costs[stops[-1]] > room:
+        stop = int(costs.searchsorted(costs[stops[-1]] + room, "right")) - 1
+        stops.append(max(stop, stops[-1] + 1))
+    return stops[1:]
+
+
+def _draft(values: list[bytes], offsets: Int64s, topic: str, stamps: Int64s, start: int, stop: int) -> Draft:
+    """Messages `start` up to `stop` of one topic."""
+    own = stamps[start:stop]
+    is_one_time = own.strides == (0,)
+    return Draft(
+        b"".join(values[start:stop]),
+        (offsets[start : stop + 1] - offsets[start]).astype(np.int32),
+        own,
+        int(own[0] if is_one_time else own.min()),
+        int(own[0] if is_one_time else own.max()),
+        [topic.encode()],
+    )
 
 
 def _check_topic(topic: str) -> int:

@@ -1,4 +1,4 @@
-"""Publishing to real files and to a disk with faults: numbers, batches, syncs, and everything that goes wrong."""
+"""Publishing to real files and to a disk with faults: numbers, batches, syncs, and what goes wrong."""
 
 import contextlib
 import errno
@@ -391,7 +391,8 @@ def test_a_full_disk_takes_no_number_and_works_again_with_space() -> None:
 def test_a_full_disk_in_the_middle_of_many_says_how_many_were_taken(tmp_path: Path) -> None:
     disk = FaultyDisk(rt.log.disk.REAL, capacity_bytes=30_000)
     values = [b"%05d" % number * 100 for number in range(200)]
-    with open_publisher(tmp_path, batch_bytes=4096, linger_ms=LONG_MS, disk=disk) as publisher:
+    options = {"batch_bytes": 4096, "roll_bytes": 8192, "linger_ms": LONG_MS}
+    with open_publisher(tmp_path, disk=disk, **options) as publisher:
         with pytest.raises(rt.DiskFull) as caught:
             publisher.publish_many(values)
         accepted = caught.value.accepted

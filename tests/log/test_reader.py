@@ -1,0 +1,459 @@
+"""Reading live and finished logs: order, places, following, trims under the reader, damage."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.events import BadTail, Event, SkipForward
+from rt.log.directory import session_directory
+from rt.log.index import ENTRY_BYTES
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.testing.disk import MemoryDisk
+
+LONG_MS = 60_000
+
+
+def open_publisher(root: Path, **options) -> rt.Publisher:
+    return rt.Publisher(root, "stream", publisher_id="feed", **{"linger_ms": LONG_MS} | options)
+
+
+def directory_of(root: Path) -> Path:
+    return Path(session_directory(root, "stream", "feed"))
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9,000 messages of 1 KiB and a few bytes, in several segments and two lives, with index hops."""
+    root = tmp_path_factory.mktemp("long")
+    for life in range(2):
+        with open_publisher(root, roll_bytes=3 * 2**20, batch_bytes=32 * 1024) as publisher:
+            for start in range(life * 4500, (life + 1) * 4500, 500):
+                values = [b"%d" % number + bytes(1024) for number in range(start, start + 500)]
+                stamps = [number * 10 for number in range(start, start + 500)]
+                publisher.publish_many(values, topic=f"t{start // 500 % 4}", timestamps_ns=stamps)
+    return directory_of(root)
+
+
+def numbers(reader: rt.LogReader) -> list[int]:
+    return [message.number for message in reader]
+
+
+@pytest.mark.parametrize("position", [0, 1, 499, 500, 2999, 3000, 4499, 4500, 4501, 8999, 9000])
+def test_reading_starts_exactly_at_a_position(long_log: Path, position: int) -> None:
+    with rt.LogReader(long_log, position=position) as reader:
+        assert reader.position == position
+        assert numbers(reader) == list(range(position, 9000))
+        assert reader.position == 9000
+
+
+@given(position=st.integers(0, 9000), step=st.integers(1, 3000), then=st.integers(0, 9000))
+def test_any_mix_of_reading_and_seeking_gives_each_message_once(
+    long_log: Path, position: int, step: int, then: int
+) -> None:
+    with rt.LogReader(long_log, position=position) as reader:
+        got = [message.number for _, message in zip(range(step), reader, strict=False)]
+        assert got == list(range(position, min(position + step, 9000)))
+        assert reader.position == position + len(got)
+        got = [message.number for message in reader.poll(step)]
+        assert got == list(range(position + step, min(position + 2 * step, 9000)))
+        batch = reader.next_batch()
+        if batch is not None:
+            assert batch.positions[0] == position + 2 * step
+        reader.seek(then)
+        assert [message.number for message in reader.poll(3)] == list(range(then, min(then + 3, 9000)))
+
+
+def test_an_iteration_that_was_broken_off_does_not_hand_out_anything_twice(
+    long_log: Path,
+) -> None:
+    with rt.LogReader(long_log) as reader:
+        iteration = iter(reader)
+        assert next(iteration).number == 0
+        assert [message.number for message in reader.poll(5)] == [1, 2, 3, 4, 5]
+        assert next(iteration).number == 6
+
+
+def test_a_seek_reads_one_stride_and_not_the_segment(long_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rt.log import disk
+
+    read = []
+    pread = disk._RealFile.pread
+
+    def counted(self, size: int, offset: int) -> bytes:
+        data = pread(self, size, offset)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(disk._RealFile, "pread", counted)
+    monkeypatch.setattr("rt.log.reader.READ_BYTES", 64 * 1024)
+    monkeypatch.setattr("rt.log.directory.READ_BYTES", 64 * 1024)
+    with rt.LogReader(long_log, position=2900) as reader:
+        assert reader.poll(1)[0].number == 2900
+    assert sum(read) < 1.5 * 2**20
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "damaged", "shifted"])
+def test_a_bad_index_costs_time_but_never_a_message(long_log: Path, tmp_path: Path, how: str) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(long_log, copy)
+    for path in copy.glob("index.*"):
+        content = path.read_bytes()
+        if how == "deleted":
+            path.unlink()
+        elif how == "emptied":
+            path.write_bytes(b"")
+        elif how == "damaged":
+            path.write_bytes(bytes(byte ^ (position % 3 == 0) for position, byte in enumerate(content)))
+        else:
+            path.write_bytes(content[ENTRY_BYTES // 2 :])
+    for position in (0, 2500, 2900, 8000):
+        with rt.LogReader(copy, position=position) as reader:
+            assert numbers(reader) == list(range(position, 9000))
+
+
+def test_an_index_of_another_file_is_not_believed(long_log: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(long_log, copy)
+    shutil.copy(copy / "index.0.1", copy / "index.0.0")
+    with rt.LogReader(copy, position=2500) as reader:
+        assert numbers(reader) == list(range(2500, 9000))
+
+
+def test_latest_is_the_end_as_it_is_now(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher:
+        with rt.LogReader(publisher.directory, position="latest") as reader:
+            assert reader.position == 0
+        publisher.publish_many([b""] * 10)
+        publisher.flush()
+        with rt.LogReader(publisher.directory, position="latest") as reader:
+            assert (reader.position, numbers(reader)) == (10, [])
+            publisher.publish(b"")
+            publisher.flush()
+            assert numbers(reader) == [10]
+
+
+@pytest.mark.parametrize("position", [-1, 9001, "middle", True, 1.5])
+def test_a_position_that_can_never_come_is_refused(long_log: Path, position) -> None:
+    with pytest.raises(ValueError, match="position"):
+        rt.LogReader(long_log, position=position)
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ns", "position"),
+    [(0, 0), (-5, 0), (5, 1), (44990, 4499), (44991, 4500), (89990, 8999), (89991, 9000)],
+)
+def test_position_at_finds_the_first_message_of_a_time(
+    long_log: Path, timestamp_ns: int, position: int
+) -> None:
+    with rt.LogReader(long_log) as reader:
+        assert reader.position_at(timestamp_ns) == position
+
+
+def test_only_the_wanted_topics_are_handed_out_and_the_position_passes_the_others(long_log: Path) -> None:
+    with rt.LogReader(long_log, topics=["t1", "t3"]) as reader:
+        assert numbers(reader) == [number for number in range(9000) if number // 500 % 4 in {1, 3}]
+        assert reader.position == 9000
+    with rt.LogReader(long_log, topics="none") as reader:
+        assert numbers(reader) == []
+
+
+def test_no_log_directory_is_named_in_the_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(rt.NotALog, match=str(path)):
+            rt.LogReader(path)
+
+
+def test_a_follower_gets_everything_while_it_is_written(tmp_path: Path) -> None:
+    publisher = open_publisher(tmp_path, roll_bytes=64 * 1024, batch_bytes=4096, linger_ms=0)
+    got: list[int] = []
+
+    def follow() -> None:
+        with rt.LogReader(publisher.directory, follow=True) as reader:
+            for message in reader:
+                got.append(message.number)
+                if message.value == b"end":
+                    return
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    for _ in range(3):
+        for _ in range(300):
+            publisher.publish(bytes(500))
+        publisher.publish_many([bytes(100)] * 700)
+        publisher.close()
+        publisher = open_publisher(tmp_path, roll_bytes=64 * 1024, batch_bytes=4096, linger_ms=0)
+    publisher.publish(b"end")
+    publisher.close()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert got == list(range(3001))
+
+
+def test_close_ends_the_wait_of_another_thread(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher:
+        reader = rt.LogReader(publisher.directory, follow=True)
+        publisher.publish(b"")
+        publisher.flush()
+        seen = threading.Event()
+        got: list[int] = []
+
+        def follow() -> None:
+            for message in reader:
+                got.append(message.number)
+                seen.set()
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        assert seen.wait(30)
+        reader.close()
+        follower.join(30)
+        assert not follower.is_alive()
+        reader.close()
+    assert got == [0]
+    assert reader.poll() == []
+
+
+def test_close_from_an_event_handler_ends_the_reading(tmp_path: Path) -> None:
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 20)
+        publisher.flush()
+        trim(publisher)
+        reader = rt.LogReader(publisher.directory, position=0, on_event=lambda event: reader.close())
+        assert numbers(reader) == []
+
+
+def test_polling_waits_for_the_first_message_only(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher, rt.LogReader(publisher.directory, follow=True) as reader:
+        assert reader.poll(timeout=0) == []
+        assert reader.poll(timeout=0.01) == []
+        publisher.publish_many([b""] * 5)
+        publisher.flush()
+        assert len(reader.poll(3, timeout=30)) == 3
+        assert len(reader.poll(3, timeout=None)) == 2
+
+
+def test_without_inotify_a_follower_looks_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def exhausted(**_) -> None:
+        raise OSError(errno.EMFILE, "too many inotify instances")
+
+    monkeypatch.setattr("rt.log.watch.INotify", exhausted)
+    with open_publisher(tmp_path) as publisher, rt.LogReader(publisher.directory, follow=True) as reader:
+        writer = threading.Thread(target=lambda: (publisher.publish(b"found"), publisher.flush()))
+        writer.start()
+        assert [message.value for message in reader.poll(timeout=30)] == [b"found"]
+        writer.join()
+
+
+def test_a_directory_that_disappears_ends_a_follower_with_an_error(tmp_path: Path) -> None:
+    import shutil
+
+    publisher = open_publisher(tmp_path)
+    with rt.LogReader(publisher.directory, follow=True) as reader:
+        assert reader.poll(timeout=0) == []
+        shutil.move(publisher.directory, tmp_path / "elsewhere")
+        with pytest.raises(rt.NotALog, match="removed or renamed"):
+            reader.poll(timeout=30)
+    publisher.close()
+
+
+# Trimming
+
+
+def trim(publisher: rt.Publisher, reason: TrimReason = TrimReason.TIME) -> int:
+    """Trim all but the active segment; the position the log starts at then."""
+    active = publisher._writer.active
+    assert active is not None
+    publisher._writer.trim(active.id, reason)
+    return active.first
+
+
+def test_a_reader_that_comes_too_late_is_told_both_positions(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 20)
+        publisher.flush()
+        first = trim(publisher)
+        with rt.LogReader(publisher.directory, position=2, on_event=events.append) as reader:
+            assert numbers(reader) == list(range(first, 20))
+    assert events == [SkipForward(2, first, "time")]
+
+
+def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_go_on_behind_it(tmp_path: Path) -> None:
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 20)
+        publisher.flush()
+        first = trim(publisher, TrimReason.DISK)
+        with rt.LogReader(publisher.directory, position=2) as reader:
+            with pytest.raises(rt.Gap) as caught:
+                numbers(reader)
+            assert caught.value.event == SkipForward(2, first, "disk")
+            assert numbers(reader) == list(range(first, 20))
+
+
+def test_a_trim_under_the_reader_is_told_and_never_waited_for(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with open_publisher(tmp_path, roll_bytes=2**20, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 5000)
+        publisher.flush()
+        with rt.LogReader(publisher.directory, on_event=events.append, follow=True) as reader:
+            assert len(reader.poll(10)) == 10
+            first = trim(publisher)
+            assert first > 3000
+            got = []
+            while not got or got[-1] < 4999:
+                got += [message.number for message in reader.poll(1000, timeout=30)]
+    (event,) = events
+    assert isinstance(event, SkipForward)
+    assert event.resumed == first
+    assert got == [*range(10, event.wanted), *range(first, 5000)]
+
+
+def test_a_reader_that_has_everything_is_not_bothered_by_a_trim(tmp_path: Path) -> None:
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 20)
+        publisher.flush()
+        with rt.LogReader(publisher.directory) as reader:
+            assert len(numbers(reader)) == 20
+            trim(publisher)
+            publisher.publish(b"next")
+            publisher.flush()
+            assert numbers(reader) == [20]
+
+
+def test_earliest_is_what_is_kept(tmp_path: Path) -> None:
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 20)
+        publisher.flush()
+        first = trim(publisher)
+        with rt.LogReader(publisher.directory) as reader:
+            assert reader.position == first
+            assert numbers(reader) == list(range(first, 20))
+
+
+def test_the_oldest_trimmed_segments_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rt.log.table.Table.forgotten.__kwdefaults__", {"most": 3})
+    with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
+        publisher.publish_many([bytes(1000)] * 40)
+        publisher.flush()
+        first = trim(publisher)
+        left = sorted(path.name for path in directory_of(tmp_path).glob("log.*"))
+        assert len(left) == 4
+        with rt.LogReader(publisher.directory) as reader:
+            assert numbers(reader) == list(range(first, 40))
+
+
+# Damage
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_never_handed_out_and_everything_before_it_is(tmp_path: Path) -> None:
+    with open_publisher(tmp_path, batch_bytes=4096) as publisher:
+        publisher.publish_many([b"%03d" % number + bytes(500) for number in range(40)])
+    path = directory_of(tmp_path) / "log.0.0"
+    good = path.read_bytes()
+    for offset in range(64, len(good), 997):
+        flip(path, offset)
+        got: list[rt.Message] = []
+        with rt.LogReader(path.parent) as reader, pytest.raises(rt.Damaged) as caught:
+            got.extend(reader)
+        assert caught.value.path == str(path)
+        assert caught.value.offset <= offset < caught.value.offset + 5000
+        path.write_bytes(good)
+    with rt.LogReader(path.parent) as reader:
+        assert len(numbers(reader)) == 40
+
+
+def test_damage_before_a_later_segment_is_an_error_not_a_skip(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_publisher(tmp_path) as publisher:
+            publisher.publish_many([b"x"] * 10)
+    path = directory_of(tmp_path) / "log.0.0"
+    flip(path, path.stat().st_size - 10)
+    with rt.LogReader(path.parent) as reader:
+        for _ in range(2):
+            with pytest.raises(rt.Damaged):
+                numbers(reader)
+
+
+def test_a_torn_tail_is_told_once_and_a_follower_waits_behind_it(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher:
+        publisher.publish(b"whole")
+        publisher.flush()
+        publisher._abandon()
+    path = directory_of(tmp_path) / "log.0.0"
+    end = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"RTB1" + bytes(200))
+    events: list[Event] = []
+    with rt.LogReader(path.parent, on_event=events.append) as reader:
+        assert numbers(reader) == [0]
+        assert numbers(reader) == []
+    assert events == [BadTail(str(path), end, 204)]
+    with rt.LogReader(path.parent, follow=True) as reader:
+        assert [message.number for message in reader.poll()] == [0]
+        with open_publisher(tmp_path) as publisher:
+            publisher.publish(b"after")
+        assert [message.value for message in reader.poll(timeout=30)] == [b"after"]
+
+
+def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher:
+        publisher.publish(b"synced")
+        publisher.flush()
+        publisher._abandon()
+    path = directory_of(tmp_path) / "log.0.0"
+    os.truncate(path, path.stat().st_size - 8)
+    with rt.LogReader(path.parent, follow=True) as reader, pytest.raises(rt.Damaged):
+        reader.poll(timeout=30)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_a_long_log(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import resource, rt, sys\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "p = rt.Publisher(sys.argv[1], 's', publisher_id='feed', roll_bytes=64 * 2**20)\n"
+        "values = [bytes(1024)] * 10_000\n"
+        "p.publish_many(values); p.flush(); list(map(len, rt.LogReader(p.directory).batches()))\n"
+        "before = peak()\n"
+        "for _ in range(50): p.publish_many(values)\n"
+        "p.close()\n"
+        "n = sum(map(len, rt.LogReader(p.directory).batches()))\n"
+        "assert n == 510_000, n\n"
+        "print(peak() - before)\n"
+    )
+    grown = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True
+    )
+    assert int(grown.stdout) < 32
+
+
+def test_a_reader_of_a_memory_disk_sees_what_the_writer_wrote() -> None:
+    disk = MemoryDisk()
+    with rt.Publisher("/data", "stream", publisher_id="feed", disk=disk) as publisher:
+        publisher.publish_many([b"x"] * 3)
+    with rt.LogReader(publisher.directory, disk=disk) as reader:
+        assert numbers(reader) == [0, 1, 2]
+    assert SegmentId(0, 0).file_name == "log.0.0"

@@ -1,0 +1,143 @@
+"""Subscribing to a local log directory: acknowledgements, pausing, and the package's promises on import."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import rt
+
+
+@pytest.fixture
+def publisher(tmp_path: Path):
+    with rt.Publisher(tmp_path, "stream", publisher_id="feed", linger_ms=0) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(10)])
+        publisher.flush()
+        yield publisher
+
+
+def numbers(messages: list[rt.Message]) -> list[int]:
+    return [message.number for message in messages]
+
+
+def test_a_subscriber_follows_the_log(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        assert numbers(subscriber.poll()) == list(range(10))
+        assert subscriber.poll(timeout=0) == []
+        publisher.publish(b"next")
+        assert numbers(subscriber.poll(timeout=30)) == [10]
+        assert subscriber.position == 11
+
+
+def test_columns_and_messages_come_from_the_same_place(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream", topics=[""]) as subscriber:
+        assert next(iter(subscriber)).number == 0
+        batch = next(subscriber.batches())
+        assert batch.numbers.tolist() == list(range(1, 10))
+        assert batch.to_arrow().column("value").to_pylist() == [b"%d" % number for number in range(1, 10)]
+
+
+def test_a_named_subscriber_resumes_where_it_acknowledged(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
+        messages = subscriber.poll(4)
+        subscriber.ack(messages[-1].position + 1)
+        assert numbers(subscriber.poll(3)) == [4, 5, 6]
+    with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
+        assert subscriber.position == 4
+    with rt.Subscriber(publisher.directory, "stream", name="other") as subscriber:
+        assert subscriber.position == 0
+    with rt.Subscriber(publisher.directory, "stream", name="sink", position=9) as subscriber:
+        assert subscriber.position == 9
+
+
+def test_what_was_not_handed_out_cannot_be_acknowledged(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
+        subscriber.poll(4)
+        for position in (5, -1):
+            with pytest.raises(ValueError, match="not handed out"):
+                subscriber.ack(position)
+    with rt.Subscriber(publisher.directory, "stream") as subscriber, pytest.raises(ValueError, match="name="):
+        subscriber.ack(0)
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(20), b"RTACKNOW" + bytes(12)])
+def test_a_damaged_acknowledgement_is_an_error_and_not_the_beginning(
+    publisher: rt.Publisher, content: bytes
+) -> None:
+    with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
+        subscriber.poll(4)
+        subscriber.ack(4)
+    path = os.path.join(publisher.directory, "acknowledged.sink")
+    Path(path).write_bytes(content)
+    with pytest.raises(rt.Damaged, match="Give a position"):
+        rt.Subscriber(publisher.directory, "stream", name="sink")
+
+
+def test_a_paused_subscriber_hands_out_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        subscriber.poll(2)
+        subscriber.pause()
+        assert subscriber.poll(timeout=0.01) == []
+        publisher.publish(b"while paused")
+        subscriber.resume()
+        got: list[int] = []
+        while len(got) < 9:
+            got += numbers(subscriber.poll(timeout=30))
+        assert got == list(range(2, 11))
+
+
+def test_a_pause_from_another_thread_stops_an_iteration_between_two_messages(publisher: rt.Publisher) -> None:
+    subscriber = rt.Subscriber(publisher.directory, "stream")
+    got: list[int] = []
+    paused, finished = threading.Event(), threading.Event()
+
+    def follow() -> None:
+        for message in subscriber:
+            got.append(message.number)
+            if message.number == 3:
+                subscriber.pause()
+                paused.set()
+            if message.number == 9:
+                finished.set()
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    assert paused.wait(30)
+    assert got == [0, 1, 2, 3]
+    subscriber.resume()
+    assert finished.wait(30)
+    subscriber.close()
+    follower.join(30)
+    assert not follower.is_alive()
+    assert got == list(range(10))
+
+
+def test_closing_a_paused_subscriber_ends_its_iteration(publisher: rt.Publisher) -> None:
+    subscriber = rt.Subscriber(publisher.directory, "stream")
+    subscriber.pause()
+    follower = threading.Thread(target=lambda: list(subscriber))
+    follower.start()
+    subscriber.close()
+    follower.join(30)
+    assert not follower.is_alive()
+
+
+def test_a_root_leads_to_the_merged_log_of_the_stream(tmp_path: Path) -> None:
+    with pytest.raises(rt.NotALog, match=str(tmp_path / "stream" / "merged")):
+        rt.Subscriber(tmp_path, "stream")
+
+
+@pytest.mark.parametrize("module", ["grpc", "pyspark", "pyarrow", "cryptography", "click"])
+def test_importing_rt_loads_no_heavy_package(module: str) -> None:
+    program = f"import rt, sys; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_public_name_is_there() -> None:
+    for name in rt.__all__:
+        assert getattr(rt, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        _ = rt.missing
