@@ -18,17 +18,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from rt.errors import CertificateError
 from rt.net.certs import CA_DAYS, LEAF_DAYS, Address, init_ca, issue
-from rt.net.tls import (
-    ROLES,
-    Identity,
-    Role,
-    State,
-    certificates_in,
-    identity_of,
-    read_file,
-    reading,
-    state_of,
-)
+from rt.net.identity import ROLES, Identity, Role, identity_of, reading
+from rt.net.material import State, certificates_in, read_file, state_of
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _DAYS = click.IntRange(min=1, max=36500)

@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rt.errors import CertificateError, StorageError
-from rt.net.tls import Identity, StrPath, certificates_in, private_key_in, read_file, reading, state_of
+from rt.net.identity import Identity, reading
+from rt.net.material import StrPath, certificates_in, private_key_in, read_file, state_of
 
 Address: TypeAlias = IPv4Address | IPv6Address
 

@@ -17,7 +17,8 @@ from cryptography.x509.oid import NameOID
 from rt.cli.certs import certs
 from rt.errors import CertificateError, InvalidName, RtError, StorageError
 from rt.net.certs import init_ca, issue
-from rt.net.tls import TLS, Identity
+from rt.net.identity import Identity
+from rt.net.tls import TLS
 
 
 def run(*arguments: object, **environment: str) -> Result:

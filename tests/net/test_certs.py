@@ -20,7 +20,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rt.errors import CertificateError, StorageError
 from rt.net.certs import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, Issued, init_ca, issue
-from rt.net.tls import ROLES, TLS, Identity, check, identity_of
+from rt.net.identity import ROLES, Identity, identity_of
+from rt.net.material import check
+from rt.net.tls import TLS
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NODE = Identity("s", "node", "n1")

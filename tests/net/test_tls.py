@@ -37,7 +37,9 @@ from rt.errors import CertificateError, InvalidName
 from rt.names import is_name
 from rt.net import tls as module
 from rt.net.certs import Issued, init_ca, issue
-from rt.net.tls import ROLES, TLS, Identity, check, identity_from_uris, identity_of
+from rt.net.identity import ROLES, Identity, identity_from_uris, identity_of
+from rt.net.material import FILE_BYTES_MAX, check
+from rt.net.tls import TLS
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -409,7 +411,7 @@ def test_a_file_that_cannot_be_read_is_named(pair: Issued, place: int, kind: str
         case "endless":
             path.symlink_to("/dev/zero")
         case "too large":
-            path.write_bytes(b"x" * (module.FILE_BYTES_MAX + 1))
+            path.write_bytes(b"x" * (FILE_BYTES_MAX + 1))
     with pytest.raises(CertificateError, match=what) as caught:
         TLS(*pair)
     assert caught.value.where == str(path)

@@ -1,0 +1,128 @@
+"""Whose a certificate is: the identity in its URI SANs.
+
+Identity is the URI SAN `rt://<stream>/<role>/<name>`, exactly one a certificate; `rt://<stream>/dedup/<id>`
+beside it lets a publisher use that dedup id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+from rt.errors import CertificateError, InvalidName, RtError
+from rt.names import check_name
+
+Role: TypeAlias = Literal["node", "publisher", "subscriber", "operator"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+_URI = re.compile(r"rt://([^/]*)/([^/]*)/([^/]*)")
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises for bytes that are no certificate or key it can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a certificate names. `rt.InvalidName` or `rt.CertificateError` if it would name no one."""
+
+    stream: str
+    role: Role
+    name: str
+    dedup_ids: frozenset[str] = frozenset()
+    """Dedup ids the holder may use; publishers only."""
+
+    def __post_init__(self) -> None:
+        check_name(self.stream, kind="stream")
+        check_name(self.name, kind="certificate")
+        for dedup_id in self.dedup_ids:
+            check_name(dedup_id, kind="dedup id")
+        if self.role not in ROLES:
+            raise CertificateError("no such role", got=repr(self.role)[:200], wanted=" or ".join(ROLES))
+        if self.dedup_ids and self.role != "publisher":
+            raise CertificateError("only a publisher's certificate carries dedup ids", got=self.role)
+
+    @property
+    def uri(self) -> str:
+        """The URI SAN that says it."""
+        return f"rt://{self.stream}/{self.role}/{self.name}"
+
+    @property
+    def uris(self) -> list[str]:
+        """All its URI SANs: `identity_from_uris` takes them back."""
+        return [self.uri, *(f"rt://{self.stream}/dedup/{dedup_id}" for dedup_id in sorted(self.dedup_ids))]
+
+
+def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity:
+    """The identity in a certificate's URI SANs; `rt.CertificateError` unless there is exactly one.
+
+    URIs of other schemes say nothing here and are passed over. Give it URI SANs only (gRPC: `peer_uri`, its
+    bytes decoded with errors="replace"): in a list mixed with DNS SANs a DNS name could pose as a URI.
+    """
+    ours = [_split_uri(uri, where) for uri in uris if uri[:3].lower() == "rt:"]
+    owners = [parts for parts in ours if parts[1] != "dedup"]
+    if len(owners) != 1:
+        raise CertificateError(
+            "the certificate must name one identity",
+            where=where,
+            got=f"{len(owners)} URI SANs of that kind",
+            wanted=f"one rt://<stream>/<role>/<name>, role {' or '.join(ROLES)}",
+            hint="`rt certs show` prints what a certificate names, `rt certs issue` makes one.",
+        )
+    stream, role, name = owners[0]
+    dedups = [parts for parts in ours if parts[1] == "dedup"]
+    if strangers := [other for other, _, _ in dedups if other != stream]:
+        got, wanted = repr(strangers[0])[:200], repr(stream)[:200]
+        raise CertificateError("a dedup id of another stream", where=where, got=got, wanted=wanted)
+    try:
+        return Identity(stream, cast("Role", role), name, frozenset(dedup_id for _, _, dedup_id in dedups))
+    except (InvalidName, CertificateError) as error:
+        what = f"the certificate's identity is not valid: {error.what}"
+        raise CertificateError(
+            what, where=where, got=error.got, wanted=error.wanted, hint=error.hint
+        ) from error
+
+
+def identity_of(certificate: x509.Certificate, *, where: object = None) -> Identity:
+    """The identity a certificate names, one's own or a peer's; `rt.CertificateError` if not exactly one."""
+    with reading(where, "the certificate's alternative names are malformed"):
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            names = x509.SubjectAlternativeName([])
+        return identity_from_uris(names.get_values_for_type(x509.UniformResourceIdentifier), where=where)
+
+
+def _split_uri(uri: str, where: object) -> tuple[str, str, str]:
+    if match := _URI.fullmatch(uri):
+        return cast("tuple[str, str, str]", match.groups())
+    raise CertificateError(
+        "not an rt identity", where=where, got=repr(uri)[:200], wanted="rt://<stream>/<role>/<name>"
+    )
+
+
+@contextlib.contextmanager
+def reading(where: object, what: str, *, wanted: str | None = None) -> Iterator[None]:
+    """Turn what `cryptography` says about bad input into `rt.CertificateError`.
+
+    Its own words are left out, and not chained either: they may quote a file that holds a key.
+    """
+    try:
+        yield
+    except RtError:
+        raise
+    except UNREADABLE:
+        raise CertificateError(what, where=where, wanted=wanted) from None
