@@ -67,11 +67,12 @@ class RtError(Exception):
         return f"{text}. {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_restore, (type(self), dict(self.__dict__)))
+        return (_restore, (type(self), self.args, dict(self.__dict__)))
 
 
-def _restore(kind: type[RtError], attributes: dict[str, Any]) -> RtError:
-    error = kind.__new__(kind, attributes["what"])
+def _restore(kind: type[RtError], args: tuple[Any, ...], attributes: dict[str, Any]) -> RtError:
+    error = kind.__new__(kind)
+    error.args = args
     error.__dict__.update(attributes)
     return error
 

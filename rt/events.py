@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class BadTail:
-    """A session ended in a torn batch that no flush had covered; it was cut off at `offset` of `path`."""
+    """The log ends in bytes at `offset` of `path` that are no whole batch: torn, or still being written."""
 
     path: str
     offset: int

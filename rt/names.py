@@ -20,7 +20,8 @@ Offset = NewType("Offset", int)
 """A byte place in a segment."""
 
 NAME_BYTES_MAX = 128
-SESSION_NAME_BYTES_MAX = 2 * NAME_BYTES_MAX + 1
+SESSION_NAME_BYTES_MAX = 255
+"""A session's directory carries its name, and file systems take no longer one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _HINT = "Use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit."
@@ -39,12 +40,11 @@ def check_name(text: str, *, kind: str) -> str:
 
 
 def check_session_name(text: str) -> str:
-    """Return `text`, a name or two names joined by `~`; `rt.InvalidName` otherwise."""
+    """Return `text`, a name or two names joined by `~`, of up to 255 bytes; `rt.InvalidName` otherwise."""
     owner, tilde, suffix = text.partition("~")
-    if not is_name(owner) or (tilde and not is_name(suffix)):
-        raise InvalidName(
-            "not a name for a session", got=repr(text)[:200], hint=f"{_HINT} A suffix follows '~'."
-        )
+    if not is_name(owner) or (tilde and not is_name(suffix)) or len(text) > SESSION_NAME_BYTES_MAX:
+        hint = f"{_HINT} A suffix may follow '~'; at most {SESSION_NAME_BYTES_MAX} in all."
+        raise InvalidName("not a name for a session", got=repr(text)[:200], hint=hint)
     return text
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import operator
 import os
@@ -18,21 +17,33 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from queue import Empty, SimpleQueue
 from time import monotonic, time_ns
 from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
 
-from rt.errors import Closed, DiskFull, MessageTooLarge, RtError, StorageFailed, TopicTooLong
+from rt.errors import Closed, DiskFull, RtError, StorageFailed
 from rt.log.batch import CODECS, Draft, Int64s, encode_batch
 from rt.log.checksum import batch_seed
 from rt.log.directory import session_directory
 from rt.log.disk import REAL, Disk
-from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, TOPIC_BYTES_MAX, TOPICS_MAX, Buffer
+from rt.log.gather import (
+    MESSAGE_COST_BYTES,
+    TOGETHER_BYTES,
+    Gathering,
+    Many,
+    as_bytes,
+    check_size,
+    check_topic,
+    checked_stamp,
+    checked_stamps,
+)
+from rt.log.layout import BATCH_BYTES_MAX, NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
 from rt.log.table import Identity
-from rt.log.writer import LogWriter, SyncPoint
+from rt.log.writer import Frames, LogWriter, SyncPoint
 from rt.names import check_name, check_session_name, name_from_host
 
 logger = logging.getLogger("rt.publisher")
@@ -43,12 +54,6 @@ FSYNC_INTERVAL_SECONDS = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
 _RETRY_SECONDS = 0.1
 """How often the background thread tries a batch again that found the disk full."""
-_MESSAGE_COST_BYTES = 16
-"""A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
-_BATCH_COST_BYTES = 64
-_WRITE_BYTES = 2**20
-"""Batches of `publish_many` are written together up to this: the page cache takes large writes faster."""
-_TOPIC_COST_BYTES = 8
 
 _open_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
@@ -93,7 +98,7 @@ class Publisher:
             raise ValueError(f"fsync={fsync!r}: use 'batch', 'interval' or 'never'")
         if compression not in CODECS:
             raise ValueError(f"compression={compression!r}: use None or 'zstd'")
-        self.directory = session_directory(path, self.stream, self.session)
+        self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
         self._batch_bytes = batch_bytes
         self._linger_seconds = linger_ms / 1000
         self._roll_bytes = roll_bytes
@@ -104,71 +109,77 @@ class Publisher:
         """Guards everything below, and every call of the writer but `sync_to`."""
         self._syncing = threading.Lock()
         """Held while a sync runs or a segment is sealed. May be taken inside `_lock`, never around it."""
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._attention: RtError | None = None
-        """Why the next call cannot simply go on: disk full, dead or closed."""
-        self._closing = threading.Event()
+        """Why the next call cannot simply go on: disk full, dead, closed, or a write was broken off."""
+        self._is_closing = False
+        self._told_full = False
         self._last_ns = 0
-        self._batch_count = 0
         self._unsynced_since = 0.0
         """When the first batch that no sync covers yet was written; 0 if there is none."""
         self._synced: SyncPoint | None = None
+        self._batch = Gathering(0)
         self._is_fresh = True
-        self._start_batch()
 
         identity = Identity(Kind.SESSION, os.urandom(16), self.session, dedup_id)
         self._writer = LogWriter.open(self.directory, identity, disk=disk)
         try:
-            self._next = self._writer.end
-            self._begin(self._next)
+            self._begin(self._writer.end)
         except BaseException:
             self._writer.close()
             raise
         self._thread = threading.Thread(target=self._run, name=f"rt-publisher-{self.session}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._writer.close()
+            raise
         _open_publishers.add(self)
 
     @property
     def next_number(self) -> int:
         """The number the next message will get."""
-        return self._next
+        return self._batch.end
 
     def publish(
         self, value: bytes, topic: str = "", timestamp_ns: int | None = None, number: int | None = None
     ) -> int:
         """Take one message; its number.
 
-        `timestamp_ns` (default: now, never below the one before) is in ns since the Unix epoch. `number`
+        `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
         must be `next_number`; the first message of a dedup session may set it. Durable after `flush`.
         `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed`: nothing was
         taken.
         """
         if type(value) is not bytes:
-            value = _as_bytes(value)
+            value = as_bytes(value)
         if timestamp_ns is not None:
-            timestamp_ns = _checked_stamp(timestamp_ns)
-        size = len(value) + _MESSAGE_COST_BYTES
+            timestamp_ns = checked_stamp(timestamp_ns)
+        if number is not None:
+            number = operator.index(number)
+        size = len(value) + MESSAGE_COST_BYTES
         with self._lock:
             if self._attention is not None or number is not None:
                 self._attend(number)
-            index = self._topics.get(topic)
-            if index is None or self._bytes + size > self._batch_bytes:
-                index = self._make_room(topic, size)
+            batch = self._batch
+            index = batch.topics.get(topic)
+            if index is None or batch.bytes + size > self._batch_bytes:
+                check_size(len(value))
+                batch, index = self._make_room(topic, size)
             if timestamp_ns is None:
                 timestamp_ns = time_ns()
                 if timestamp_ns < self._last_ns:
                     timestamp_ns = self._last_ns
                 else:
                     self._last_ns = timestamp_ns
-            self._timestamps.append(timestamp_ns)
-            self._topic_indices.append(index)
-            self._values.append(value)
-            self._bytes += size
-            number = self._next
-            self._next = number + 1
-            if len(self._values) == 1:
-                self._wake.set()
-        return number
+            rows = batch.rows
+            rows.append((value, timestamp_ns, index))
+            batch.bytes += size
+            count = len(rows)
+            if count == 1:
+                self._wake.put(None)
+            return batch.first + count - 1
 
     def publish_many(
         self, values: Iterable[bytes], topic: str = "", timestamps_ns: Sequence[int] | Int64s | None = None
@@ -180,17 +191,18 @@ class Publisher:
         """
         values = values if isinstance(values, list) else list(values)
         if not set(map(type, values)) <= {bytes}:
-            values = [_as_bytes(value) for value in values]
-        offsets = _offsets(values)
-        stamps = None if timestamps_ns is None else _checked_stamps(timestamps_ns, len(values))
-        _check_topic(topic)
+            values = [as_bytes(value) for value in values]
+        stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
+        check_topic(topic)
         with self._lock:
             if self._attention is not None:
                 self._attend(None)
-            first = self._next
+            first = self._batch.end
             if values:
-                self._take(values, offsets, topic, self._now_for(len(values)) if stamps is None else stamps)
-            return range(first, self._next)
+                self._take(
+                    Many(values, topic, self._now_for(len(values)) if stamps is None else stamps), first
+                )
+            return range(first, self._batch.end)
 
     def flush(self) -> None:
         """Return when everything published so far is written and on the medium.
@@ -211,13 +223,16 @@ class Publisher:
         """
         if isinstance(self._attention, Closed):
             return
-        if not isinstance(self._attention, StorageFailed):
-            with contextlib.suppress(StorageFailed):
-                self.flush()
-        dead = self._attention
+        try:
+            if isinstance(self._attention, StorageFailed):
+                raise self._attention
+            self._finish()
+        except DiskFull:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
         self._abandon()
-        if isinstance(dead, StorageFailed):
-            raise dead
 
     def __enter__(self) -> Self:
         return self
@@ -229,140 +244,125 @@ class Publisher:
 
     # Taking messages; all below is called with `_lock` held.
 
+    def _finish(self) -> None:
+        """Write and sync all there is, and take nothing more."""
+        with self._lock:
+            if self._attention is not None:
+                self._attend(None)
+            self._write_batch()
+            with self._syncing:
+                self._writer.sync()
+                self._synced = self._writer.sync_point()
+            self._attention = Closed("the publisher is closed", where=self.directory)
+
     def _attend(self, number: int | None) -> None:
         """Find out whether the call can go on after all; raises if not."""
-        if isinstance(self._attention, DiskFull):
+        if isinstance(self._attention, DiskFull) or self._attention is _BROKEN_OFF:
+            self._settle()
             self._write_batch()
             self._attention = None
         elif self._attention is not None:
             raise self._attention
-        if number is not None and number != self._next:
+        if number is not None and number != self._batch.end:
             self._renumber(number)
+
+    def _settle(self) -> None:
+        """Drop from memory what the writer has: a call may have been broken off just after it wrote."""
+        self._writer.check_usable()
+        if self._batch.first != self._writer.end:
+            self._batch = Gathering(self._writer.end)
 
     def _renumber(self, number: int) -> None:
         """Begin a dedup session at the number that its source goes on with."""
-        if self._writer.identity.dedup_id is None or not self._is_fresh or self._values:
-            raise ValueError(f"number {number} where {self._next} must follow: numbers are dense")
-        if not 0 <= number < NUMBER_MAX:
-            raise ValueError(f"number {number} is out of range")
+        if self._writer.identity.dedup_id is None or not self._is_fresh or self._batch.rows:
+            raise ValueError(f"number {number} where {self._batch.end} must follow: numbers are dense")
+        if not 0 <= number < NUMBER_MAX // 2:
+            raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
         self._begin(number)
-        self._next = number
 
     def _begin(self, first: int) -> None:
         last = self._writer.last_id
         x = 0 if last is None else last.x + 1
+        self._attention = _BROKEN_OFF
         with self._syncing:
             self._writer.start(SegmentId(x, 0), first=first, life=os.urandom(8))
+        self._batch = Gathering(first)
+        self._attention = None
 
-    def _make_room(self, topic: str, size: int) -> int:
-        """The topic's index in a batch that has room for it and for a message of `size`."""
-        if size > MESSAGE_BYTES_MAX + _MESSAGE_COST_BYTES:
-            raise _too_large(size - _MESSAGE_COST_BYTES)
-        cost = 0 if topic in self._topics else _check_topic(topic) + _TOPIC_COST_BYTES
-        if self._values and (
-            self._bytes + size + cost > self._batch_bytes or len(self._topics) == TOPICS_MAX
-        ):
+    def _make_room(self, topic: str, size: int) -> tuple[Gathering, int]:
+        """The batch, with room for messages of `topic` that cost `size`, and the topic's place in it."""
+        check_topic(topic)
+        if not self._batch.has_room(topic, size, self._batch_bytes):
             self._write_batch()
-            cost = len(topic.encode()) + _TOPIC_COST_BYTES
-        index = self._topics.setdefault(topic, len(self._topics))
-        self._bytes += cost
-        return index
+        return self._batch, self._batch.add_topic(topic)
 
-    def _take(self, values: list[bytes], offsets: Int64s, topic: str, stamps: Int64s) -> None:
+    def _take(self, many: Many, first: int) -> None:
         """Gather a few values into the batch; lay out many in batches of their own, and gather the rest."""
-        count = len(values)
-        costs = offsets + np.arange(0, _MESSAGE_COST_BYTES * (count + 1), _MESSAGE_COST_BYTES)
-        room = self._batch_bytes - _BATCH_COST_BYTES - _TOPIC_COST_BYTES - TOPIC_BYTES_MAX
-        done = 0
         try:
-            if self._bytes + int(costs[-1]) > self._batch_bytes:
+            done = 0
+            if self._batch.bytes + many.cost(0) > self._batch_bytes:
                 self._write_batch()
-                while int(costs[-1] - costs[done]) > room:
-                    stops = _cut(costs, done, room, min(_WRITE_BYTES, self._roll_bytes))
-                    places = itertools.pairwise([done, *stops])
-                    drafts = [_draft(values, offsets, topic, stamps, *place) for place in places]
-                    self._write(drafts, self._next)
-                    self._next += stops[-1] - done
-                    done = stops[-1]
-            if done < count:
-                self._gather(values[done:], topic, stamps[done:], int(costs[-1] - costs[done]))
+                together_bytes = min(TOGETHER_BYTES, self._roll_bytes)
+                while drafts := many.cut(done, batch_bytes=self._batch_bytes, together_bytes=together_bytes):
+                    self._write(drafts)
+                    done = self._batch.first - first
+            if done < len(many.values):
+                batch, index = self._make_room(many.topic, many.cost(done))
+                batch.rows += many.rows(done, index)
+                batch.bytes += many.cost(done)
+                self._wake.put(None)
         except DiskFull as error:
-            error.accepted = range(self._next - done, self._next)
+            error.accepted = range(first, self._batch.end)
             raise
-
-    def _gather(self, values: list[bytes], topic: str, stamps: Int64s, size: int) -> None:
-        index = self._make_room(topic, size)
-        if not self._values:
-            self._wake.set()
-        self._values += values
-        self._timestamps += stamps.tolist()
-        self._topic_indices += [index] * len(values)
-        self._bytes += size
-        self._next += len(values)
 
     def _write_batch(self) -> None:
         """Write what is gathered. On `rt.DiskFull` it stays gathered, and the next call tries again."""
-        if not self._values:
-            return
-        draft = Draft(
-            b"".join(self._values),
-            _offsets(self._values).astype(np.int32),
-            np.array(self._timestamps, np.int64),
-            min(self._timestamps),
-            max(self._timestamps),
-            [topic.encode() for topic in self._topics],
-            np.array(self._topic_indices, np.uint16) if len(self._topics) > 1 else None,
-        )
-        self._write([draft], self._next - len(self._values))
-        self._start_batch()
+        if self._batch.rows:
+            self._write([self._batch.draft()])
 
-    def _write(self, drafts: list[Draft], first: int) -> None:
-        """Write batches with one system call; on `rt.DiskFull` none of them is left in the file."""
+    def _write(self, drafts: list[Draft]) -> None:
+        """Write batches with one system call and begin a new one; on `rt.DiskFull` none is left in the file.
+
+        Until all of that is done `_attention` says so: whoever comes after a call that was broken off here
+        finds out what is in the file before it gives a number.
+        """
+        self._attention = _BROKEN_OFF
         try:
             self._roll_before(sum(len(draft.values) for draft in drafts))
-            self._writer.append(
-                self._encode(drafts, first),
-                end=first + sum(draft.message_count for draft in drafts),
-                timestamp_low_ns=min(draft.timestamp_low_ns for draft in drafts),
-                timestamp_high_ns=max(draft.timestamp_high_ns for draft in drafts),
-            )
+            self._writer.append(self._frames(drafts))
+            self._batch = Gathering(self._writer.end)
+            self._is_fresh = False
             if self._fsync == "batch":
                 with self._syncing:
                     self._writer.sync()
         except (DiskFull, StorageFailed) as error:
             self._attention = error
+            if isinstance(error, DiskFull):
+                self._settle()
             raise
-        self._is_fresh = False
         self._attention = None
         if not self._unsynced_since:
             self._unsynced_since = monotonic()
-            self._wake.set()
+            self._wake.put(None)
 
     def _roll_before(self, size: int) -> None:
         offset = self._writer.offset
-        if offset > SEGMENT_HEADER_BYTES and offset + size > self._roll_bytes:
+        is_full = offset > SEGMENT_HEADER_BYTES and offset + size > self._roll_bytes
+        if is_full or self._writer.is_sealed:
             with self._syncing:
                 self._writer.roll()
 
-    def _encode(self, drafts: list[Draft], first: int) -> list[Buffer]:
-        header, offset = self._writer.active, self._writer.offset
+    def _frames(self, drafts: list[Draft]) -> list[Frames]:
+        header, offset, first = self._writer.active, self._writer.offset, self._batch.first
         assert header is not None
         seed = header.seed
-        whole: list[Buffer] = []
+        frames = []
         for draft in drafts:
             pieces = encode_batch(draft, first=first, seed=batch_seed(seed, offset), codec=self._codec)
             offset += sum(map(len, pieces))
             first += draft.message_count
-            whole += pieces
-        return whole
-
-    def _start_batch(self) -> None:
-        self._values: list[bytes] = []
-        self._timestamps: list[int] = []
-        self._topic_indices: list[int] = []
-        self._topics: dict[str, int] = {}
-        self._bytes = _BATCH_COST_BYTES
-        self._batch_count += 1
+            frames.append(Frames(pieces, first, draft.timestamp_low_ns, draft.timestamp_high_ns))
+        return frames
 
     def _now_for(self, count: int) -> Int64s:
         now_ns = max(time_ns(), self._last_ns)
@@ -373,49 +373,71 @@ class Publisher:
 
     def _abandon(self) -> None:
         """Stop and release everything, without a flush."""
-        self._closing.set()
-        self._wake.set()
+        self._is_closing = True
+        self._wake.put(None)
         self._thread.join()
         with self._lock, self._syncing:
-            self._attention = Closed("the publisher is closed", where=self.directory)
+            if not isinstance(self._attention, Closed):
+                self._attention = Closed("the publisher is closed", where=self.directory)
             self._writer.close()
         _open_publishers.discard(self)
 
     def _run(self) -> None:
         """Write batches that are `linger_ms` old, sync what the policy asks for, try a full disk again."""
+        seen: Gathering | None = None
+        seen_at = 0.0
         wait: float | None = None
-        while not self._closing.is_set():
-            self._wake.wait(wait)
-            self._wake.clear()
-            if self._attention is not None and not isinstance(self._attention, DiskFull):
+        while not self._is_closing:
+            self._sleep(wait)
+            if isinstance(self._attention, Closed | StorageFailed):
                 wait = None
                 continue
+            now = monotonic()
+            if self._batch is not seen:
+                seen, seen_at = self._batch, now
             try:
-                self._write_when_old()
-                wait = self._sync_when_due()
-            except DiskFull as error:
-                logger.warning("disk_full session=%s path=%s", self.session, error.where)
-                wait = _RETRY_SECONDS
+                retry = self._write_if_old(seen, seen_at, now)
+                wait = _sooner(retry, self._sync_if_due(now))
             except StorageFailed as error:
                 logger.error("storage_failed session=%s reason=%s", self.session, error)
+            except Exception as error:
+                logger.exception("background_failed session=%s", self.session)
+                self._attention = StorageFailed(
+                    "the background thread failed", got=repr(error), where=self.directory
+                )
 
-    def _write_when_old(self) -> None:
-        seen = self._batch_count
-        if not self._values:
-            return
-        if self._closing.wait(self._linger_seconds):
-            return
-        with self._lock:
-            if seen == self._batch_count:
-                self._write_batch()
-            elif self._values:
-                self._wake.set()
+    def _sleep(self, seconds: float | None) -> None:
+        with contextlib.suppress(Empty):
+            self._wake.get(timeout=seconds)
+            while True:
+                self._wake.get_nowait()
 
-    def _sync_when_due(self) -> float | None:
+    def _write_if_old(self, batch: Gathering, since: float, now: float) -> float | None:
+        """Write the batch if it has lingered; the seconds until it has, or until another try."""
+        if not batch.rows:
+            return None
+        left = since + self._linger_seconds - now
+        if left > 0:
+            return left
+        try:
+            with self._lock:
+                if batch is self._batch:
+                    if self._attention is not None:
+                        self._attend(None)
+                    self._write_batch()
+        except DiskFull as error:
+            if not self._told_full:
+                logger.warning("disk_full session=%s path=%s", self.session, error.where)
+            self._told_full = True
+            return _RETRY_SECONDS
+        self._told_full = False
+        return 0.0
+
+    def _sync_if_due(self, now: float) -> float | None:
         """Sync if the interval is over; the seconds until it is, None if there is nothing to sync."""
         if self._fsync != "interval" or not self._unsynced_since:
             return None
-        left = self._unsynced_since + FSYNC_INTERVAL_SECONDS - monotonic()
+        left = self._unsynced_since + FSYNC_INTERVAL_SECONDS - now
         if left > 0:
             return left
         with self._lock:
@@ -427,12 +449,14 @@ class Publisher:
     def _sync(self, point: SyncPoint) -> None:
         """Sync up to `point`, unless another sync has covered it; callers that wait share one sync."""
         with self._syncing:
-            header = self._writer.active
-            if header is None or header.id > point.id:
-                return
             covered = self._synced
             if covered is not None and (covered.id, covered.offset) >= (point.id, point.offset):
                 return
+            header = self._writer.active
+            if header is None:
+                raise self._attention or Closed("the publisher is closed", where=self.directory)
+            if header.id > point.id:
+                return  # Rolling synced it.
             try:
                 self._writer.sync_to(point)
             except StorageFailed as error:
@@ -441,82 +465,13 @@ class Publisher:
             self._synced = point
 
 
-def _as_bytes(value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"a message's value must be bytes, not {type(value).__name__}: encode it first")
+_BROKEN_OFF = RtError("a write was broken off")
+"""Stands in `_attention` while a write is under way; never raised, for the next call settles it."""
 
 
-def _offsets(values: list[bytes]) -> Int64s:
-    """Where each value starts and the last one ends, once they are joined."""
-    offsets = np.zeros(len(values) + 1, np.int64)
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    np.cumsum(lengths, out=offsets[1:])
-    if values and lengths.max() > MESSAGE_BYTES_MAX:
-        raise _too_large(int(lengths.max()))
-    return offsets
-
-
-def _cut(costs: Int64s, start: int, room: int, most: int) -> list[int]:
-    """Where batches of up to `room` end, from message `start` on, until they come to `most` bytes."""
-    stops = [start]
-    while costs[stops[-1]] - costs[start] < most and costs[-1] - costs[stops[-1]] > room:
-        stop = int(costs.searchsorted(costs[stops[-1]] + room, "right")) - 1
-        stops.append(max(stop, stops[-1] + 1))
-    return stops[1:]
-
-
-def _draft(values: list[bytes], offsets: Int64s, topic: str, stamps: Int64s, start: int, stop: int) -> Draft:
-    """Messages `start` up to `stop` of one topic."""
-    own = stamps[start:stop]
-    is_one_time = own.strides == (0,)
-    return Draft(
-        b"".join(values[start:stop]),
-        (offsets[start : stop + 1] - offsets[start]).astype(np.int32),
-        own,
-        int(own[0] if is_one_time else own.min()),
-        int(own[0] if is_one_time else own.max()),
-        [topic.encode()],
-    )
-
-
-def _check_topic(topic: str) -> int:
-    """The bytes of a topic's UTF-8."""
-    if not isinstance(topic, str):
-        raise TypeError(f"a topic must be str, not {type(topic).__name__}")
-    size = len(topic.encode())
-    if size > TOPIC_BYTES_MAX:
-        raise TopicTooLong(
-            "topic too long", got=f"{size} bytes of UTF-8", wanted=f"at most {TOPIC_BYTES_MAX}"
-        )
-    return size
-
-
-def _too_large(size: int) -> MessageTooLarge:
-    return MessageTooLarge(
-        "message too large",
-        got=f"{size} bytes",
-        wanted=f"at most {MESSAGE_BYTES_MAX}",
-        hint="Split the value.",
-    )
-
-
-def _checked_stamp(timestamp_ns: int) -> int:
-    stamp = operator.index(timestamp_ns)
-    if not -(2**63) <= stamp < 2**63:
-        raise ValueError(f"timestamp_ns={stamp} is outside int64: it counts nanoseconds since 1970")
-    return stamp
-
-
-def _checked_stamps(timestamps_ns: Sequence[int] | Int64s, count: int) -> Int64s:
-    stamps = np.ascontiguousarray(timestamps_ns)
-    if len(stamps) != count:
-        raise ValueError(f"{len(stamps)} timestamps for {count} values")
-    if count and stamps.dtype.kind not in "iu":
-        raise TypeError(f"timestamps_ns must be whole nanoseconds, not {stamps.dtype}")
-    if stamps.dtype == np.uint64 and count and stamps.max() >= 2**63:
-        raise ValueError("timestamps_ns is outside int64: it counts nanoseconds since 1970")
-    return stamps.astype(np.int64)
+def _sooner(one: float | None, other: float | None) -> float | None:
+    """The shorter of two waits; None waits for ever."""
+    return min((wait for wait in (one, other) if wait is not None), default=None)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -529,7 +484,7 @@ def _close_all() -> None:
     for publisher in list(_open_publishers):
         try:
             publisher.close()
-        except RtError as error:
+        except Exception as error:  # noqa: BLE001 - the others are closed all the same
             logger.error("close_at_exit_failed session=%s reason=%s", publisher.session, error)
 
 
@@ -542,6 +497,7 @@ def _disown_all() -> None:
             where=publisher.directory,
             hint="Open one in the child, or start processes by spawn.",
         )
+        publisher._writer.close()  # The lock lives as long as any process has the file open.
     _open_publishers.clear()
 
 

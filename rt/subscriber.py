@@ -102,14 +102,15 @@ class Subscriber:
             raise ValueError(
                 f"position {position} was not handed out yet: the next is {self._reader.position}"
             )
+        self._reader.make_durable()
         record = _ACKNOWLEDGED.pack(_MAGIC, position, 0)[:16]
         with storage_errors(self._acknowledged_path(), "acknowledging"):
             write_whole(self._disk, self._acknowledged_path(), record + crc32c(record).to_bytes(4, "little"))
 
     def close(self) -> None:
         """Stop; another thread's iteration ends. What was not acknowledged is handed out again later."""
-        self.resume()
         self._reader.close()
+        self.resume()
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +122,9 @@ class Subscriber:
 
     def _next(self) -> MessageBatch | None:
         self._running.wait()
-        return self._reader.next_batch()
+        batch = self._reader.next_batch()
+        self._running.wait()  # It may have been paused while there was nothing to hand out.
+        return None if self._reader.is_closed else batch
 
     def _acknowledged_path(self) -> str:
         return os.path.join(self.directory, f"acknowledged.{self.name}")

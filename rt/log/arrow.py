@@ -9,7 +9,7 @@ import numpy as np
 from rt.errors import RtError
 
 if TYPE_CHECKING:
-    from rt.log.columns import Indices, MessageBatch
+    from rt.log.messages import Indices, MessageBatch
 
 try:
     import pyarrow as pa

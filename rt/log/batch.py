@@ -6,11 +6,11 @@
          8      4  total bytes: 64 + padded columns + padded values
         12      4  checksum of the value bytes as stored, padding included
         16      2  flags: bits 0-3 codec (0 none, 1 zstd), the others 0
-        18      2  topic count, 1 to 65,535
+        18      2  topic count, at least 1, at most one for each message
         20      4  message count, at least 1
         24      8  first number
         32      8  lowest timestamp, ns since the Unix epoch
-        40      8  highest timestamp
+        40      8  highest timestamp, ns since the Unix epoch
         48      4  columns, bytes as stored (without padding)
         52      4  values, bytes as stored (without padding)
         56      4  columns, bytes uncompressed
@@ -24,7 +24,8 @@
         topic offsets  int32[topics + 1], then the topics' UTF-8
 
 Both checksums start from the seed of the batch's place (`rt.log.checksum`). They are two so that a scan of
-positions and times need not read the values. With a codec, columns and values are one frame each.
+positions and times need not read the values. With a codec, columns and values are one frame each, together
+smaller than what they hold; a batch whose flags are unknown can still be carried and checked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ import numpy.typing as npt
 import zstandard
 
 from rt.log.checksum import crc32c
-from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, Buffer, padded, padding
+from rt.log.layout import (
+    BATCH_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    NUMBER_MAX,
+    TOPIC_BYTES_MAX,
+    TOPICS_MAX,
+    Buffer,
+    padded,
+    padding,
+)
 
 BATCH_HEADER_BYTES: Final = 64
 BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
@@ -48,10 +58,10 @@ BATCH_OVERHEAD_BYTES: Final = 128
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
+_CODEC_MASK: Final = 0xF
 CODECS: Final = {None: CODEC_NONE, "zstd": CODEC_ZSTD}
 
 HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
-_REST: Final = struct.Struct("<IIHHIqqqIIII")
 _ZSTD_LEVEL: Final = 1
 """The fastest regular level: a publisher's thread compresses, and level 3 is half as fast."""
 _ZSTD_WINDOW_BYTES_MAX: Final = 2**27
@@ -85,7 +95,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         """How columns and values are stored."""
-        return self.flags & 0xF
+        return self.flags & _CODEC_MASK
 
 
 class BadBatch(ValueError):
@@ -120,7 +130,7 @@ class Draft(NamedTuple):
 def encode_batch(draft: Draft, *, first: int, seed: int, codec: int = CODEC_NONE) -> list[Buffer]:
     """The bytes of a batch as pieces to be written one behind the other; the values are not copied.
 
-    A codec that saves nothing is left out.
+    A codec that saves nothing is left out. `BadBatch` for what no reader would take.
     """
     columns: Buffer = _columns(draft)
     values: Buffer = draft.values
@@ -136,7 +146,9 @@ def encode_batch(draft: Draft, *, first: int, seed: int, codec: int = CODEC_NONE
     values_checksum = crc32c(values, seed)
     if tail:
         values_checksum = crc32c(tail, values_checksum)
-    rest = _REST.pack(
+    header = BatchHeader(
+        BATCH_MAGIC,
+        0,
         BATCH_HEADER_BYTES + len(columns) + len(gap) + len(values) + len(tail),
         values_checksum,
         codec,
@@ -149,78 +161,81 @@ def encode_batch(draft: Draft, *, first: int, seed: int, codec: int = CODEC_NONE
         len(values),
         *sizes,
     )
-    body = b"".join((rest, columns, gap))
+    check_header(header)
+    body = b"".join((HEADER.pack(*header)[8:], columns, gap))
     head = BATCH_MAGIC.to_bytes(4, "little") + crc32c(body, seed).to_bytes(4, "little") + body
     return [head, values, tail] if tail else [head, values]
 
 
-def check_header(header: BatchHeader) -> None:
-    """Raise `BadBatch` unless the sizes and counts of `header` agree with each other and keep the limits.
+def check_header(header: tuple[int, ...]) -> None:
+    """Raise `BadBatch` unless the sizes and counts of a `BatchHeader` agree and keep the limits.
 
-    Says nothing about checksums. After it, `total_bytes` may be trusted to bound what is read.
+    Says nothing about checksums. After it, `total_bytes` may be trusted to bound what is read, and the sizes
+    to bound what is decompressed. It runs for each batch: fastest on a plain tuple of the header's fields.
     """
-    if header.magic != BATCH_MAGIC:
-        raise BadBatch(f"no batch starts here: magic {header.magic:#010x}")
-    stored = BATCH_HEADER_BYTES + padded(header.columns_stored) + padded(header.values_stored)
-    if header.total_bytes != stored:
-        raise BadBatch(f"total of {header.total_bytes} bytes where the parts make {stored}")
-    if header.message_count < 1 or header.topic_count < 1:
-        raise BadBatch(f"{header.message_count} messages with {header.topic_count} topics")
-    if not 0 <= header.first < NUMBER_MAX:
-        raise BadBatch(f"first number {header.first} out of range")
-    _check_sizes(header)
+    magic, _, total, _, flags, topics, count, first, _, _, columns_in, values_in, columns, values = header
+    if magic != BATCH_MAGIC:
+        raise BadBatch(f"no batch starts here: magic {magic:#010x}")
+    if total != BATCH_HEADER_BYTES + (columns_in + 7 & -8) + (values_in + 7 & -8):
+        raise BadBatch(f"total of {total} bytes for stored columns of {columns_in} and values of {values_in}")
+    if not 1 <= topics <= count or topics > TOPICS_MAX:
+        raise BadBatch(f"{count} messages with {topics} topics")
+    if not 0 <= first <= NUMBER_MAX - count:
+        raise BadBatch(f"first number {first} out of range")
+    fixed = (4 * count + 11 & -8) + 8 * count + 4 * topics + 4
+    if topics > 1:
+        fixed += 2 * count + 7 & -8
+    if not fixed <= columns <= fixed + TOPIC_BYTES_MAX * topics:
+        raise BadBatch(f"columns of {columns} bytes for {count} messages with {topics} topics")
+    if columns + values > BATCH_BYTES_MAX and (count > 1 or values > MESSAGE_BYTES_MAX):
+        raise BadBatch(f"{columns} + {values} bytes are above the limit of a batch")
+    if not flags & _CODEC_MASK:
+        if columns_in != columns or values_in != values:
+            raise BadBatch("sizes differ although nothing is compressed")
+    elif columns_in + values_in >= columns + values:
+        raise BadBatch(f"{columns} + {values} bytes were compressed to no less")
 
 
-def _check_sizes(header: BatchHeader) -> None:
-    if header.values_bytes > MESSAGE_BYTES_MAX or (
-        header.message_count > 1 and header.columns_bytes + header.values_bytes > BATCH_BYTES_MAX
-    ):
-        raise BadBatch(f"{header.columns_bytes} + {header.values_bytes} bytes are above the limit of a batch")
-    fixed = _columns_before_topics(header.message_count, header.topic_count) + 4 * (header.topic_count + 1)
-    if header.columns_bytes < fixed or (header.message_count == 1 and header.columns_bytes > fixed + 2048):
-        raise BadBatch(f"columns of {header.columns_bytes} bytes for {header.message_count} messages")
-    if header.codec == CODEC_NONE and (header.columns_stored, header.values_stored) != (
-        header.columns_bytes,
-        header.values_bytes,
-    ):
-        raise BadBatch("sizes differ although nothing is compressed")
-
-
-def expand(data: memoryview, header: BatchHeader) -> Buffer:
-    """A batch as an uncompressed one: `data` itself, or its header and decompressed columns and values.
+def expand(data: memoryview, batches: Sequence[tuple[int, BatchHeader]]) -> tuple[bytes, list[BatchHeader]]:
+    """Batches, each at its place in `data`, as uncompressed ones one behind the other, and their headers.
 
     The checksums of an expanded batch are those of the stored one and no longer hold. `UnknownCodec` and
-    `BadBatch` as they say; no more memory is used than the header, already checked, announces.
+    `BadBatch` as they say; the memory used is bounded by what the headers, already checked, announce.
     """
-    if header.flags == CODEC_NONE:
-        return data
-    if header.flags != CODEC_ZSTD:
-        raise UnknownCodec(f"flags {header.flags:#06x}")
-    start = BATCH_HEADER_BYTES
-    columns = _decompress(data[start : start + header.columns_stored], header.columns_bytes)
-    start += padded(header.columns_stored)
-    values = _decompress(data[start : start + header.values_stored], header.values_bytes)
-    plain = header._replace(
-        flags=CODEC_NONE,
-        columns_stored=header.columns_bytes,
-        values_stored=header.values_bytes,
-        total_bytes=BATCH_HEADER_BYTES + padded(len(columns)) + padded(len(values)),
-    )
-    return b"".join((HEADER.pack(*plain), columns, padding(len(columns)), values, padding(len(values))))
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+    parts: list[Buffer] = []
+    headers: list[BatchHeader] = []
+    for at, header in batches:
+        if header.flags not in {CODEC_NONE, CODEC_ZSTD}:
+            raise UnknownCodec(f"unknown to this rt: flags {header.flags:#06x}")
+        columns_at = at + BATCH_HEADER_BYTES
+        values_at = columns_at + padded(header.columns_stored)
+        columns: Buffer = data[columns_at : columns_at + header.columns_stored]
+        values: Buffer = data[values_at : values_at + header.values_stored]
+        if header.flags == CODEC_ZSTD:
+            columns = _decompress(decompressor, columns, header.columns_bytes)
+            values = _decompress(decompressor, values, header.values_bytes)
+        plain = header._replace(
+            flags=CODEC_NONE,
+            columns_stored=header.columns_bytes,
+            values_stored=header.values_bytes,
+            total_bytes=BATCH_HEADER_BYTES + padded(header.columns_bytes) + padded(header.values_bytes),
+        )
+        parts += (HEADER.pack(*plain), columns, padding(len(columns)), values, padding(len(values)))
+        headers.append(plain)
+    return b"".join(parts), headers
 
 
-def _decompress(data: memoryview, size: int) -> bytes:
+def _decompress(decompressor: zstandard.ZstdDecompressor, data: Buffer, size: int) -> bytes:
     """Exactly `size` bytes; the frame's own claim is checked first, for zstd would allocate what it says."""
     try:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != size:
             raise BadBatch(f"a frame of {frame.content_size} bytes where {size} are announced")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
         plain = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BadBatch(f"zstd: {error}") from error
-    if len(plain) != size:
-        raise BadBatch(f"{len(plain)} bytes decompressed where {size} are announced")
+    assert len(plain) == size, (len(plain), size)
     return plain
 
 
@@ -233,8 +248,3 @@ def _columns(draft: Draft) -> bytes:
     parts += [end.to_bytes(4, "little") for end in ends]
     parts += draft.topics
     return b"".join(parts)
-
-
-def _columns_before_topics(count: int, topic_count: int) -> int:
-    index = padded(2 * count) if topic_count > 1 else 0
-    return padded(4 * (count + 1)) + 8 * count + index

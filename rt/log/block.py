@@ -28,7 +28,9 @@ segment can be read alone:
         18      2  bytes of the dedup id, 0 if it is no dedup session
         20         the name, the dedup id (UTF-8), padded to 8
 
-Every field comes from the merge instruction and the source bytes: nothing of the node that merges.
+Every field comes from the merge instruction and the source bytes: nothing of the node that merges. In a
+declaration skip, source X, Y and offset are 0. A new kind of block, or a use for the zeros, needs a new
+version of the segment: an older rt would take such a block for a torn tail.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from rt.log.checksum import crc32c
-from rt.log.layout import NUMBER_MAX, VERSION, Buffer, padding
+from rt.log.layout import NUMBER_MAX, VERSION, Buffer, padded, padding
 from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX, check_name, check_session_name
 
 BLOCK_HEADER_BYTES: Final = 96
 BLOCK_MAGIC: Final = int.from_bytes(b"RTK1", "little")
-DECLARATION_BYTES_MAX: Final = 20 + SESSION_NAME_BYTES_MAX + NAME_BYTES_MAX + 8
 
 _HEADER = struct.Struct("<IIHHIQIIIIQQQQqI12s")
-_REST = struct.Struct("<HHIQIIIIQQQQqI12s")
 _DECLARATION = struct.Struct("<16sHH")
+_NOTHING = bytes(12)
+DECLARATION_BYTES_MAX: Final = padded(_DECLARATION.size + SESSION_NAME_BYTES_MAX + NAME_BYTES_MAX)
 
 
 class BlockKind(IntEnum):
@@ -56,6 +58,9 @@ class BlockKind(IntEnum):
 
     BATCHES = 1
     DECLARATION = 2
+
+
+_KINDS: Final = frozenset(BlockKind)
 
 
 class BadBlock(ValueError):
@@ -79,7 +84,6 @@ class BlockHeader(NamedTuple):
     message_count: int
     sequenced_ns: int
     content_checksum: int = 0
-    reserved: bytes = bytes(12)
 
     @property
     def end(self) -> int:
@@ -95,25 +99,39 @@ class Declaration:
     incarnation: bytes
     dedup_id: str | None = None
 
+    def __post_init__(self) -> None:
+        check_session_name(self.session)
+        if self.dedup_id is not None:
+            check_name(self.dedup_id, kind="dedup id")
+        if len(self.incarnation) != 16:
+            raise ValueError(f"incarnation must be 16 bytes, not {len(self.incarnation)}")
+
 
 def encode_block_header(header: BlockHeader) -> bytes:
     """The 96 bytes of a block header."""
-    rest = _REST.pack(*header)
-    return BLOCK_MAGIC.to_bytes(4, "little") + crc32c(rest).to_bytes(4, "little") + rest
+    unsealed = _HEADER.pack(BLOCK_MAGIC, 0, *header, _NOTHING)
+    return unsealed[:4] + crc32c(unsealed[8:]).to_bytes(4, "little") + unsealed[8:]
 
 
 def decode_block_header(data: Buffer, start: int = 0) -> BlockHeader:
-    """Read the header at `start`; `BadBlock` if the checksum, the version or a bound fails."""
-    magic, checksum, *fields = _HEADER.unpack_from(data, start)
+    """Read the header at `start`; `BadBlock` if the checksum, the version or a bound fails.
+
+    After it, the length of a declaration may be trusted to bound what is read.
+    """
+    magic, checksum, *fields, nothing = _HEADER.unpack_from(data, start)
     if magic != BLOCK_MAGIC:
         raise BadBlock(f"no block starts here: magic {magic:#010x}")
     if checksum != crc32c(memoryview(data)[start + 8 : start + BLOCK_HEADER_BYTES]):
         raise BadBlock("block header fails its checksum")
     header = BlockHeader(*fields)
-    if header.version != VERSION or header.kind not in {BlockKind.BATCHES, BlockKind.DECLARATION}:
-        raise BadBlock(f"block of version {header.version} and kind {header.kind}")
+    if header.version != VERSION or header.kind not in _KINDS or nothing != _NOTHING:
+        raise BadBlock(f"unknown to this rt: block of version {header.version}, kind {header.kind}")
     if header.length_bytes % 8 or max(header.length_bytes, header.end, header.source_offset) >= NUMBER_MAX:
         raise BadBlock(f"block header out of range: {header.length_bytes} bytes, end {header.end}")
+    if header.kind == BlockKind.DECLARATION and (
+        header.length_bytes > DECLARATION_BYTES_MAX or header.message_count
+    ):
+        raise BadBlock(f"declaration of {header.length_bytes} bytes and {header.message_count} messages")
     return header
 
 
@@ -124,9 +142,12 @@ def encode_declaration(header: BlockHeader, declaration: Declaration) -> bytes:
     content += padding(len(content))
     whole = header._replace(
         kind=BlockKind.DECLARATION,
+        source_x=0,
+        source_y=0,
+        skip=0,
+        source_offset=0,
         length_bytes=len(content),
         message_count=0,
-        skip=0,
         content_checksum=crc32c(content),
     )
     return encode_block_header(whole) + content
@@ -134,21 +155,16 @@ def encode_declaration(header: BlockHeader, declaration: Declaration) -> bytes:
 
 def decode_declaration(header: BlockHeader, content: Buffer) -> Declaration:
     """Read what follows a declaration's header; `BadBlock` if it does not verify."""
-    if (
-        header.length_bytes > DECLARATION_BYTES_MAX
-        or header.message_count
-        or len(content) != header.length_bytes
-    ):
-        raise BadBlock(f"declaration of {header.length_bytes} bytes and {header.message_count} messages")
+    if header.kind != BlockKind.DECLARATION or len(content) != header.length_bytes:
+        raise BadBlock(f"no declaration: kind {header.kind}, {len(content)} of {header.length_bytes} bytes")
     if len(content) < _DECLARATION.size or crc32c(content) != header.content_checksum:
         raise BadBlock("declaration fails its checksum")
     incarnation, name_bytes, dedup_bytes = _DECLARATION.unpack_from(content)
     text = bytes(content[_DECLARATION.size :])
-    if name_bytes + dedup_bytes > len(text):
-        raise BadBlock("declaration is cut short")
+    if padded(_DECLARATION.size + name_bytes + dedup_bytes) != len(content):
+        raise BadBlock(f"declaration of the wrong length for names of {name_bytes} + {dedup_bytes} bytes")
     try:
-        name = check_session_name(text[:name_bytes].decode())
-        dedup = text[name_bytes : name_bytes + dedup_bytes].decode()
-        return Declaration(name, incarnation, check_name(dedup, kind="dedup id") if dedup else None)
+        name, dedup = text[:name_bytes].decode(), text[name_bytes : name_bytes + dedup_bytes].decode()
+        return Declaration(name, incarnation, dedup or None)
     except ValueError as error:
         raise BadBlock(f"declaration names no session: {error}") from error

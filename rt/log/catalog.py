@@ -86,20 +86,24 @@ class Catalog:
 
 def read_catalog(disk: Disk, path: str) -> Catalog:
     """Look at the directory. Segments that the table does not list are taken from their headers."""
-    on_disk = list_segments(disk, path)
     try:
         table = read_table(disk, path)
     except Damaged:
         table = None
-    listed = {segment.id: segment for segment in table.segments} if table else {}
-    kept = []
+    # Listed after the table was read: a segment that is not in the table is newer than it.
+    on_disk = list_segments(disk, path)
+    sealed = table.segments if table else ()
+    last = sealed[-1].id if sealed else SegmentId(-1, -1)
+    kept = [Kept(segment.id, segment.first, segment.end) for segment in sealed if not segment.is_trimmed]
     for segment in on_disk:
-        if (sealed := listed.get(segment)) is not None:
-            if not sealed.is_trimmed:
-                kept.append(Kept(segment, sealed.first, sealed.end))
-        elif (header := read_header(disk, path, segment)) is not None:
+        # One older than the last listed one was forgotten, and is about to be removed.
+        if segment > last and (header := read_header(disk, path, segment)) is not None:
             kept.append(Kept(segment, header.first, None, header))
-    return Catalog(tuple(kept), table)
+    return Catalog(tuple(sorted(kept, key=_by_id)), table)
+
+
+def _by_id(kept: Kept) -> SegmentId:
+    return kept.id
 
 
 def scanner_at(disk: Disk, path: str, header: SegmentHeader, file: File, position: int) -> Scanner:

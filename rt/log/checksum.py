@@ -1,4 +1,6 @@
-"""CRC-32C, and the seed that ties a batch to its place.
+"""CRC-32C (Castagnoli), and the seed that ties a batch to its place.
+
+`crc32c(data, start)` is the library's own: the checksum of `data`, going on from that of what came before.
 
 Law: the checksums of a batch start from the checksum of (incarnation, X, Y, offset), so that a batch which is
 whole but stands in another file, or elsewhere in its own, does not verify.
@@ -8,17 +10,25 @@ from __future__ import annotations
 
 import struct
 
-from crc32c import crc32c as _crc32c
+from crc32c import crc32c
 
 from rt.log.layout import Buffer
+
+__all__ = ["around", "batch_seed", "crc32c", "sealed", "segment_seed"]
 
 _PLACE = struct.Struct("<16sII")
 _OFFSET = struct.Struct("<Q")
 
 
-def crc32c(data: Buffer, start: int = 0) -> int:
-    """The CRC-32C (Castagnoli) of `data`, going on from the checksum `start` of what came before."""
-    return _crc32c(data, start)
+def around(data: Buffer) -> int:
+    """The CRC-32C of all of `data` but its bytes 12-15, where this checksum itself is kept."""
+    view = memoryview(data)
+    return crc32c(view[16:], crc32c(view[:12]))
+
+
+def sealed(data: bytes) -> bytes:
+    """`data` with its checksum in bytes 12-15."""
+    return data[:12] + around(data).to_bytes(4, "little") + data[16:]
 
 
 def segment_seed(incarnation: bytes, x: int, y: int) -> int:

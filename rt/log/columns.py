@@ -1,4 +1,4 @@
-"""Messages in columns: what readers hand out, and how batches become it.
+"""How batches become messages in columns.
 
 Law: decoding checks every offset and index before it is used, so that bytes with a valid checksum and hostile
 contents raise `BadBatch` and never reach past a buffer. A large batch is not copied: its columns are views of
@@ -8,164 +8,28 @@ the bytes that were read. Many small batches are decoded together, with a fixed 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader, expand
+from rt.log.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader, Int64s, expand
 from rt.log.layout import TOPIC_BYTES_MAX, padded
+from rt.log.messages import Message, MessageBatch
 
-if TYPE_CHECKING:
-    import pyarrow
+__all__ = ["Bytes", "Message", "MessageBatch", "Placed", "decode", "groups"]
 
-Int64s = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.int64] | npt.NDArray[np.uint16]
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _GROUP_BATCH_BYTES_MAX = 64 * 1024
 """Above it a batch is worth a view of its own; below it, decoding it alone would cost more than its bytes."""
 _GROUP_BYTES_MAX = 16 * 2**20
 """What small batches decoded together may come to once they are decompressed."""
-_COPY_MEAN_BYTES_MAX = 4096
-"""Up to this mean size one bulk copy of all values, then slices of bytes, beats a copy for each value."""
 
-
-class Message(NamedTuple):
-    """One message. In a session log `position` is the message's number."""
-
-    position: int
-    timestamp_ns: int
-    session: str
-    number: int
-    topic: str
-    value: bytes
-
-
-_ZERO = bytes(4)
-_message = partial(tuple.__new__, Message)
-
-
-@dataclass(frozen=True, slots=True)
-class MessageBatch:
-    """Consecutive messages in columns, all of one length.
-
-    `positions`, `timestamps_ns` (ns since the Unix epoch) and `numbers` are int64. Sessions and topics are
-    dictionaries: `session_index[i]` is the place of message i's session in `session_names`, or None where
-    there is just one; topics likewise. Message i's value is
-    `value_bytes[value_offsets[i]:value_offsets[i + 1]]`. Arrays may be views of a read buffer: treat them as
-    read-only.
-    """
-
-    positions: Int64s
-    timestamps_ns: Int64s
-    numbers: Int64s
-    session_names: tuple[str, ...]
-    session_index: Indices | None
-    topic_names: tuple[str, ...]
-    topic_index: Indices | None
-    value_offsets: npt.NDArray[np.int32]
-    value_bytes: memoryview
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    @property
-    def end(self) -> int:
-        """One past the last position."""
-        return int(self.positions[-1]) + 1
-
-    @property
-    def values(self) -> list[bytes]:
-        """The values, each copied into bytes of its own."""
-        offsets = self.value_offsets.tolist()
-        if offsets[-1] - offsets[0] > _COPY_MEAN_BYTES_MAX * len(self):
-            return [self.value_bytes[start:end].tobytes() for start, end in pairwise(offsets)]
-        data = self.value_bytes.tobytes()
-        return [data[start:end] for start, end in pairwise(offsets)]
-
-    @property
-    def topics(self) -> list[str]:
-        """The topic of each message."""
-        return _spread(self.topic_names, self.topic_index, len(self))
-
-    @property
-    def sessions(self) -> list[str]:
-        """The session of each message."""
-        return _spread(self.session_names, self.session_index, len(self))
-
-    def messages(self, positions: Iterator[int] | None = None) -> Iterator[Message]:
-        """The messages one by one. `positions`, if given, is where the positions are taken from."""
-        rows = zip(
-            self.positions.tolist() if positions is None else positions,
-            self.timestamps_ns.tolist(),
-            repeat(self.session_names[0]) if self.session_index is None else self.sessions,
-            self.numbers.tolist(),
-            repeat(self.topic_names[0]) if self.topic_index is None else self.topics,
-            self.values,
-            strict=False,
-        )
-        return map(_message, rows)
-
-    def slice(self, start: int, stop: int) -> MessageBatch:
-        """Messages `start` up to, not including, `stop`; nothing is copied."""
-        return MessageBatch(
-            self.positions[start:stop],
-            self.timestamps_ns[start:stop],
-            self.numbers[start:stop],
-            self.session_names,
-            None if self.session_index is None else self.session_index[start:stop],
-            self.topic_names,
-            None if self.topic_index is None else self.topic_index[start:stop],
-            self.value_offsets[start : stop + 1],
-            self.value_bytes,
-        )
-
-    def select(self, mask: npt.NDArray[np.bool_]) -> MessageBatch:
-        """The messages where `mask` is true; their values are copied together."""
-        lengths = np.diff(self.value_offsets)[mask]
-        offsets = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        return MessageBatch(
-            self.positions[mask],
-            self.timestamps_ns[mask],
-            self.numbers[mask],
-            self.session_names,
-            None if self.session_index is None else self.session_index[mask],
-            self.topic_names,
-            None if self.topic_index is None else self.topic_index[mask],
-            offsets,
-            memoryview(b"".join(self._runs(mask))),
-        )
-
-    def with_topics(self, wanted: frozenset[str]) -> MessageBatch | None:
-        """Only the messages of the `wanted` topics; None if there are none."""
-        keep = np.fromiter((name in wanted for name in self.topic_names), np.bool_, len(self.topic_names))
-        if keep.all():
-            return self
-        if self.topic_index is None or not keep.any():
-            return None
-        mask = keep[self.topic_index]
-        return self.select(mask) if mask.any() else None
-
-    def to_arrow(self) -> pyarrow.RecordBatch:
-        """A record batch of position, timestamp (ns, UTC), session, number, topic (dictionaries) and value.
-
-        Values, offsets and timestamps are not copied. Needs the extra `rt-transport[arrow]`.
-        """
-        from rt.log.arrow import record_batch
-
-        return record_batch(self)
-
-    def _runs(self, mask: npt.NDArray[np.bool_]) -> Iterator[memoryview]:
-        """The value bytes of each run of consecutive messages in `mask`."""
-        edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-        places = self.value_offsets[edges].tolist()
-        for start, end in zip(places[::2], places[1::2], strict=True):
-            yield self.value_bytes[start:end]
+_BAD_OFFSETS = "value offsets do not rise from 0 to the end of the values"
+_BAD_TOPIC_INDEX = "a topic index is not below the number of topics"
+_BAD_TIMES = "the time range in the header is not that of the messages"
 
 
 class Placed(NamedTuple):
@@ -184,7 +48,7 @@ class Placed(NamedTuple):
 
 
 def groups(batches: Sequence[Placed]) -> Iterator[Sequence[Placed]]:
-    """Cut a run of batches into those to decode together, in order."""
+    """Cut a run of batches into those to decode together, in order: a large one alone, small ones bounded."""
     first, size = 0, 0
     for index, batch in enumerate(batches):
         plain = batch.header.columns_bytes + batch.header.values_bytes
@@ -212,45 +76,39 @@ def decode(buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str]) -
 
 
 def _expanded(buffer: Bytes, batches: Sequence[Placed]) -> tuple[Bytes, list[Placed]]:
-    view, parts, moved, start = buffer.data, [], [], 0
-    for batch in batches:
-        plain = expand(view[batch.start : batch.start + batch.header.total_bytes], batch.header)
-        header = batch.header._replace(
-            flags=0,
-            total_bytes=len(plain),
-            columns_stored=batch.header.columns_bytes,
-            values_stored=batch.header.values_bytes,
-        )
-        parts.append(plain)
+    plain, headers = expand(buffer.data, [(batch.start, batch.header) for batch in batches])
+    moved, start = [], 0
+    for batch, header in zip(batches, headers, strict=True):
         moved.append(batch._replace(start=start, header=header))
-        start += len(plain)
-    return np.frombuffer(b"".join(parts) if len(parts) > 1 else parts[0], np.uint8), moved
+        start += header.total_bytes
+    return np.frombuffer(plain, np.uint8), moved
 
 
 def _decode_one(buffer: Bytes, batch: Placed, sessions: dict[int, str]) -> MessageBatch | None:
     header = batch.header
     count = header.message_count
     at = batch.start + BATCH_HEADER_BYTES
+    columns_end = at + header.columns_bytes
     offsets = buffer[at : at + 4 * (count + 1)].view(np.int32)
-    if offsets[0] != 0 or offsets[-1] != header.values_bytes or (np.diff(offsets) < 0).any():
-        raise BadBatch("value offsets do not rise from 0 to the end of the values")
+    if offsets[0] != 0 or offsets[-1] != header.values_bytes or (offsets[1:] < offsets[:-1]).any():
+        raise BadBatch(_BAD_OFFSETS)
     at += padded(4 * (count + 1))
     timestamps_ns = buffer[at : at + 8 * count].view(np.int64)
+    if timestamps_ns.min() != header.timestamp_low_ns or timestamps_ns.max() != header.timestamp_high_ns:
+        raise BadBatch(_BAD_TIMES)
     at += 8 * count
     topic_index = None
     if header.topic_count > 1:
         topic_index = buffer[at : at + 2 * count].view(np.uint16)
         if topic_index.max() >= header.topic_count:
-            raise BadBatch(f"topic index {topic_index.max()} of {header.topic_count} topics")
+            raise BadBatch(_BAD_TOPIC_INDEX)
         at += padded(2 * count)
-    topics = _read_topics(
-        buffer, at, header.topic_count, batch.start + BATCH_HEADER_BYTES + header.columns_bytes
-    )
-    values = batch.start + BATCH_HEADER_BYTES + padded(header.columns_stored)
+    topics = _read_topics(buffer[at:columns_end].tobytes(), header.topic_count)
+    values = batch.start + BATCH_HEADER_BYTES + padded(header.columns_bytes)
     whole = MessageBatch(
         np.arange(batch.first_position, batch.first_position + count, dtype=np.int64),
         timestamps_ns,
-        np.arange(header.first, header.first + count, dtype=np.int64),
+        np.arange(header.first, header.end, dtype=np.int64),
         (sessions[batch.session_id],),
         None,
         tuple(topics),
@@ -264,137 +122,133 @@ def _decode_one(buffer: Bytes, batch: Placed, sessions: dict[int, str]) -> Messa
 
 
 def _decode_many(buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str]) -> MessageBatch | None:
-    starts = np.array([batch.start for batch in batches], np.int64)
-    words = _words(buffer)
-    counts = words[starts // 4 + 5].astype(np.int64)
-    topic_counts = _halves(buffer)[starts // 2 + 9].astype(np.int64)
-    values_bytes = words[starts // 4 + 15].astype(np.int64)
-    offsets_at = starts + BATCH_HEADER_BYTES
-    timestamps_at = offsets_at + (4 * (counts + 1) + 7 & ~7)
-    index_at = timestamps_at + 8 * counts
-    topics_at = index_at + np.where(topic_counts > 1, 2 * counts + 7 & ~7, 0)
-
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    offset_place = np.repeat(offsets_at // 4, counts) + within
-    ends = words[offset_place + 1].astype(np.int64)
-    if (
-        words[offsets_at // 4].any()
-        or (words[offsets_at // 4 + counts] != values_bytes).any()
-        or (ends < words[offset_place]).any()
-    ):
-        raise BadBatch("value offsets do not rise from 0 to the end of the values")
-    value_offsets = np.zeros(len(within) + 1, np.int32)
-    value_offsets[1:] = ends + np.repeat(np.cumsum(values_bytes) - values_bytes, counts)
-
-    topic_names, topic_index = _topics_of_many(buffer, batches, topics_at, index_at)
-    session_names, session_index = _sessions_of_many(batches, counts, sessions)
-    firsts = np.array([batch.first_position for batch in batches], np.int64)
-    numbers = np.array([batch.header.first for batch in batches], np.int64)
+    """What `_decode_one` says of each of `batches`, one behind the other."""
+    starts, _, first_positions, skips, session_ids, _ = zip(*batches, strict=True)
+    group = _Group(buffer, np.array(starts, np.int64))
+    topic_names, topic_index = group.topics()
+    session_names, session_index = group.named(session_ids, sessions)
     whole = MessageBatch(
-        np.repeat(firsts, counts) + within,
-        _longs(buffer)[np.repeat(timestamps_at // 8, counts) + within],
-        np.repeat(numbers, counts) + within,
+        group.spread(np.array(first_positions, np.int64)) + group.within,
+        group.timestamps_ns(),
+        group.numbers(),
         session_names,
         session_index,
         topic_names,
         topic_index,
-        value_offsets,
-        memoryview(b"".join(_values_of(buffer, batches))),
+        group.value_offsets(),
+        memoryview(b"".join(group.values())),
     )
-    if not any(batch.skip for batch in batches):
+    if not any(skips):
         return whole
-    kept = within >= np.repeat(np.array([batch.skip for batch in batches], np.int64), counts)
+    kept = group.within >= group.spread(np.array(skips, np.int64))
     return whole.select(kept) if kept.any() else None
 
 
-def _values_of(buffer: Bytes, batches: Sequence[Placed]) -> list[memoryview]:
-    view, parts = buffer.data, []
-    for batch in batches:
-        start = batch.start + BATCH_HEADER_BYTES + padded(batch.header.columns_stored)
-        parts.append(view[start : start + batch.header.values_bytes])
-    return parts
+class _Group:
+    """Batches in a buffer, read together. Arrays have one entry a batch; `within` has one a message.
+
+    Counts and sizes are read from the headers, at the places of the header's diagram.
+    """
+
+    def __init__(self, buffer: Bytes, starts: Int64s) -> None:
+        self.view = buffer.data
+        self.halves: npt.NDArray[np.uint16] = buffer[: len(buffer) & -2].view(np.uint16)
+        self.words: npt.NDArray[np.int32] = buffer[: len(buffer) & -4].view(np.int32)
+        self.longs: Int64s = buffer[: len(buffer) & -8].view(np.int64)
+        self.starts = starts
+        self.topic_counts = self.halves[(starts + 18) // 2].astype(np.int64)
+        self.counts = self.words[(starts + 20) // 4].astype(np.int64)
+        columns_bytes = self.words[(starts + 56) // 4]
+        self.values_bytes = self.words[(starts + 60) // 4].astype(np.int64)
+        self.offsets_at = starts + BATCH_HEADER_BYTES
+        self.timestamps_at = self.offsets_at + (4 * self.counts + 11 & -8)
+        self.index_at = self.timestamps_at + 8 * self.counts
+        self.topics_at = self.index_at + np.where(self.topic_counts > 1, 2 * self.counts + 7 & -8, 0)
+        self.columns_end = self.offsets_at + columns_bytes
+        self.values_at = self.offsets_at + (columns_bytes + 7 & -8)
+        self.firsts = np.cumsum(self.counts) - self.counts
+        """The ordinal of each batch's first message in the group; `within` is a message's in its batch."""
+        self.within = np.arange(self.counts.sum()) - self.spread(self.firsts)
+
+    def spread(self, entries: Int64s) -> Int64s:
+        """Each batch's entry for each of its messages."""
+        return np.repeat(entries, self.counts)
+
+    def numbers(self) -> Int64s:
+        return self.spread(self.longs[(self.starts + 24) // 8]) + self.within
+
+    def value_offsets(self) -> npt.NDArray[np.int32]:
+        words, offsets_at = self.words, self.offsets_at // 4
+        places = self.spread(offsets_at) + self.within
+        ends = words[places + 1]
+        if (
+            words[offsets_at].any()
+            or (words[offsets_at + self.counts] != self.values_bytes).any()
+            or (ends < words[places]).any()
+        ):
+            raise BadBatch(_BAD_OFFSETS)
+        offsets = np.zeros(len(ends) + 1, np.int32)
+        offsets[1:] = ends + self.spread(np.cumsum(self.values_bytes) - self.values_bytes)
+        return offsets
+
+    def values(self) -> list[memoryview]:
+        ends = (self.values_at + self.values_bytes).tolist()
+        return [self.view[start:end] for start, end in zip(self.values_at.tolist(), ends, strict=True)]
+
+    def timestamps_ns(self) -> Int64s:
+        stamps: Int64s = self.longs[self.spread(self.timestamps_at // 8) + self.within]
+        lows = np.minimum.reduceat(stamps, self.firsts) == self.longs[(self.starts + 32) // 8]
+        highs = np.maximum.reduceat(stamps, self.firsts) == self.longs[(self.starts + 40) // 8]
+        if not (lows.all() and highs.all()):
+            raise BadBatch(_BAD_TIMES)
+        return stamps
+
+    def topics(self) -> tuple[tuple[str, ...], Int64s | None]:
+        """One dictionary for all the batches, and each message's place in it.
+
+        Most batches bring the same few dictionaries: each of them is read once.
+        """
+        places: dict[str, int] = {}
+        known: dict[tuple[int, bytes], int] = {}
+        dictionaries: list[int] = []
+        dictionary_at: list[int] = []
+        sections = (self.topics_at.tolist(), self.columns_end.tolist(), self.topic_counts.tolist())
+        for start, end, count in zip(*sections, strict=True):
+            raw = bytes(self.view[start:end])
+            at = known.get((count, raw))
+            if at is None:
+                at = known[count, raw] = len(dictionaries)
+                dictionaries += [places.setdefault(name, len(places)) for name in _read_topics(raw, count)]
+            dictionary_at.append(at)
+        index = self.spread(np.array(dictionary_at, np.int64))
+        if (self.topic_counts > 1).any():
+            topic_counts = self.spread(self.topic_counts)
+            many = topic_counts > 1
+            own = self.halves[(self.spread(self.index_at // 2) + self.within)[many]]
+            if (own >= topic_counts[many]).any():
+                raise BadBatch(_BAD_TOPIC_INDEX)
+            index[many] += own
+        return tuple(places), None if len(places) == 1 else np.array(dictionaries, np.int64)[index]
+
+    def named(
+        self, session_ids: Sequence[int], sessions: dict[int, str]
+    ) -> tuple[tuple[str, ...], Int64s | None]:
+        """The sessions of the batches, and each message's place among them."""
+        places: dict[int, int] = {}
+        index = [places.setdefault(session_id, len(places)) for session_id in session_ids]
+        names = tuple(sessions[session_id] for session_id in places)
+        return names, None if len(names) == 1 else self.spread(np.array(index, np.int64))
 
 
-def _topics_of_many(
-    buffer: Bytes, batches: Sequence[Placed], topics_at: Int64s, index_at: Int64s
-) -> tuple[tuple[str, ...], Int64s | None]:
-    """One dictionary for all the batches, and each message's place in it."""
-    places: dict[str, int] = {}
-    indices: list[Int64s] = []
-    singles: list[int] = []
-    single_counts: list[int] = []
-
-    def flush() -> None:
-        if singles:
-            indices.append(np.repeat(np.array(singles, np.int64), single_counts))
-            singles.clear()
-            single_counts.clear()
-
-    for batch, at, index_start in zip(batches, topics_at.tolist(), index_at.tolist(), strict=True):
-        header = batch.header
-        end = batch.start + BATCH_HEADER_BYTES + header.columns_bytes
-        own = [
-            places.setdefault(name, len(places)) for name in _read_topics(buffer, at, header.topic_count, end)
-        ]
-        if header.topic_count == 1:
-            singles.append(own[0])
-            single_counts.append(header.message_count)
-            continue
-        flush()
-        index = buffer[index_start : index_start + 2 * header.message_count].view(np.uint16)
-        if index.max() >= header.topic_count:
-            raise BadBatch(f"topic index {index.max()} of {header.topic_count} topics")
-        indices.append(np.array(own, np.int64)[index])
-    flush()
-    return tuple(places), None if len(places) == 1 else np.concatenate(indices)
-
-
-def _sessions_of_many(
-    batches: Sequence[Placed], counts: Int64s, sessions: dict[int, str]
-) -> tuple[tuple[str, ...], Int64s | None]:
-    places: dict[int, int] = {}
-    index = [places.setdefault(batch.session_id, len(places)) for batch in batches]
-    names = tuple(sessions[session_id] for session_id in places)
-    return names, None if len(names) == 1 else np.repeat(np.array(index, np.int64), counts)
-
-
-def _read_topics(buffer: Bytes, at: int, count: int, end: int) -> list[str]:
-    """The topics whose offsets start at `at`; their bytes must end exactly at `end`."""
-    text = at + 4 * (count + 1)
-    if text > end:
-        raise BadBatch("topics reach beyond the columns")
-    raw = buffer[text:end].tobytes()
+def _read_topics(raw: bytes, count: int) -> list[str]:
+    """The `count` topics in the last part of the columns: their offsets, then their bytes to the very end."""
+    offsets = np.frombuffer(raw, np.int32, count + 1)
+    text = raw[4 * (count + 1) :]
+    if offsets[0] != 0 or offsets[-1] != len(text) or (offsets[1:] < offsets[:-1]).any():
+        raise BadBatch("topic offsets do not rise from 0 to the end of the topics")
+    if len(text) > TOPIC_BYTES_MAX and np.diff(offsets).max() > TOPIC_BYTES_MAX:
+        raise BadBatch(f"a topic above {TOPIC_BYTES_MAX} bytes")
     try:
-        if count == 1:
-            if buffer[at : at + 8].tobytes() != _ZERO + len(raw).to_bytes(4, "little"):
-                raise BadBatch("topic offsets do not rise from 0 to the end of the topics")
-            topics = [raw.decode()]
-        else:
-            offsets = buffer[at:text].view(np.int32)
-            if offsets[0] != 0 or offsets[-1] != len(raw) or (np.diff(offsets) < 0).any():
-                raise BadBatch("topic offsets do not rise from 0 to the end of the topics")
-            topics = [raw[start:stop].decode() for start, stop in pairwise(offsets.tolist())]
+        return [text[start:end].decode() for start, end in pairwise(offsets.tolist())]
     except UnicodeDecodeError as error:
         raise BadBatch(f"a topic is not UTF-8: {error}") from error
-    if len(raw) > TOPIC_BYTES_MAX and max(len(topic.encode()) for topic in topics) > TOPIC_BYTES_MAX:
-        raise BadBatch(f"a topic above {TOPIC_BYTES_MAX} bytes")
-    return topics
-
-
-def _words(buffer: Bytes) -> npt.NDArray[np.int32]:
-    return buffer[: len(buffer) & ~3].view(np.int32)
-
-
-def _halves(buffer: Bytes) -> npt.NDArray[np.uint16]:
-    return buffer[: len(buffer) & ~1].view(np.uint16)
-
-
-def _longs(buffer: Bytes) -> Int64s:
-    return buffer[: len(buffer) & ~7].view(np.int64)
-
-
-def _spread(names: tuple[str, ...], index: Indices | None, count: int) -> list[str]:
-    if index is None:
-        return [names[0]] * count
-    table: Any = names
-    return [table[place] for place in index.tolist()]

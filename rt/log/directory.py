@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rt.errors import Damaged, NotALog
-from rt.log.disk import Disk, storage_errors
+from rt.log.disk import Disk, storage_error, storage_errors
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, newest_durable_end
 from rt.log.frames import Scan, Scanner, scanner_for
 from rt.log.index import IndexEntry, decode_entries, index_file_name
@@ -50,6 +50,8 @@ def is_log_directory(disk: Disk, path: str) -> bool:
         names = disk.list_directory(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise storage_error(error, path, "listing a directory") from error
     return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
 
 

@@ -50,6 +50,9 @@ class File(Protocol):
 class Lock(Protocol):
     """An exclusive lock that ends with `close` or with the process."""
 
+    def is_linked(self) -> bool:
+        """Whether the lock's file is still there: where it was removed, another writer may have come in."""
+
     def close(self) -> None:
         """Give the lock back."""
 
@@ -195,7 +198,7 @@ class RealDisk:
             return None
 
     def lock(self, path: str) -> Lock:
-        """Call flock(2): held by the open file, so a second open in this very process is refused as well."""
+        """By flock: held by the open file, so a second lock in this very process is refused as well."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,4 +259,8 @@ def write_whole(disk: Disk, path: str, content: bytes) -> None:
         disk.remove(aside)  # On a full disk it would keep the last free bytes.
         raise
     disk.rename(aside, path)
-    disk.sync_directory(directory)
+    try:
+        disk.sync_directory(directory)
+    except OSError as error:
+        # The new content is in place already: this is no full disk that could be tried again.
+        raise OSError(errno.EIO, f"syncing the directory: {error.strerror}") from error

@@ -5,8 +5,9 @@ not synced themselves: a lost one only makes the known end smaller, a torn one l
 
     offset  bytes  field
          0      8  magic "RTDURBLE"
-         8      4  checksum: CRC-32C of bytes 16-63
-        12      4  version
+         8      2  version
+        10      2  0
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-63
         16      8  sequence, one higher at each write; record sequence % 2 is overwritten
         24      4  X
         28      4  Y
@@ -21,14 +22,15 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from rt.log.checksum import crc32c
-from rt.log.layout import VERSION
+from rt.errors import UnknownVersion
+from rt.log.checksum import around, sealed
+from rt.log.layout import NEWER_HINT, VERSION
 from rt.log.segment import SegmentId
 
 DURABLE_FILE: Final = "durable"
 RECORD_BYTES: Final = 64
 
-_RECORD = struct.Struct("<8sIIQIIQQ16s")
+_RECORD = struct.Struct("<8sHHIQIIQQ16s")
 _MAGIC = b"RTDURBLE"
 
 
@@ -45,10 +47,9 @@ class DurableEnd:
 
 def encode_durable_end(record: DurableEnd) -> bytes:
     """The 64 bytes of a record."""
-    body = struct.pack(
-        "<QIIQQ16s", record.sequence, record.id.x, record.id.y, record.offset, record.end, record.origin
-    )
-    return struct.pack("<8sII", _MAGIC, crc32c(body), VERSION) + body
+    x, y = record.id
+    fields = (VERSION, 0, 0, record.sequence, x, y, record.offset, record.end, record.origin)
+    return sealed(_RECORD.pack(_MAGIC, *fields))
 
 
 def record_place(sequence: int) -> int:
@@ -57,7 +58,10 @@ def record_place(sequence: int) -> int:
 
 
 def newest_durable_end(data: bytes) -> DurableEnd | None:
-    """The newer valid record of a `durable` file's bytes; None if neither is valid."""
+    """The newer valid record of a `durable` file's bytes; None if neither is valid.
+
+    `rt.UnknownVersion` if a newer rt wrote one of them: what it holds for synced is not to be forgotten.
+    """
     records = (_decode(data[start : start + RECORD_BYTES]) for start in (0, RECORD_BYTES))
     return max((record for record in records if record), key=lambda record: record.sequence, default=None)
 
@@ -65,7 +69,15 @@ def newest_durable_end(data: bytes) -> DurableEnd | None:
 def _decode(data: bytes) -> DurableEnd | None:
     if len(data) < RECORD_BYTES:
         return None
-    magic, checksum, version, sequence, x, y, offset, end, origin = _RECORD.unpack(data)
-    if magic != _MAGIC or version != VERSION or checksum != crc32c(data[16:]):
+    magic, version, _, checksum, sequence, x, y, offset, end, origin = _RECORD.unpack(data)
+    if magic != _MAGIC or checksum != around(data):
         return None
+    if version != VERSION:
+        raise UnknownVersion(
+            "durable end of an unknown version",
+            where=DURABLE_FILE,
+            got=version,
+            wanted=VERSION,
+            hint=NEWER_HINT,
+        )
     return DurableEnd(sequence, SegmentId(x, y), offset, end, origin)

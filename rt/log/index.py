@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from rt.log.checksum import crc32c
-from rt.log.layout import Buffer
+from rt.log.layout import NUMBER_MAX, Buffer
 from rt.log.segment import SegmentId
 
 INDEX_STRIDE_BYTES: Final = 2**20
@@ -37,6 +37,9 @@ class EntryKind(IntEnum):
 
     FRAME = 1
     DECLARATION = 2
+
+
+_KINDS: Final = frozenset(EntryKind)
 
 
 class IndexEntry(NamedTuple):
@@ -65,7 +68,8 @@ def decode_entries(data: Buffer, seed: int) -> Iterator[IndexEntry]:
     whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
     for start in range(0, len(whole), ENTRY_BYTES):
         first, offset, timestamp_high_ns, kind, checksum = _ENTRY.unpack_from(whole, start)
-        if crc32c(whole[start : start + 28], seed) != checksum or kind not in {1, 2} or offset <= last:
+        if crc32c(whole[start : start + _BODY.size], seed) != checksum or kind not in _KINDS:
             continue
-        last = offset
-        yield IndexEntry(first, offset, timestamp_high_ns, EntryKind(kind))
+        if last < offset < NUMBER_MAX and first < NUMBER_MAX:
+            last = offset
+            yield IndexEntry(first, offset, timestamp_high_ns, EntryKind(kind))

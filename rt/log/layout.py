@@ -1,4 +1,10 @@
-"""Sizes, limits and types that all formats of the log share: little-endian, multiples of 8, zero padding."""
+"""Sizes, limits and types that all formats of the log share: little-endian, multiples of 8, zero padding.
+
+Law: what stands in a file of its own (segment, segments table, durable end) begins alike in every version:
+magic 8 bytes, version 2, kind 2 (or 0), and at 12 the checksum of the rest (of a segment: of its first 64
+bytes). So an older rt can tell what is newer from what is damaged. Batches, blocks and index entries are of
+the version that their segment says.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 VERSION: Final = 1
 """The one version of every structure; a reader refuses any other by name."""
+NEWER_HINT: Final = "It was written by a newer rt: use that one."
 
 MESSAGE_BYTES_MAX: Final = 256 * 2**20
 TOPIC_BYTES_MAX: Final = 1024

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from operator import length_hint
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rt.errors import Damaged, Gap, NotALog
 from rt.events import BadMessage, BadTail, Event, SkipForward
@@ -50,8 +51,8 @@ class LogReader:
     `topics`, if given, are the only ones handed out. `on_event` gets the events of `rt.events`; without it,
     missing messages raise `rt.Gap`, and reading on afterwards goes on behind the gap.
 
-    Iterating, `poll` and `batches` draw from the same place and may be mixed. For one thread; `close` and
-    `wake` may come from any.
+    Iterating, `poll` and `batches` draw from the same place and may be mixed. For one thread; `close` may
+    come from any.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class LogReader:
         self._reading = threading.RLock()
         self._is_busy = False
         self._told_tail: BadTail | None = None
+        self._deferred: Exception | None = None
+        self._list_again_at = 0.0
         self._file: File | None = None
         self._segment: SegmentId | None = None
         self._scanner: Scanner
         self._read_bytes = READ_BYTES
-        self._groups: Iterator[MessageBatch] = iter(())
+        self._groups: Iterator[MessageBatch | BadMessage] = iter(())
         self._given: MessageBatch | None = None
         self._rows: Iterator[int] = iter(())
         if not is_log_directory(disk, self.path):
@@ -85,9 +88,10 @@ class LogReader:
             )
         self._watch = DirectoryWatch(self.path) if follow else None
         try:
-            self.identity = read_identity(disk, self.path)
-            self._names = {0: self.identity.name}
-            self._position = self._resolve(position)
+            with storage_errors(self.path, "opening a log"):
+                self.identity = read_identity(disk, self.path)
+                self._names = {0: self.identity.name}
+                self._position = self._resolve(position)
         except BaseException:
             self.close()
             raise
@@ -95,10 +99,15 @@ class LogReader:
     @property
     def position(self) -> int:
         """The next position to be handed out: store it, and give it to a later reader."""
-        left = length_hint(self._rows)
+        left = operator.length_hint(self._rows)
         if self._given is not None and left:
             return int(self._given.positions[len(self._given) - left])
         return self._position
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the end of the log, or for ever with `follow`."""
@@ -113,11 +122,16 @@ class LogReader:
     def poll(self, max_messages: int = 1000, timeout: float | None = 0.0) -> list[Message]:
         """Up to `max_messages`, waiting up to `timeout` seconds (None: for ever) for the first one."""
         messages: list[Message] = []
-        while len(messages) < max_messages:
-            batch = self.next_batch(0.0 if messages else timeout, max_messages - len(messages))
-            if batch is None:
-                break
-            messages.extend(batch.messages())
+        try:
+            while len(messages) < max_messages:
+                batch = self.next_batch(0.0 if messages else timeout, max_messages - len(messages))
+                if batch is None:
+                    break
+                messages.extend(batch.messages())
+        except Exception as error:
+            if not messages:
+                raise
+            self._deferred = error  # First what there is, then what is wrong.
         return messages
 
     def next_batch(
@@ -126,6 +140,9 @@ class LogReader:
         """The next messages in columns; None at the end, or after `timeout` seconds with none (`follow`)."""
         batch = self._undelivered()
         if batch is None:
+            deferred, self._deferred = self._deferred, None
+            if deferred is not None:
+                raise deferred
             batch = self._read(timeout)
             if batch is None:
                 return None
@@ -138,7 +155,8 @@ class LogReader:
     def seek(self, position: Place) -> None:
         """Go on reading at `position`, backwards or forwards."""
         self._forget()
-        self._position = self._resolve(position)
+        with storage_errors(self.path, "seeking in a log"):
+            self._position = self._resolve(position)
 
     def position_at(self, timestamp_ns: int) -> int:
         """The first kept position whose timestamp is at or above `timestamp_ns`; the end if there is none."""
@@ -156,15 +174,12 @@ class LogReader:
                 end = max(end, batch.end)
         return end
 
-    def wake(self) -> None:
-        """End a wait for new messages early; from any thread."""
-        if self._watch is not None:
-            self._watch.wake()
-
     def close(self) -> None:
         """Stop, from any thread: another thread's wait ends, and its iteration with it. Twice is allowed."""
         self._closed = True
-        self.wake()
+        deque(self._rows, maxlen=0)
+        if (watch := self._watch) is not None:
+            watch.wake()
         with self._reading:
             if not self._is_busy:
                 self._release()
@@ -186,13 +201,14 @@ class LogReader:
 
     def _undelivered(self) -> MessageBatch | None:
         """What an iteration that was broken off, or a limited poll, left over."""
-        given, rows, left = self._given, self._rows, length_hint(self._rows)
+        given, rows, left = self._given, self._rows, operator.length_hint(self._rows)
         self._given, self._rows = None, iter(())
         deque(rows, maxlen=0)  # An iteration that was broken off must not go on with what is handed out now.
         return given.slice(len(given) - left, len(given)) if given is not None and left else None
 
     def _forget(self) -> None:
-        self._given, self._rows, self._groups = None, iter(()), iter(())
+        self._undelivered()
+        self._groups, self._deferred = iter(()), None
         self._leave()
 
     # Reading
@@ -202,7 +218,8 @@ class LogReader:
         with self._reading:
             self._is_busy = True
             try:
-                return self._read_until(deadline)
+                with storage_errors(self.path, "reading a log"):
+                    return self._read_until(deadline)
             finally:
                 self._is_busy = False
                 if self._closed:
@@ -210,9 +227,11 @@ class LogReader:
 
     def _read_until(self, deadline: float) -> MessageBatch | None:
         while not self._closed:
-            for batch in self._groups:
-                wanted = self._wanted(batch)
-                if wanted is not None:
+            for found in self._groups:
+                if isinstance(found, BadMessage):
+                    self._position = max(self._position, found.end)
+                    self._tell(found)
+                elif (wanted := self._wanted(found)) is not None:
                     return wanted
             if self._advance():
                 continue
@@ -253,7 +272,8 @@ class LogReader:
         with storage_errors(self.path, "reading a segment"):
             return self._file.pread(size, self._scanner.offset)
 
-    def _decode(self, data: bytes, scan: Scan) -> Iterator[MessageBatch]:
+    def _decode(self, data: bytes, scan: Scan) -> Iterator[MessageBatch | BadMessage]:
+        """What the batches of a read hold. Raises nothing, so that one bad batch does not hide the others."""
         wanted = [b for b in scan.batches if b.first_position + b.header.message_count > self._position]
         if isinstance(self._scanner, MergedScanner):
             self._names = {session_id: found.session for session_id, found in self._scanner.sessions.items()}
@@ -262,14 +282,14 @@ class LogReader:
             try:
                 batch = decode(buffer, group, self._names)
             except BadBatch:
-                yield from self._decode_apart(buffer, list(group))
+                yield from self._decode_apart(buffer, group)
                 continue
             if batch is not None:
                 yield batch
 
     def _decode_apart(
-        self, buffer: np.ndarray[tuple[int], np.dtype[np.uint8]], group: list[Placed]
-    ) -> Iterator[MessageBatch]:
+        self, buffer: npt.NDArray[np.uint8], group: Sequence[Placed]
+    ) -> Iterator[MessageBatch | BadMessage]:
         """Decode each batch for itself, so that a bad one is named and the others are handed out."""
         for placed in group:
             try:
@@ -277,35 +297,44 @@ class LogReader:
             except BadBatch as reason:
                 start = placed.first_position + placed.skip
                 end = placed.first_position + placed.header.message_count
-                self._position = max(self._position, end)
-                self._tell(BadMessage(start, end, self._segment_path(), placed.offset, str(reason)))
+                yield BadMessage(start, end, self._segment_path(), placed.offset, str(reason))
                 continue
             if batch is not None:
                 yield batch
 
     # From segment to segment
 
-    def _enter(self) -> bool:
-        """Open the segment that holds the position; False if there is none yet."""
+    def _enter(self, *, is_gap: bool = False) -> bool:
+        """Open the segment that holds the position; False if there is none yet.
+
+        In a dedup session numbers jump between segments; after a trim (`is_gap`) a jump is told all the same.
+        """
         catalog = read_catalog(self._disk, self.path)
         kept = catalog.find(self._position, monotone=self.identity.dedup_id is None)
         if kept is None:
             self._skip_to(catalog, catalog.known_end)
             return False
-        if self.identity.dedup_id is not None:
+        if self.identity.dedup_id is not None and not is_gap:
             self._position = max(self._position, kept.first)
         self._skip_to(catalog, kept.first)
         return self._open(kept, self._position)
 
     def _open(self, kept: Kept, position: int) -> bool:
         """Open `kept` at `position`; False if it was trimmed meanwhile."""
+        path = segment_path(self.path, kept.id)
         try:
             header = kept.header or read_header(self._disk, self.path, kept.id)
-            file = self._disk.open(segment_path(self.path, kept.id)) if header is not None else None
+            file = self._disk.open(path) if header is not None else None
         except FileNotFoundError:
-            return False
+            header = file = None
         if header is None or file is None:
+            if any(again == kept for again in read_catalog(self._disk, self.path).kept):
+                hint = "Restore or refetch the file; `rt log verify` lists all damage."
+                raise Damaged("a segment is missing that was not trimmed", path=path, offset=0, hint=hint)
             return False
+        if (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
+            file.close()
+            raise Damaged("segment of another log", path=path, offset=0, got=header.origin.hex())
         self._leave()
         self._file, self._segment = file, kept.id
         self._scanner = scanner_at(self._disk, self.path, header, file, position)
@@ -317,23 +346,23 @@ class LogReader:
         assert self._file is not None
         if self._file.size() == 0 or not self._file.is_linked():
             return self._trimmed()
-        later = self._later()
+        later = self._later(is_last_look=self._watch is None)
         durable = read_durable_end(self._disk, self.path)
         known = durable.offset if durable is not None and durable.id == self._segment else 0
         if self._grew(scan, got):
             return True
         if later is None and self._scanner.offset >= known:
-            if (scan.problem or scan.needed) and self._watch is None:
+            if self._scanner.boundary < self._file.size() and self._watch is None:
                 self._bad_tail()
             return False
-        if later is not None and self._scanner.offset == self._file.size():
+        if later is not None and self._scanner.boundary == self._file.size():
             return self._open_next(later)
         if self._file.size() == 0:
             return self._trimmed()
         raise Damaged(
             scan.problem or "the segment ends inside a batch",
             path=self._segment_path(),
-            offset=self._scanner.offset,
+            offset=self._scanner.boundary,
             hint="Restore or refetch the file; `rt log verify` lists all damage.",
         )
 
@@ -345,27 +374,41 @@ class LogReader:
         data = self._pread(max(got, scan.needed))
         return copy(self._scanner).scan(memoryview(data)).consumed > 0
 
-    def _later(self) -> Kept | None:
-        """The next segment, if there is one. Two look-ups where nothing happened, a listing where it did."""
+    def _later(self, *, is_last_look: bool) -> Kept | None:
+        """The next segment, if there is one.
+
+        Two look-ups while nothing happens; a listing where something did, before the reader says that this is
+        the end, and for a follower now and then.
+        """
         assert self._segment is not None
         x, y = self._segment
         nearby = (SegmentId(x, y + 1), SegmentId(x + 1, 0))
-        if all(self._disk.size(segment_path(self.path, segment)) is None for segment in nearby):
+        is_due = is_last_look or time.monotonic() >= self._list_again_at
+        if not is_due and all(self._disk.size(segment_path(self.path, near)) is None for near in nearby):
             return None
+        self._list_again_at = time.monotonic() + _LOOK_AGAIN_SECONDS
         return read_catalog(self._disk, self.path).after(self._segment)
 
     def _open_next(self, kept: Kept) -> bool:
+        assert self._segment is not None
         end = self._scanner.next
-        if kept.first > end and self.identity.kind is not Kind.FILTERED and self.identity.dedup_id is None:
-            self._skip_to(read_catalog(self._disk, self.path), kept.first)
-        if self.identity.dedup_id is not None:
+        may_jump = self.identity.dedup_id is not None and kept.id.x != self._segment.x
+        if may_jump:
             self._position = kept.first
+        elif kept.first > end and self.identity.kind is not Kind.FILTERED:
+            self._skip_to(read_catalog(self._disk, self.path), kept.first)
         return self._open(kept, max(self._position, kept.first))
 
     def _trimmed(self) -> bool:
         """The open segment was trimmed under us: look again for where the position is now."""
         self._leave()
-        return self._enter()
+        return self._enter(is_gap=True)
+
+    def make_durable(self) -> None:
+        """Sync what was read: a remembered position must not be ahead of the log after a power cut."""
+        if self._file is not None:
+            with storage_errors(self.path, "syncing a segment"):
+                self._file.sync()
 
     def _skip_to(self, catalog: Catalog, start: int) -> None:
         if start > self._position:
@@ -399,8 +442,8 @@ class LogReader:
             )
 
     def _resolve(self, position: Place) -> int:
-        if isinstance(position, int) and not isinstance(position, bool):
-            return self._checked(position)
+        if not isinstance(position, str | bool) and hasattr(position, "__index__"):
+            return self._checked(operator.index(position))
         catalog = read_catalog(self._disk, self.path)
         if position == "earliest":
             return catalog.start
@@ -430,7 +473,7 @@ class LogReader:
         if not self._open(catalog.kept[-1], 2**62):
             return catalog.known_end
         assert self._file is not None
-        for _ in scans(self._file.pread, self._scanner, values=False):
+        for _ in scans(self._file.pread, self._scanner):
             pass
         end = self._scanner.next
         self._leave()

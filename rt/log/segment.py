@@ -25,8 +25,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from rt.errors import Damaged, UnknownVersion
-from rt.log.checksum import crc32c, segment_seed
-from rt.log.layout import NUMBER_MAX, VERSION, Buffer
+from rt.log.checksum import around, sealed, segment_seed
+from rt.log.layout import NEWER_HINT, NUMBER_MAX, VERSION, Buffer
 
 SEGMENT_HEADER_BYTES: Final = 64
 SEGMENT_MAGIC: Final = b"RTSEGMNT"
@@ -42,6 +42,9 @@ class Kind(IntEnum):
     SESSION = 1
     MERGED = 2
     FILTERED = 3
+
+
+_KINDS: Final = frozenset(Kind)
 
 
 class SegmentId(NamedTuple):
@@ -84,16 +87,15 @@ class SegmentHeader:
     life: bytes = bytes(8)
 
     def __post_init__(self) -> None:
+        x, y = self.id
         if len(self.origin) != 16 or len(self.life) != 8:
-            raise ValueError(
-                f"origin must be 16 and life 8 bytes, not {len(self.origin)} and {len(self.life)}"
-            )
-        if not (
-            0 <= self.first < NUMBER_MAX
-            and 0 <= self.id.x <= _COORDINATE_MAX
-            and 0 <= self.id.y <= _COORDINATE_MAX
-        ):
+            raise ValueError(f"origin of {len(self.origin)} bytes, life of {len(self.life)}: not 16 and 8")
+        if not (0 <= self.first < NUMBER_MAX and max(x, y) <= _COORDINATE_MAX and min(x, y) >= 0):
             raise ValueError(f"out of range: first {self.first}, {self.id}")
+        if not -(2**63) <= self.created_ns < 2**63:
+            raise ValueError(f"creation time {self.created_ns} is outside int64")
+        if self.kind is not Kind.SESSION and any(self.life):
+            raise ValueError("a life id in a merged log, whose bytes are the same on all nodes")
 
     @property
     def seed(self) -> int:
@@ -103,15 +105,16 @@ class SegmentHeader:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """The 64 bytes a segment starts with."""
-    unsealed = _pack(header, 0)
-    return _pack(header, _checksum(unsealed))
+    x, y = header.id
+    fields = (VERSION, header.kind, 0, x, y, header.first, header.created_ns, header.origin, header.life)
+    return sealed(_HEADER.pack(SEGMENT_MAGIC, *fields))
 
 
 def decode_segment_header(data: Buffer, *, path: str) -> SegmentHeader:
     """Read the first 64 bytes of a segment.
 
-    `rt.UnknownVersion` if another version wrote them, `rt.Damaged` (offset 0 of `path`) for anything else
-    that is not a whole, valid header.
+    `rt.UnknownVersion` if it is of a version or kind that a newer rt wrote, `rt.Damaged` (offset 0 of `path`)
+    for anything else that is not a whole, valid header.
     """
     if len(data) < SEGMENT_HEADER_BYTES:
         raise Damaged(
@@ -121,37 +124,17 @@ def decode_segment_header(data: Buffer, *, path: str) -> SegmentHeader:
     magic, version, kind, checksum, x, y, first, created_ns, origin, life = _HEADER.unpack(head)
     if magic != SEGMENT_MAGIC:
         raise Damaged("not a segment file", path=path, offset=0, got=magic, wanted=SEGMENT_MAGIC)
-    if checksum != _checksum(head):
+    if checksum != around(head):
         raise Damaged(
-            "segment header fails its checksum", path=path, offset=0, got=checksum, wanted=_checksum(head)
+            "segment header fails its checksum", path=path, offset=0, got=checksum, wanted=around(head)
         )
     if version != VERSION:
         raise UnknownVersion(
-            "segment of an unknown version",
-            where=path,
-            got=version,
-            wanted=VERSION,
-            hint="Read it with a newer rt.",
+            "segment of an unknown version", where=path, got=version, wanted=VERSION, hint=NEWER_HINT
         )
-    if kind not in Kind._value2member_map_ or not 0 <= first < NUMBER_MAX:
-        raise Damaged("segment header out of range", path=path, offset=0, got=f"kind {kind}, first {first}")
-    return SegmentHeader(Kind(kind), SegmentId(x, y), first, created_ns, origin, life)
-
-
-def _pack(header: SegmentHeader, checksum: int) -> bytes:
-    return _HEADER.pack(
-        SEGMENT_MAGIC,
-        VERSION,
-        header.kind,
-        checksum,
-        header.id.x,
-        header.id.y,
-        header.first,
-        header.created_ns,
-        header.origin,
-        header.life,
-    )
-
-
-def _checksum(head: bytes) -> int:
-    return crc32c(head[16:], crc32c(head[:12]))
+    if kind not in _KINDS:
+        raise UnknownVersion("segment of an unknown kind", where=path, got=kind, hint=NEWER_HINT)
+    try:
+        return SegmentHeader(Kind(kind), SegmentId(x, y), first, created_ns, origin, life)
+    except ValueError as error:
+        raise Damaged(f"segment header says what it cannot: {error}", path=path, offset=0) from error

@@ -16,11 +16,14 @@ trimmed segments. The active segment is not in it.
         64         name, dedup id (UTF-8), padded to 8; then the entries, oldest first
 
     an entry, 88 bytes:
-         0      8  X, Y
-         8     16  first number or position, and one past the last
+         0      4  X
+         4      4  Y
+         8      8  first number or position
+        16      8  one past the last
         24      8  bytes of the file, before it was trimmed
         32      8  creation time, ns
-        40     16  lowest and highest timestamp, ns (0, 0 if it has no messages)
+        40      8  lowest timestamp, ns; 0 if it has no messages
+        48      8  highest timestamp, ns; 0 if it has no messages
         56      8  seal time, ns
         64      8  trim time, ns; 0 if the bytes are kept
         72      4  reason of the trim
@@ -34,11 +37,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
 from rt.errors import Damaged, UnknownVersion
-from rt.log.checksum import crc32c
-from rt.log.layout import VERSION, padding
+from rt.log.checksum import around, sealed
+from rt.log.layout import NEWER_HINT, NUMBER_MAX, VERSION, padded, padding
 from rt.log.segment import Kind, SegmentId
 from rt.names import check_name, check_session_name
 
@@ -65,6 +69,10 @@ class TrimReason(IntEnum):
     LOST = 8
 
 
+_KINDS: Final = frozenset(Kind)
+_REASONS: Final = frozenset(TrimReason)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a log directory is: its kind, its incarnation or cluster id, the name of its session or stream."""
@@ -85,7 +93,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A segment that will not grow any more. `trimmed_ns` is 0 while its bytes are kept."""
+    """A segment that will not grow any more. `trimmed_ns` is 0 while its bytes are kept, and only then."""
 
     id: SegmentId
     first: int
@@ -98,6 +106,12 @@ class SealedSegment:
     life: bytes = bytes(8)
     trimmed_ns: int = 0
     reason: TrimReason = TrimReason.NONE
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.first <= self.end <= NUMBER_MAX and 0 <= self.size_bytes < NUMBER_MAX):
+            raise ValueError(f"{self.id} out of range: {self.first} to {self.end}, {self.size_bytes} bytes")
+        if self.is_trimmed != (self.trimmed_ns != 0):
+            raise ValueError(f"{self.id} trimmed at {self.trimmed_ns} for reason {self.reason.name}")
 
     @property
     def is_trimmed(self) -> bool:
@@ -117,8 +131,9 @@ class Table:
     segments: tuple[SealedSegment, ...] = ()
 
     def __post_init__(self) -> None:
-        ids = [segment.id for segment in self.segments]
-        assert ids == sorted(set(ids)), "segments out of order"
+        for earlier, later in pairwise(self.segments):
+            if earlier.id >= later.id:
+                raise ValueError(f"segments out of order: {earlier.id} before {later.id}")
 
     def with_sealed(self, segment: SealedSegment) -> Table:
         """The table with `segment`, the newest, in it."""
@@ -127,11 +142,10 @@ class Table:
 
     def forgotten(self, *, most: int = TRIMMED_ENTRIES_MAX) -> tuple[Table, Sequence[SegmentId]]:
         """The table without the oldest trimmed segments above `most`, and their ids."""
-        trimmed = sum(segment.is_trimmed for segment in self.segments)
-        excess = max(trimmed - most, 0)
-        return replace(self, segments=self.segments[excess:]), [
-            segment.id for segment in self.segments[:excess]
-        ]
+        trimmed = [segment.id for segment in self.segments if segment.is_trimmed]
+        gone = trimmed[: max(len(trimmed) - most, 0)]
+        forgotten = set(gone)
+        return replace(self, segments=tuple(s for s in self.segments if s.id not in forgotten)), gone
 
 
 def encode_table(table: Table) -> bytes:
@@ -139,42 +153,44 @@ def encode_table(table: Table) -> bytes:
     name = table.identity.name.encode()
     dedup = (table.identity.dedup_id or "").encode()
     text = name + dedup
-    body = b"".join((text, padding(len(text)), *map(_encode_entry, table.segments)))
-    head = _HEADER.pack(
-        _MAGIC,
-        VERSION,
-        table.identity.kind,
-        0,
-        table.identity.origin,
-        len(table.segments),
-        len(name),
-        len(dedup),
-    )
-    checksum = crc32c(body, crc32c(head[16:], crc32c(head[:12])))
-    return head[:12] + checksum.to_bytes(4, "little") + head[16:] + body
+    kind, origin = table.identity.kind, table.identity.origin
+    head = _HEADER.pack(_MAGIC, VERSION, kind, 0, origin, len(table.segments), len(name), len(dedup))
+    return sealed(b"".join((head, text, padding(len(text)), *map(_encode_entry, table.segments))))
 
 
 def decode_table(data: bytes, *, path: str) -> Table:
-    """Read a `segments` file; `rt.UnknownVersion`, or `rt.Damaged` for anything that does not verify."""
+    """Read a `segments` file.
+
+    `rt.UnknownVersion` if it is of a version or says something that a newer rt wrote, `rt.Damaged` for
+    anything else that does not verify.
+    """
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise Damaged("not a segments table", path=path, offset=0, got=data[:8], wanted=_MAGIC)
     _, version, kind, checksum, origin, count, name_bytes, dedup_bytes = _HEADER.unpack_from(data)
-    if checksum != crc32c(data[16:], crc32c(data[:12])):
-        raise Damaged("segments table fails its checksum", path=path, offset=0)
+    if checksum != around(data):
+        raise Damaged(
+            "segments table fails its checksum", path=path, offset=0, got=checksum, wanted=around(data)
+        )
     if version != VERSION:
-        raise UnknownVersion("segments table of an unknown version", where=path, got=version, wanted=VERSION)
-    start = _HEADER.size + name_bytes + dedup_bytes
-    start += -start % 8
+        raise _newer("segments table of an unknown version", path, got=version, wanted=VERSION)
+    if kind not in _KINDS:
+        raise _newer("segments table of an unknown kind", path, got=kind)
+    text, start = data[_HEADER.size :], padded(_HEADER.size + name_bytes + dedup_bytes)
     if len(data) != start + count * _ENTRY.size:
         raise Damaged("segments table of the wrong length", path=path, offset=0, got=len(data))
+    rows = list(_ENTRY.iter_unpack(data[start:]))
+    unknown = {row[10] for row in rows} - _REASONS
+    if unknown:
+        raise _newer("segments table with an unknown reason of a trim", path, got=min(unknown))
     try:
-        name = data[_HEADER.size : _HEADER.size + name_bytes].decode()
-        dedup = data[_HEADER.size + name_bytes : _HEADER.size + name_bytes + dedup_bytes].decode()
-        identity = Identity(Kind(kind), origin, name, dedup or None)
-        entries = tuple(_decode_entry(data, at) for at in range(start, len(data), _ENTRY.size))
-        return Table(identity, entries)
-    except (ValueError, AssertionError) as error:
+        name, dedup = text[:name_bytes].decode(), text[name_bytes : name_bytes + dedup_bytes].decode()
+        return Table(Identity(Kind(kind), origin, name, dedup or None), tuple(map(_decode_entry, rows)))
+    except ValueError as error:
         raise Damaged(f"segments table says what it cannot: {error}", path=path, offset=0) from error
+
+
+def _newer(what: str, path: str, *, got: int, wanted: int | None = None) -> UnknownVersion:
+    return UnknownVersion(what, where=path, got=got, wanted=wanted, hint=NEWER_HINT)
 
 
 def _encode_entry(segment: SealedSegment) -> bytes:
@@ -194,13 +210,10 @@ def _encode_entry(segment: SealedSegment) -> bytes:
     )
 
 
-def _decode_entry(data: bytes, at: int) -> SealedSegment:
-    x, y, first, end, size, created, low_ns, high_ns, sealed, trimmed, reason, life = _ENTRY.unpack_from(
-        data, at
-    )
-    return SealedSegment(
-        SegmentId(x, y), first, end, size, created, low_ns, high_ns, sealed, life, trimmed, TrimReason(reason)
-    )
+def _decode_entry(row: tuple[Any, ...]) -> SealedSegment:
+    x, y, first, end, size, created, low_ns, high_ns, sealed_ns, trimmed_ns, reason, life = row
+    times = (created, low_ns, high_ns, sealed_ns)
+    return SealedSegment(SegmentId(x, y), first, end, size, *times, life, trimmed_ns, TrimReason(reason))
 
 
 def _check_stream(name: str) -> str:

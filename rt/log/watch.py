@@ -32,7 +32,8 @@ class DirectoryWatch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._closing = threading.Lock()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with storage_errors(path, "watching a log directory"):
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify: INotify | None = None
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)

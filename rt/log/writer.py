@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rt.errors import Damaged, DiskFull, InvalidName, StorageError, StorageFailed
 from rt.log.directory import (
@@ -60,6 +62,19 @@ class _Active:
         is_first = self.end == self.header.first
         self.timestamp_low_ns = low_ns if is_first else min(self.timestamp_low_ns, low_ns)
         self.timestamp_high_ns = high_ns if is_first else max(self.timestamp_high_ns, high_ns)
+
+
+class Frames(NamedTuple):
+    """A run of whole frames to append: its pieces, the log's end behind it, the times of its messages.
+
+    A declaration holds no messages, and its times do not count.
+    """
+
+    pieces: Sequence[Buffer]
+    end: int
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    is_declaration: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,12 @@ class LogWriter:
         return self._growing().size_bytes
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether the active segment may not grow any more: rolling sealed it, then found the disk full."""
+        sealed = self.table.segments
+        return self._active is not None and bool(sealed) and sealed[-1].id == self._active.header.id
+
+    @property
     def last_id(self) -> SegmentId | None:
         """The newest segment the directory ever had, as far as it remembers."""
         if self._active:
@@ -150,7 +171,7 @@ class LogWriter:
 
         May be called again after `rt.DiskFull`: what was done is not done twice.
         """
-        self._check_usable()
+        self.check_usable()
         last = self.last_id
         assert last is None or segment > last, (segment, last)
         if self._active:
@@ -172,31 +193,43 @@ class LogWriter:
         header = self._growing().header
         self.start(SegmentId(header.id.x, header.id.y + 1), first=self.end, life=header.life)
 
-    def append(
-        self,
-        pieces: Sequence[Buffer],
-        *,
-        end: int,
-        timestamp_low_ns: int,
-        timestamp_high_ns: int,
-        is_declaration: bool = False,
-    ) -> None:
-        """Write a run of whole frames, `pieces` one behind the other, at `offset`; `end` is the log's then.
+    def append(self, frames: Sequence[Frames]) -> None:
+        """Write runs of whole frames, one behind the other, at `offset`, with one system call.
 
-        A declaration holds no messages, and its timestamps do not count. On `rt.DiskFull` nothing of it is
-        left in the file and the same append may be tried again.
+        On `rt.DiskFull` the runs that did fit stay, for a reader may have them already: `end` says which. No
+        part of the others is left in the file, and they may be tried again.
         """
-        self._check_usable()
+        self.check_usable()
         active = self._growing()
+        assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
         try:
-            written = self._write(active, pieces)
+            sizes = [sum(map(len, run.pieces)) for run in frames]
+            written, error = self._write(
+                active, [piece for run in frames for piece in run.pieces], sum(sizes)
+            )
+            for run, size in zip(frames, sizes, strict=True):
+                if written < size:
+                    break
+                written -= size
+                self._add_to_index(active, size, is_declaration=run.is_declaration)
+                if not run.is_declaration:
+                    active.see(run.timestamp_low_ns, run.timestamp_high_ns)
+                active.size_bytes += size
+                active.end = run.end
+            if error is not None:
+                active.file.truncate(active.size_bytes)
+                raise error
         except OSError as error:
             raise self._failed(error, active.header.id.file_name, "writing a batch") from error
-        self._add_to_index(active, written, is_declaration=is_declaration)
-        if not is_declaration:
-            active.see(timestamp_low_ns, timestamp_high_ns)
-        active.size_bytes += written
-        active.end = end
+        except BaseException as error:
+            # What is in the file is not known any more: opening it again finds out.
+            self._failure = StorageFailed(
+                "a write was broken off",
+                where=os.path.join(self.path, active.header.id.file_name),
+                got=type(error).__name__,
+                hint="Open it again; what was flushed is safe.",
+            )
+            raise
 
     def sync_point(self) -> SyncPoint:
         """All that is appended now; hand it to `sync_to`."""
@@ -208,10 +241,12 @@ class LogWriter:
 
         `rt.StorageFailed` if the sync fails, now and for every later call: it is never tried again.
         """
-        self._check_usable()
+        self.check_usable()
         try:
-            if not point.file.is_linked():
-                raise FileNotFoundError(errno.ENOENT, "the segment was removed under its writer")
+            if not (point.file.is_linked() and self._lock.is_linked()):
+                raise FileNotFoundError(
+                    errno.ENOENT, "the segment, or the lock, was removed under its writer"
+                )
             point.file.sync()
         except OSError as error:
             raise self._failed(error, point.id.file_name, "syncing a segment", is_final=True) from error
@@ -226,7 +261,7 @@ class LogWriter:
 
         The table says so, durably, before a byte goes. The active segment is never trimmed.
         """
-        self._check_usable()
+        self.check_usable()
         now_ns = self._clock()
         trimmed = [
             segment for segment in self.table.segments if segment.id < before and not segment.is_trimmed
@@ -281,7 +316,7 @@ class LogWriter:
 
     def _remove_leftovers(self) -> None:
         for name in self._disk.list_directory(self.path):
-            if name.startswith(".") and name.endswith(".new"):
+            if name.endswith(".new") and name.startswith((".log.", f".{TABLE_FILE}", f".{DURABLE_FILE}")):
                 self._disk.remove(os.path.join(self.path, name))
 
     def _load_table(self, wanted: Identity) -> Table:
@@ -330,9 +365,9 @@ class LogWriter:
 
     def _seal_unlisted(self, durable: DurableEnd | None) -> tuple[Tail | None, str]:
         """Verify the segments the table does not list, cut the newest one's torn tail, sync and list them."""
-        listed = {segment.id for segment in self.table.segments}
         on_disk = list_segments(self._disk, self.path)
-        headers = {segment: self._header(segment) for segment in on_disk if segment not in listed}
+        self._remove_forgotten(on_disk)
+        headers = {segment: self._header(segment) for segment in on_disk if segment > self._last_listed}
         torn, torn_path = None, ""
         found: list[SealedSegment] = []
         for segment, header in headers.items():
@@ -358,6 +393,29 @@ class LogWriter:
             self._disk.sync_directory(self.path)
             self._write_table(Table(self.identity, tuple(sorted((*self.table.segments, *found), key=_by_id))))
         return torn, torn_path
+
+    @property
+    def _last_listed(self) -> SegmentId:
+        return self.table.segments[-1].id if self.table.segments else SegmentId(-1, -1)
+
+    def _remove_forgotten(self, on_disk: Sequence[SegmentId]) -> None:
+        """Remove segments older than all the table remembers: it forgot them, then the power went.
+
+        One between two of the table's is something else: the files are not of one moment.
+        """
+        listed = {segment.id for segment in self.table.segments}
+        for segment in on_disk:
+            if segment in listed or segment > self._last_listed:
+                continue
+            if segment > self.table.segments[0].id:
+                raise Damaged(
+                    "a segment that the table does not know, between two that it knows",
+                    path=os.path.join(self.path, segment.file_name),
+                    offset=0,
+                    hint="Table and segments are not of one moment: restore both, or start a new directory.",
+                )
+            self._remove(segment.file_name)
+            self._remove(index_file_name(segment))
 
     def _header(self, segment: SegmentId) -> SegmentHeader | None:
         header = read_header(self._disk, self.path, segment)
@@ -444,8 +502,23 @@ class LogWriter:
         )
 
     def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
-        last = self.table.segments[-1].id if self.table.segments else SegmentId(0, 0)
-        if durable is not None and (durable.end > end or durable.id > last):
+        """What was recorded as synced must be there, unless it was trimmed."""
+        for earlier, later in itertools.pairwise(self.table.segments):
+            if earlier.end != later.first and self.identity.dedup_id is None:
+                raise Damaged(
+                    "numbers do not go on from one segment to the next",
+                    path=os.path.join(self.path, later.id.file_name),
+                    offset=0,
+                    got=later.first,
+                    wanted=earlier.end,
+                    hint="The files are not of one moment: restore all of them, or start a new directory.",
+                )
+        if durable is None:
+            return
+        last = self.table.segments[-1].id if self.table.segments else None
+        listed = {segment.id: segment for segment in self.table.segments}.get(durable.id)
+        is_gone = last is None or durable.id > last or (listed and listed.size_bytes < durable.offset)
+        if is_gone or (durable.end > end and self.identity.dedup_id is None):
             raise Damaged(
                 "synced segments are missing",
                 path=os.path.join(self.path, durable.id.file_name),
@@ -464,20 +537,19 @@ class LogWriter:
 
     # Steps
 
-    def _write(self, active: _Active, pieces: Sequence[Buffer]) -> int:
-        """Write all of `pieces` at the end of the file, or cut it back to where it was."""
-        total = sum(map(len, pieces))
+    def _write(self, active: _Active, pieces: Sequence[Buffer], total: int) -> tuple[int, OSError | None]:
+        """Write `pieces` at the end of the file: how many bytes of them are there, and why not all."""
+        written = 0
         try:
-            written = active.file.pwritev(pieces, active.size_bytes)
             while written < total:
-                count = active.file.pwritev(_behind(pieces, written), active.size_bytes + written)
+                rest = _behind(pieces, written) if written else pieces
+                count = active.file.pwritev(rest, active.size_bytes + written)
                 if count == 0:
                     raise OSError(errno.ENOSPC, "nothing more could be written")
                 written += count
-        except OSError:
-            active.file.truncate(active.size_bytes)
-            raise
-        return total
+        except OSError as error:
+            return written, error
+        return written, None
 
     def _add_to_index(self, active: _Active, written: int, *, is_declaration: bool) -> None:
         """Note where this append starts, if the last note is far behind. Failing costs readers time only."""
@@ -495,7 +567,7 @@ class LogWriter:
 
     def _seal(self, active: _Active) -> None:
         """Sync the active segment and list it as sealed, once."""
-        if self.table.segments and self.table.segments[-1].id == active.header.id:
+        if self.is_sealed:
             return
         self.sync_to(SyncPoint(active.file, active.header.id, active.size_bytes, active.end))
         sealed = SealedSegment(
@@ -542,7 +614,8 @@ class LogWriter:
 
     # Failure
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise why the writer is dead, if it is."""
         if self._failure is not None:
             raise self._failure
 

@@ -318,6 +318,9 @@ class _MemoryLock:
         self._inode: _Inode | None = inode
         self._file = _MemoryFile(disk, inode, write=True)
 
+    def is_linked(self) -> bool:
+        return self._file.is_linked()
+
     def close(self) -> None:
         self._file.close()
         if self._inode is not None:

@@ -32,7 +32,7 @@ from rt.log.frames import scanner_for
 from rt.log.layout import VERSION
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
 from rt.log.table import Identity, TrimReason
-from rt.log.writer import LogWriter
+from rt.log.writer import Frames, LogWriter
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -286,17 +286,12 @@ class MergedLog:
         block = encode_declaration(
             header._replace(source_offset=0, source_x=0, source_y=0), source.declaration
         )
-        self.writer.append(
-            [block], end=self.position, timestamp_low_ns=0, timestamp_high_ns=0, is_declaration=True
-        )
+        self.writer.append([Frames([block], self.position, 0, 0, is_declaration=True)])
 
     def _append(self, header: BlockHeader, content: bytes, batches: list[Placed]) -> None:
-        self.writer.append(
-            [encode_block_header(header), content],
-            end=header.end,
-            timestamp_low_ns=min(batch.header.timestamp_low_ns for batch in batches),
-            timestamp_high_ns=max(batch.header.timestamp_high_ns for batch in batches),
-        )
+        low_ns = min(batch.header.timestamp_low_ns for batch in batches)
+        high_ns = max(batch.header.timestamp_high_ns for batch in batches)
+        self.writer.append([Frames([encode_block_header(header), content], header.end, low_ns, high_ns)])
 
     def _bytes(self, session: StrPath, segment: SegmentId, header: BlockHeader) -> bytes:
         file = self._disk.open(segment_path(os.fspath(session), segment))

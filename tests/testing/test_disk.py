@@ -370,6 +370,14 @@ def test_list_directory_names_files_and_directories(place: Place) -> None:
     assert place.names() == [".hidden", "a", "b", "directory"]
 
 
+def test_a_lock_says_whether_its_file_is_still_there(place: Place) -> None:
+    held = place.disk.lock(place("lock"))
+    assert held.is_linked()
+    place.disk.remove(place("lock"))
+    assert not held.is_linked()
+    held.close()
+
+
 def test_a_lock_is_refused_while_it_is_held(place: Place) -> None:
     held = place.disk.lock(place("lock"))
     other = place.disk.lock(place("other"))

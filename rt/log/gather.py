@@ -1,0 +1,181 @@
+"""Gathering messages into batches: what fits together, and the drafts that are laid out.
+
+Law: a message is in the batch or it is not. One append of one row takes it, and its number follows from how
+many rows there are, so that a call broken off at any point leaves nothing half taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rt.errors import MessageTooLarge, TopicTooLong
+from rt.log.batch import Draft, Int64s
+from rt.log.layout import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+
+Row: TypeAlias = tuple[bytes, int, int]
+"""A message's value, timestamp (ns) and the place of its topic in the batch."""
+
+MESSAGE_COST_BYTES: Final = 16
+"""A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
+BATCH_COST_BYTES: Final = 64
+TOPIC_COST_BYTES: Final = 8
+TOGETHER_BYTES: Final = 2**20
+"""Batches cut from one call are written together up to this: the page cache takes large writes faster."""
+TOGETHER_MOST: Final = 256
+"""And up to this many, each of up to three pieces: the system takes 1,024 pieces a write."""
+
+
+class Gathering:
+    """The batch that is being gathered: its first number, its rows, its topics, what it will cost at most."""
+
+    __slots__ = ("bytes", "first", "rows", "topics")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.rows: list[Row] = []
+        self.topics: dict[str, int] = {}
+        self.bytes = BATCH_COST_BYTES
+
+    @property
+    def end(self) -> int:
+        """The number the next message gets."""
+        return self.first + len(self.rows)
+
+    def has_room(self, topic: str, size: int, batch_bytes: int) -> bool:
+        """Whether messages of `topic` that cost `size` fit; an empty batch has room for anything."""
+        if not self.rows:
+            return True
+        cost = 0 if topic in self.topics else len(topic.encode()) + TOPIC_COST_BYTES
+        return self.bytes + size + cost <= batch_bytes and (cost == 0 or len(self.topics) < TOPICS_MAX)
+
+    def add_topic(self, topic: str) -> int:
+        """The topic's place in this batch."""
+        if (index := self.topics.get(topic)) is not None:
+            return index
+        self.bytes += len(topic.encode()) + TOPIC_COST_BYTES
+        return self.topics.setdefault(topic, len(self.topics))
+
+    def draft(self) -> Draft:
+        """The batch, ready to be laid out."""
+        values, stamps, indices = zip(*self.rows, strict=True)
+        return Draft(
+            b"".join(values),
+            offsets_of(values).astype(np.int32),
+            np.array(stamps, np.int64),
+            min(stamps),
+            max(stamps),
+            [topic.encode() for topic in self.topics],
+            np.array(indices, np.uint16) if len(self.topics) > 1 else None,
+        )
+
+
+class Many:
+    """Many values of one topic on their way into batches of their own."""
+
+    def __init__(self, values: list[bytes], topic: str, stamps: Int64s) -> None:
+        self.values = values
+        self.topic = topic
+        self.stamps = stamps
+        self._offsets = offsets_of(values)
+        self._costs = self._offsets + np.arange(0, MESSAGE_COST_BYTES * (len(values) + 1), MESSAGE_COST_BYTES)
+
+    def cost(self, start: int) -> int:
+        """What the values from `start` on cost, without their topic."""
+        return int(self._costs[-1] - self._costs[start])
+
+    def cut(self, start: int, *, batch_bytes: int, together_bytes: int) -> list[Draft]:
+        """Batches of up to `batch_bytes`, from value `start` on, to be written together.
+
+        None once what is left fits into one batch.
+        """
+        room = batch_bytes - BATCH_COST_BYTES - TOPIC_COST_BYTES - TOPIC_BYTES_MAX
+        costs, places = self._costs, [start]
+        while (
+            self.cost(places[-1]) > room
+            and costs[places[-1]] - costs[start] < together_bytes
+            and len(places) <= TOGETHER_MOST
+        ):
+            stop = int(costs.searchsorted(costs[places[-1]] + room, "right")) - 1
+            places.append(max(stop, places[-1] + 1))
+        return [self._draft(*place) for place in itertools.pairwise(places)]
+
+    def rows(self, start: int, index: int) -> list[Row]:
+        """The values from `start` on as rows of a batch where their topic is `index`."""
+        stamps = self.stamps[start:].tolist()
+        return list(zip(self.values[start:], stamps, itertools.repeat(index), strict=False))
+
+    def _draft(self, start: int, stop: int) -> Draft:
+        stamps = self.stamps[start:stop]
+        is_one_time = stamps.strides == (0,)
+        return Draft(
+            b"".join(self.values[start:stop]),
+            (self._offsets[start : stop + 1] - self._offsets[start]).astype(np.int32),
+            stamps,
+            int(stamps[0] if is_one_time else stamps.min()),
+            int(stamps[0] if is_one_time else stamps.max()),
+            [self.topic.encode()],
+        )
+
+
+def offsets_of(values: Sequence[bytes]) -> Int64s:
+    """Where each value starts and the last one ends, once joined; `rt.MessageTooLarge` if one is."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    np.cumsum(lengths, out=offsets[1:])
+    if len(values):
+        check_size(int(lengths.max()))
+    return offsets
+
+
+def as_bytes(value: object) -> bytes:
+    """The value as bytes of its own; `TypeError` if it is no buffer of bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a message's value must be bytes, not {type(value).__name__}: encode it first")
+
+
+def check_size(size: int) -> None:
+    """Raise `rt.MessageTooLarge` for a value of more bytes than a message may have."""
+    if size > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(
+            "message too large",
+            got=f"{size} bytes",
+            wanted=f"at most {MESSAGE_BYTES_MAX}",
+            hint="Split the value.",
+        )
+
+
+def check_topic(topic: str) -> None:
+    """Raise `TypeError`, `UnicodeEncodeError` or `rt.TopicTooLong` for what is no topic."""
+    if not isinstance(topic, str):
+        raise TypeError(f"a topic must be str, not {type(topic).__name__}")
+    size = len(topic.encode())
+    if size > TOPIC_BYTES_MAX:
+        raise TopicTooLong(
+            "topic too long", got=f"{size} bytes of UTF-8", wanted=f"at most {TOPIC_BYTES_MAX}"
+        )
+
+
+def checked_stamp(timestamp_ns: int) -> int:
+    """A timestamp as int; `TypeError` or `ValueError` if it is no int64."""
+    stamp = operator.index(timestamp_ns)
+    if not -(2**63) <= stamp < 2**63:
+        raise ValueError(f"timestamp_ns={stamp} is outside int64: it counts nanoseconds since 1970")
+    return stamp
+
+
+def checked_stamps(timestamps_ns: Sequence[int] | Int64s, count: int) -> Int64s:
+    """Timestamps as a column of its own; `TypeError` or `ValueError` if they are not `count` int64s."""
+    stamps = np.ascontiguousarray(timestamps_ns)
+    if stamps.shape != (count,):
+        raise ValueError(f"timestamps_ns of shape {stamps.shape} for {count} values")
+    if count and stamps.dtype.kind not in "iu":
+        raise TypeError(f"timestamps_ns must be whole nanoseconds, not {stamps.dtype}")
+    if stamps.dtype == np.uint64 and count and stamps.max() >= 2**63:
+        raise ValueError("timestamps_ns is outside int64: it counts nanoseconds since 1970")
+    return stamps.astype(np.int64)

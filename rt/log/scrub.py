@@ -1,0 +1,165 @@
+"""Walking one segment with every check there is: frames, checksums, contents, sources, index.
+
+Law: a walk only goes forward, over bytes that verify, and holds one read of the file at a time. What to make
+of the place where it stops is the caller's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from rt.log.block import BLOCK_HEADER_BYTES, BlockKind, decode_block_header, decode_declaration
+from rt.log.columns import Placed
+from rt.log.contents import content_problems
+from rt.log.directory import READ_BYTES, scans
+from rt.log.disk import File
+from rt.log.frames import MergedScanner, Scan, scanner_for
+from rt.log.index import EntryKind, IndexEntry
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader
+from rt.log.sources import Sources
+
+Tell = Callable[[int, str], None]
+"""Called with the offset of a frame that verifies but says what it must not, and what that is."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some batches come to. The timestamps count only where there are batches."""
+
+    message_count: int = 0
+    batch_count: int = 0
+    timestamp_low_ns: int = 2**63 - 1
+    timestamp_high_ns: int = -(2**63)
+
+    def add(self, batches: Sequence[Placed]) -> None:
+        """Count `batches`, without the messages they skip."""
+        headers = [batch.header for batch in batches]
+        self.batch_count += len(headers)
+        self.message_count += sum(batch.header.message_count - batch.skip for batch in batches)
+        lows = [header.timestamp_low_ns for header in headers]
+        highs = [header.timestamp_high_ns for header in headers]
+        self.timestamp_low_ns = min(self.timestamp_low_ns, *lows) if lows else self.timestamp_low_ns
+        self.timestamp_high_ns = max(self.timestamp_high_ns, *highs) if highs else self.timestamp_high_ns
+
+    def join(self, other: Tally) -> None:
+        """Count what `other` counted."""
+        self.message_count += other.message_count
+        self.batch_count += other.batch_count
+        self.timestamp_low_ns = min(self.timestamp_low_ns, other.timestamp_low_ns)
+        self.timestamp_high_ns = max(self.timestamp_high_ns, other.timestamp_high_ns)
+
+
+class Scrub:
+    """One pass over one segment.
+
+    `index` are the entries of its index by their place in the file. `tally` is of whole frames: of a block
+    that is cut short nothing counts.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        header: SegmentHeader,
+        *,
+        name: str,
+        sources: Sources,
+        index: Mapping[int, IndexEntry],
+        tell: Tell,
+    ) -> None:
+        self.scanner = scanner_for(header)
+        self.tally = Tally()
+        self._open = Tally()
+        self._boundary = self.scanner.boundary
+        self._file = file
+        self._tell = tell
+        self._names = {0: name}
+        self._index = {entry.offset: (place, entry) for place, entry in index.items()}
+        self._is_merged = header.kind is not Kind.SESSION
+        self._sources = sources if header.kind is Kind.MERGED else None
+        self._block_at = SEGMENT_HEADER_BYTES
+        self._data = b""
+        self._data_at = 0
+
+    def walk(self, goal: int) -> Iterator[Scan]:
+        """Go on until the frames up to `goal` are behind, or they end; the last scan says why it stopped."""
+        for scan in scans(self._pread, self.scanner):
+            self._check(scan)
+            yield scan
+            if self.scanner.boundary >= goal:
+                return
+
+    def can_go_on(self, scan: Scan) -> bool:
+        """Whether the bytes that stopped the walk read better now: a write was under way."""
+        data = self._file.pread(max(READ_BYTES, scan.needed), self.scanner.offset)
+        return copy(self.scanner).scan(memoryview(data)).consumed > 0
+
+    def unmet(self) -> list[int]:
+        """The places in the index of entries that the walk has passed without meeting such a frame."""
+        passed = self.scanner.boundary
+        return [place for place, entry in self._index.values() if entry.offset < passed]
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        self._data, self._data_at = self._file.pread(size, offset), offset
+        return self._data
+
+    def _check(self, scan: Scan) -> None:
+        if isinstance(self.scanner, MergedScanner):
+            self._names = {number: found.session for number, found in self.scanner.sessions.items()}
+        for offset, problem in content_problems(self._data, scan.batches, self._names):
+            self._tell(offset, problem)
+        if self._is_merged:
+            self._follow_blocks(scan)
+        else:
+            self._meet_batches(scan)
+        self._count(scan)
+
+    def _count(self, scan: Scan) -> None:
+        """Count what lies in whole frames; the batches of an open block wait until it is whole."""
+        boundary = self.scanner.boundary
+        if boundary > self._boundary:
+            self.tally.join(self._open)
+            self._open = Tally()
+            self._boundary = boundary
+        self.tally.add([batch for batch in scan.batches if batch.offset < boundary])
+        self._open.add([batch for batch in scan.batches if batch.offset >= boundary])
+
+    # Index and sources
+
+    def _meet_batches(self, scan: Scan) -> None:
+        if self._index:
+            for batch in scan.batches:
+                self._meet(batch.offset, batch.header.first, EntryKind.FRAME)
+
+    def _meet(self, offset: int, first: int, kind: EntryKind) -> None:
+        _, entry = self._index.get(offset, (0, None))
+        if entry is not None and entry.first == first and entry.kind in {kind, EntryKind.FRAME}:
+            del self._index[offset]
+
+    def _follow_blocks(self, scan: Scan) -> None:
+        for batch in scan.batches:
+            while self._block_at < batch.offset:
+                self._next_block()
+            if self._sources is not None and (problem := self._sources.batch(batch.header)):
+                self._tell(batch.offset, problem)
+        while self._block_at < self.scanner.offset:
+            self._next_block()
+
+    def _next_block(self) -> None:
+        """Look at the next header that the scanner has verified; it lies in the last read."""
+        at = self._block_at
+        start = at - self._data_at
+        assert start >= 0, (at, self._data_at)
+        block = decode_block_header(self._data, start)
+        self._block_at += BLOCK_HEADER_BYTES + block.length_bytes
+        if block.kind == BlockKind.DECLARATION:
+            self._meet(at, block.first_position, EntryKind.DECLARATION)
+            content = memoryview(self._data)[start + BLOCK_HEADER_BYTES :][: block.length_bytes]
+            declaration = decode_declaration(block, content)
+            problem = self._sources and self._sources.declare(block.session_id, declaration)
+        else:
+            self._meet(at, block.first_position, EntryKind.FRAME)
+            problem = self._sources and self._sources.enter(block)
+        if problem:
+            self._tell(at, problem)

@@ -1,0 +1,122 @@
+"""How a merged log draws on its sessions: each of its blocks takes up where the session's last one ended.
+
+Laws. Within one segment of a session the source ranges follow each other without gap or overlap; the next
+segment begins at its start; X only rises. Numbers are dense within a session's X, the skipped messages
+counted. Of a dedup session, ranges whose messages had come from elsewhere may be left out; what is merged for
+a dedup id has dense numbers across all of its sessions.
+
+Pure: the caller walks the log from its oldest block, and says what is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rt.log.batch import BatchHeader
+from rt.log.block import BlockHeader, Declaration
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """How far a session has been merged. `next_number` is None where it is not known."""
+
+    segment: SegmentId
+    offset: int
+    next_number: int | None
+
+
+class Sources:
+    """What was drawn from each session so far. Each method returns what is wrong, in words, or None.
+
+    After a problem it goes on from what it was shown, so that one break in a chain is told once.
+    """
+
+    def __init__(self) -> None:
+        self._declared: dict[int, Declaration] = {}
+        self._drawn: dict[int, _Drawn] = {}
+        self._wanted: dict[str, int] = {}
+        self._current: _Drawn | None = None
+        self._is_first_batch = False
+        self._may_jump = False
+        self._block: BlockHeader | None = None
+
+    def forget(self) -> None:
+        """Begin anew behind a hole in the log: what follows it need not follow what came before."""
+        self._drawn.clear()
+        self._wanted.clear()
+
+    def declare(self, session_id: int, declaration: Declaration) -> str | None:
+        """A declaration block."""
+        known = self._declared.setdefault(session_id, declaration)
+        if known == declaration:
+            return None
+        self._declared[session_id] = declaration
+        return f"session id {session_id} is declared as {declaration.session}, before as {known.session}"
+
+    def enter(self, block: BlockHeader) -> str | None:
+        """A block of batches begins."""
+        segment = SegmentId(block.source_x, block.source_y)
+        last = self._drawn.get(block.session_id)
+        problem = None if last is None else self._jump(last, segment, block)
+        number = (
+            last.next_number if last is not None and last.segment.x == segment.x and not problem else None
+        )
+        self._current = _Drawn(segment, block.source_offset + block.length_bytes, number)
+        self._drawn[block.session_id] = self._current
+        self._may_jump = (
+            last is not None and self._dedup_id(block) is not None and not _follows(last, segment, block)
+        )
+        self._is_first_batch = True
+        self._block = block
+        return problem
+
+    def batch(self, header: BatchHeader) -> str | None:
+        """The next batch of the block entered last."""
+        assert self._current is not None
+        assert self._block is not None
+        wanted, self._current.next_number = self._current.next_number, header.end
+        is_first, self._is_first_batch = self._is_first_batch, False
+        if (
+            wanted is not None
+            and header.first != wanted
+            and not (is_first and self._may_jump and header.first > wanted)
+        ):
+            return f"number {header.first} of {self._name(self._block)} where {wanted} must follow"
+        return self._check_wanted(self._block, header.first) if is_first else None
+
+    def _check_wanted(self, block: BlockHeader, first: int) -> str | None:
+        dedup_id = self._dedup_id(block)
+        if dedup_id is None:
+            return None
+        got = first + block.skip
+        wanted = self._wanted.get(dedup_id, got)
+        self._wanted[dedup_id] = got + block.message_count
+        return None if got == wanted else f"number {got} of dedup id {dedup_id} where {wanted} must follow"
+
+    def _jump(self, last: _Drawn, segment: SegmentId, block: BlockHeader) -> str | None:
+        """Why this range cannot come after what was drawn last."""
+        is_later = (segment, block.source_offset) >= (last.segment, last.offset)
+        if is_later and (self._dedup_id(block) is not None or _follows(last, segment, block)):
+            return None
+        return (
+            f"{self._name(block)} goes on at {segment}, offset {block.source_offset}, "
+            f"after {last.segment}, offset {last.offset}"
+        )
+
+    def _dedup_id(self, block: BlockHeader) -> str | None:
+        declared = self._declared.get(block.session_id)
+        return None if declared is None else declared.dedup_id
+
+    def _name(self, block: BlockHeader) -> str:
+        declared = self._declared.get(block.session_id)
+        return f"session {block.session_id}" if declared is None else f"session {declared.session}"
+
+
+def _follows(last: _Drawn, segment: SegmentId, block: BlockHeader) -> bool:
+    """Whether the range begins just where the last one ended, or where the next segment does."""
+    if segment == last.segment:
+        return block.source_offset == last.offset
+    is_next = segment.x > last.segment.x and segment.y == 0
+    is_rolled = segment == SegmentId(last.segment.x, last.segment.y + 1)
+    return (is_next or is_rolled) and block.source_offset == SEGMENT_HEADER_BYTES

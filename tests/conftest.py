@@ -1,0 +1,58 @@
+"""What all tests share: the profile of hypothesis, `--rewrite`, scripts of decisions and golden bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from scripts import Handler, replay
+
+TESTDATA = Path(__file__).parent / "testdata"
+
+settings.register_profile(
+    "rt", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("rt-ci", settings.get_profile("rt"), derandomize=True)
+settings.load_profile("rt-ci" if os.environ.get("CI") == "true" else "rt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write what the code says now into tests/testdata; then read the diff",
+    )
+
+
+@pytest.fixture
+def run_script(request: pytest.FixtureRequest) -> Callable[[str | Path, Handler], None]:
+    """`run_script("area/name.txt", answer)`: replay a script of tests/testdata; see support/scripts.py."""
+
+    def run(name: str | Path, answer: Handler) -> None:
+        replay(TESTDATA / name, answer, rewrite=request.config.getoption("--rewrite"))
+
+    return run
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[..., bytes]:
+    """`golden("area/name", content, text)`: the bytes of name.bin, which must be `content`, beside name.txt.
+
+    With `exact=False` other bytes may say the same: the test decodes what it gets.
+    """
+
+    def check(name: str, content: bytes, text: str, *, exact: bool = True) -> bytes:
+        binary, readable = TESTDATA / f"{name}.bin", TESTDATA / f"{name}.txt"
+        if request.config.getoption("--rewrite"):
+            binary.parent.mkdir(parents=True, exist_ok=True)
+            binary.write_bytes(content)
+            readable.write_text(text)
+        if exact:
+            assert readable.read_text() == text
+            assert binary.read_bytes() == content
+        return binary.read_bytes()
+
+    return check

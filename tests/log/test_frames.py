@@ -1,0 +1,785 @@
+"""Walking segments: what verifies is found however it arrives, and nothing else ever is."""
+
+import itertools
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from batches import (
+    CLUSTER,
+    Heard,
+    Range,
+    Said,
+    batch,
+    block_of,
+    columns,
+    declaration_block,
+    declaration_of,
+    forge,
+    merged_bytes,
+    merged_header,
+    read_merged_dumbly,
+    read_session_dumbly,
+    session_bytes,
+    session_header,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.log.batch import CODEC_NONE, CODEC_ZSTD, BadBatch
+from rt.log.block import BLOCK_HEADER_BYTES, Declaration, decode_block_header, encode_block_header
+from rt.log.checksum import batch_seed, crc32c, segment_seed
+from rt.log.columns import decode, groups
+from rt.log.frames import MergedScanner, Scan, Scanner, SessionScanner, scanner_for
+from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, padding
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
+
+HEADER = session_header(first=40)
+MERGED = merged_header(first=500)
+RUNS = [
+    [Said("trade", b"one"), Said("quote", b""), Said("trade", b"three")],
+    [Said("", b"x" * 50)],
+    [Said("trade", bytes(range(100)))] * 2,
+]
+SESSION = session_bytes(HEADER, RUNS)
+SESSION_ENDS = [len(session_bytes(HEADER, RUNS[:count])) for count in range(len(RUNS) + 1)]
+
+RANGES = [
+    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=7, x=3, offset=4096),
+    Range(2, (tuple(RUNS[2]),), number=0, skip=1),
+    Range(1, (tuple(RUNS[1]), tuple(RUNS[0])), number=11, skip=2, x=3, y=2),
+]
+BLOCKS = merged_bytes(RANGES, first=500)
+
+
+# Reading a segment as a reader does
+
+
+def read_all(
+    header: SegmentHeader, data: bytes, sizes: Iterator[int] | None = None
+) -> tuple[list[Heard], Scanner, Scan]:
+    """Every message a scanner finds, reading pieces of `sizes`; with the scanner and its last scan.
+
+    A piece that is too small for a frame is read again as large as the frame needs, as a reader does.
+    """
+    scanner = scanner_for(header)
+    messages: list[Heard] = []
+    size = 0
+    while True:
+        at = scanner.offset - SEGMENT_HEADER_BYTES
+        size = max(size, next(sizes)) if sizes is not None else len(data)
+        piece = data[at : at + size]
+        scan = scanner.scan(memoryview(piece))
+        messages += decoded(scanner, piece, scan)
+        if scan.problem is not None or at + scan.consumed == len(data):
+            return messages, scanner, scan
+        size = 0
+        if scan.needed and not scan.consumed:
+            if at + scan.needed > len(data) and len(piece) == len(data) - at:
+                return messages, scanner, scan
+            size = scan.needed
+
+
+def decoded(scanner: Scanner, data: bytes, scan: Scan) -> Iterator[Heard]:
+    names = {0: "s"}
+    if isinstance(scanner, MergedScanner):
+        names = {number: found.session for number, found in scanner.sessions.items()}
+    for group in groups(scan.batches):
+        found = decode(np.frombuffer(data, np.uint8), group, names)
+        for message in found.messages() if found is not None else ():
+            said = Said(message.topic, message.value, message.timestamp_ns)
+            yield Heard(message.position, message.number, message.session, said)
+
+
+def read_dumbly(header: SegmentHeader, data: bytes) -> list[Heard]:
+    return list(read_session_dumbly(data) if header.kind is Kind.SESSION else read_merged_dumbly(data))
+
+
+topics = st.sampled_from(["", "a", "trade", "größe"])
+messages = st.lists(
+    st.builds(Said, topics, st.binary(max_size=60), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=4
+)
+
+
+@st.composite
+def session_segments(draw: st.DrawFn) -> tuple[SegmentHeader, bytes]:
+    header = replace(HEADER, first=draw(st.integers(0, 1000)))
+    return header, session_bytes(header, draw(st.lists(messages, max_size=5)))
+
+
+@st.composite
+def merged_segments(draw: st.DrawFn) -> tuple[SegmentHeader, bytes]:
+    ranges, numbers = [], dict.fromkeys((1, 2, 3), 0)
+    for _ in range(draw(st.integers(0, 4))):
+        session_id = draw(st.sampled_from((1, 2, 3)))
+        runs = tuple(map(tuple, draw(st.lists(messages, min_size=1, max_size=3))))
+        count = sum(map(len, runs))
+        place = {"x": draw(st.integers(0, 3)), "offset": draw(st.sampled_from([64, 72, 4096]))}
+        skip = draw(st.sampled_from([0, 0, 1, count - 1]))
+        ranges.append(Range(session_id, runs, number=numbers[session_id], skip=skip, **place))
+        numbers[session_id] += count
+    header = replace(MERGED, first=draw(st.integers(0, 1000)))
+    return header, merged_bytes(ranges, first=header.first)
+
+
+segments = st.one_of(session_segments(), merged_segments())
+
+
+# What is whole is found
+
+
+@given(segments)
+def test_a_scanner_finds_what_a_dumb_parser_finds(segment: tuple[SegmentHeader, bytes]) -> None:
+    header, data = segment
+    found, scanner, scan = read_all(header, data)
+    assert found == read_dumbly(header, data)
+    assert (scan.problem, scan.needed, scan.consumed) == (None, 0, len(data))
+    assert scanner.offset == scanner.boundary == SEGMENT_HEADER_BYTES + len(data)
+    assert scanner.next == header.first + len(found)
+    if header.kind is Kind.MERGED:
+        assert [one.position for one in found] == [*range(header.first, scanner.next)]
+
+
+@given(segments, st.lists(st.integers(1, 300), min_size=1, max_size=8))
+def test_however_the_bytes_arrive_the_same_is_found(
+    segment: tuple[SegmentHeader, bytes], sizes: list[int]
+) -> None:
+    header, data = segment
+    found, scanner, scan = read_all(header, data, itertools.cycle(sizes))
+    whole, other, _ = read_all(header, data)
+    assert found == whole
+    assert scan.problem is None
+    assert (scanner.offset, scanner.boundary, scanner.next) == (other.offset, other.boundary, other.next)
+    if isinstance(scanner, MergedScanner) and isinstance(other, MergedScanner):
+        assert (scanner.sessions, scanner.last_block) == (other.sessions, other.last_block)
+
+
+@given(segments, st.data())
+def test_a_growing_file_gives_each_message_once(
+    segment: tuple[SegmentHeader, bytes], data: st.DataObject
+) -> None:
+    header, content = segment
+    scanner, found, size = scanner_for(header), [], 0
+    while size < len(content):
+        size = data.draw(st.integers(size + 1, len(content)))
+        piece = content[scanner.offset - SEGMENT_HEADER_BYTES : size]
+        scan = scanner.scan(memoryview(piece))
+        assert scan.problem is None
+        found += decoded(scanner, piece, scan)
+    assert found == read_dumbly(header, content)
+
+
+@given(segments)
+def test_a_batch_is_placed_where_it_stands(segment: tuple[SegmentHeader, bytes]) -> None:
+    header, data = segment
+    scan = scanner_for(header).scan(memoryview(data))
+    for one in scan.batches:
+        assert one.offset == SEGMENT_HEADER_BYTES + one.start
+        assert data[one.start : one.start + 4] == b"RTB1"
+
+
+def test_compressed_batches_are_found_like_others() -> None:
+    big = [[Said("t", b"again " * 50)] * 3] * 2
+    data = session_bytes(HEADER, [*big, *big], codecs=[CODEC_ZSTD, CODEC_NONE, CODEC_ZSTD, CODEC_NONE])
+    found, _, scan = read_all(HEADER, data)
+    assert [one.said for one in found] == big[0] * 4
+    assert [one.header.flags for one in scan.batches] == [1, 0, 1, 0]
+
+
+def test_batches_with_unknown_flags_are_carried() -> None:
+    seed = batch_seed(HEADER.seed, 64)
+    data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", seed=seed, first=40, flags=0xF0)
+    scan = SessionScanner(HEADER).scan(memoryview(data))
+    assert (scan.problem, len(scan.batches), scan.batches[0].header.flags) == (None, 1, 0xF0)
+
+
+def test_an_empty_buffer_changes_nothing() -> None:
+    for header in (HEADER, MERGED):
+        scanner = scanner_for(header)
+        assert scanner.scan(memoryview(b"")) == Scan()
+        assert (scanner.offset, scanner.next) == (64, header.first)
+
+
+def test_the_kind_of_the_segment_chooses_the_scanner() -> None:
+    assert isinstance(scanner_for(HEADER), SessionScanner)
+    assert isinstance(scanner_for(MERGED), MergedScanner)
+    assert isinstance(scanner_for(merged_header(kind=Kind.FILTERED)), MergedScanner)
+
+
+def test_a_scan_may_begin_at_any_batch_of_a_session() -> None:
+    first = HEADER.first
+    for start, run in zip(SESSION_ENDS, RUNS, strict=False):
+        scanner = SessionScanner(HEADER, offset=64 + start, first=first)
+        scan = scanner.scan(memoryview(SESSION[start:]))
+        assert scan.problem is None
+        assert scanner.next == HEADER.first + sum(map(len, RUNS))
+        first += len(run)
+
+
+def test_a_scan_may_begin_at_any_block_if_it_is_given_the_declarations_before() -> None:
+    whole, _, _ = read_all(MERGED, BLOCKS)
+    sessions = {number: declaration_of(number) for number in (1, 2)}
+    last = block_of(RANGES[2], position=508 - RANGES[2].count + 1, instruction=3)
+    start = BLOCKS.index(last[96:]) - 96
+    position = MERGED.first + RANGES[0].count + RANGES[1].count
+    scanner = MergedScanner(MERGED, offset=64 + start, first=position, sessions=sessions)
+    scan = scanner.scan(memoryview(BLOCKS[start:]))
+    assert scan.problem is None
+    assert list(decoded(scanner, BLOCKS[start:], scan)) == whole[-RANGES[2].count :]
+    undeclared = MergedScanner(MERGED, offset=64 + start, first=position)
+    assert undeclared.scan(memoryview(BLOCKS[start:])).problem == "session id 1 is not declared"
+
+
+def test_a_copy_of_a_scanner_looks_ahead_and_leaves_the_other_where_it_was() -> None:
+    for header, data in ((HEADER, SESSION), (MERGED, BLOCKS)):
+        scanner = scanner_for(header)
+        assert copy(scanner).scan(memoryview(data)).consumed == len(data)
+        assert (scanner.offset, scanner.next, scanner.boundary) == (64, header.first, 64)
+        assert scanner.scan(memoryview(data)).consumed == len(data)
+
+
+# What is not whole is waited for
+
+
+def ends_of(header: SegmentHeader, data: bytes) -> tuple[list[int], list[int]]:
+    """Where the frames end that can be handed out, and where the segment may be cut."""
+    if header.kind is Kind.SESSION:
+        return SESSION_ENDS, SESSION_ENDS
+    frames, boundaries, at = [0], [0], 0
+    while at < len(data):
+        block = decode_block_header(data, at)
+        end, at = at + BLOCK_HEADER_BYTES + block.length_bytes, at + BLOCK_HEADER_BYTES
+        if block.kind == 1:
+            frames.append(at)
+            while at < end:
+                at += struct.unpack_from("<I", data, at + 8)[0]
+                frames.append(at)
+        else:
+            at = end
+            frames.append(at)
+        boundaries.append(at)
+    return frames, boundaries
+
+
+@pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
+def test_a_segment_cut_anywhere_gives_what_is_whole_and_waits(header: SegmentHeader, data: bytes) -> None:
+    frames, boundaries = ends_of(header, data)
+    for size in range(len(data) + 1):
+        scanner = scanner_for(header)
+        scan = scanner.scan(memoryview(data[:size]))
+        whole = max(end for end in frames if end <= size)
+        assert (scan.problem, scan.consumed) == (None, whole), size
+        assert (scan.needed > size - whole) == (size != whole), size
+        assert scan.needed <= len(data) - whole
+        assert scanner.boundary - 64 == max(end for end in boundaries if end <= whole), size
+        rest = scanner.scan(memoryview(data[whole:]))
+        assert (rest.problem, whole + rest.consumed) == (None, len(data)), size
+
+
+# What is bad is noticed
+
+
+def flips(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bit // 8, bytes(flipped)
+
+
+@pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
+def test_every_flipped_bit_is_noticed_in_its_frame(header: SegmentHeader, data: bytes) -> None:
+    frames, _ = ends_of(header, data)
+    for place, flipped in flips(data):
+        scanner = scanner_for(header)
+        scan = scanner.scan(memoryview(flipped))
+        assert scan.problem, place
+        frame = max(end for end in frames if end <= place)
+        assert scan.consumed == scanner.offset - 64 == frame, place
+
+
+@pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
+def test_a_scan_without_values_notices_every_bit_but_theirs(header: SegmentHeader, data: bytes) -> None:
+    frames, _ = ends_of(header, data)
+    batches = scanner_for(header).scan(memoryview(data)).batches
+    values = {
+        place
+        for one in batches
+        for place in range(
+            one.start + one.header.total_bytes - padded_values(one.header.values_stored),
+            one.start + one.header.total_bytes,
+        )
+    }
+    assert 0 < len(values) < len(data)
+    for place, flipped in flips(data):
+        scan = scanner_for(header).scan(memoryview(flipped), values=False)
+        if place in values:
+            assert (scan.problem, scan.consumed) == (None, len(data)), place
+        else:
+            assert scan.problem, place
+            assert scan.consumed == max(end for end in frames if end <= place), place
+
+
+def padded_values(size: int) -> int:
+    return size + len(padding(size))
+
+
+@given(segments, st.data())
+def test_nothing_behind_a_bad_frame_is_looked_at(
+    segment: tuple[SegmentHeader, bytes], data: st.DataObject
+) -> None:
+    header, content = segment
+    if content:
+        place = data.draw(st.integers(0, len(content) - 1))
+        flipped = content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :]
+        found, scanner, scan = read_all(header, flipped)
+        assert scan.problem
+        assert scanner.offset - 64 <= place
+        assert found == read_dumbly(header, content)[: len(found)]
+        again = scanner.scan(memoryview(flipped[scanner.offset - 64 :]))
+        assert (again.problem, again.batches, again.consumed) == (scan.problem, [], 0)
+
+
+@given(st.binary(max_size=400))
+def test_garbage_gives_no_batch(data: bytes) -> None:
+    for header in (HEADER, MERGED):
+        for garbage in (data, b"RTB1" + data, b"RTK1" + data, bytes(len(data))):
+            scan = scanner_for(header).scan(memoryview(garbage))
+            assert (scan.batches, scan.consumed) == ([], 0)
+            assert not garbage or scan.problem or 0 < scan.needed <= 128 + BATCH_BYTES_MAX + MESSAGE_BYTES_MAX
+
+
+# What is good but in the wrong place
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        replace(HEADER, origin=CLUSTER),
+        replace(HEADER, id=SegmentId(HEADER.id.x + 1, HEADER.id.y)),
+        replace(HEADER, id=SegmentId(HEADER.id.x, HEADER.id.y + 1)),
+        replace(HEADER, id=SegmentId(HEADER.id.y, HEADER.id.x)),
+    ],
+    ids=["incarnation", "X", "Y", "X and Y changed about"],
+)
+def test_a_batch_of_another_segment_is_refused(elsewhere: SegmentHeader) -> None:
+    assert SessionScanner(HEADER).scan(memoryview(SESSION)).problem is None
+    scan = SessionScanner(elsewhere).scan(memoryview(SESSION))
+    assert (scan.problem, scan.batches) == ("columns fail their checksum", [])
+
+
+@pytest.mark.parametrize("offset", [72, 128, 64 + 2**20, 64 + 2**32, 2**40])
+def test_a_batch_at_another_offset_is_refused(offset: int) -> None:
+    scan = SessionScanner(HEADER, offset=offset).scan(memoryview(SESSION))
+    assert scan.problem == "columns fail their checksum"
+
+
+def test_the_values_of_another_batch_are_refused() -> None:
+    data = session_bytes(HEADER, [[Said("t", b"a" * 16)], [Said("t", b"b" * 16)]])
+    size = len(data) // 2
+    swapped = data[: size - 16] + data[-16:] + data[size:-16] + data[size - 16 : size]
+    scan = SessionScanner(HEADER).scan(memoryview(swapped))
+    assert (scan.problem, scan.batches) == ("values fail their checksum", [])
+    assert SessionScanner(HEADER).scan(memoryview(swapped), values=False).problem is None
+
+
+@pytest.mark.parametrize("first", [39, 41, 0, 2**40])
+def test_a_batch_with_another_number_is_refused(first: int) -> None:
+    data = batch(RUNS[0], first=first, seed=batch_seed(HEADER.seed, 64))
+    scan = SessionScanner(HEADER).scan(memoryview(data))
+    assert (scan.problem, scan.consumed) == (f"number {first} where 40 must follow", 0)
+
+
+def test_a_batch_that_comes_twice_is_refused() -> None:
+    scan = SessionScanner(HEADER).scan(memoryview(SESSION + SESSION[SESSION_ENDS[2] :]))
+    assert scan.problem == "columns fail their checksum"
+    assert len(scan.batches) == 3
+    seed = batch_seed(HEADER.seed, 64 + len(SESSION))
+    again = batch(RUNS[2], first=HEADER.first + 4, seed=seed)
+    scan = SessionScanner(HEADER).scan(memoryview(SESSION + again))
+    assert scan.problem == "number 44 where 46 must follow"
+
+
+def merged_problem(*blocks: bytes, header: SegmentHeader = MERGED) -> str | None:
+    return MergedScanner(header).scan(memoryview(b"".join(blocks))).problem
+
+
+PART = RANGES[0]
+DECLARE = declaration_block(1, position=500)
+BLOCK = block_of(PART, position=500)
+
+
+def test_the_blocks_that_are_harmed_below_are_good_before() -> None:
+    assert merged_problem(DECLARE, BLOCK) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"source_x": 4}, {"source_y": 1}, {"source_offset": 4104}, {"session_id": 2}]
+)
+def test_a_batch_that_comes_from_elsewhere_than_its_block_says_is_refused(fields: dict[str, int]) -> None:
+    declare = declaration_block(2, position=500)
+    assert merged_problem(DECLARE, declare, block_of(PART, position=500, **fields)) == (
+        "columns fail their checksum"
+    )
+
+
+@pytest.mark.parametrize("position", [499, 501, 0, NUMBER_MAX - 10])
+@pytest.mark.parametrize("kind", [Kind.MERGED, Kind.FILTERED])
+def test_a_block_at_another_position_is_refused_unless_a_filter_may_have_left_some_out(
+    position: int, kind: Kind
+) -> None:
+    header = merged_header(kind=kind, first=500)
+    for blocks in ([DECLARE, block_of(PART, position=position)], [declaration_block(1, position=position)]):
+        problem = merged_problem(*blocks, header=header)
+        if kind is Kind.FILTERED and position > 500:
+            assert problem is None
+        else:
+            assert problem == f"position {position} where 500 must follow"
+
+
+def test_a_filtered_log_goes_on_behind_each_jump() -> None:
+    header = merged_header(kind=Kind.FILTERED, first=500)
+    blocks = [DECLARE, *(block_of(PART, position=position) for position in (510, 514, 600))]
+    scanner = MergedScanner(header)
+    data = b"".join(blocks)
+    scan = scanner.scan(memoryview(data))
+    assert [one.position for one in decoded(scanner, data, scan)] == [*range(510, 518), *range(600, 604)]
+    assert scanner.next == 604
+    assert merged_problem(*blocks, block_of(PART, position=603), header=header) == (
+        "position 603 where 604 must follow"
+    )
+
+
+# Hostile frames whose checksums hold
+
+
+def hostile_block(content: bytes = b"", **fields: Any) -> bytes:
+    """A block of `PART`'s place with any content and any header."""
+    header = decode_block_header(BLOCK)._replace(length_bytes=len(content))
+    return encode_block_header(header._replace(**fields)) + content
+
+
+def at_place(offset: int, session_id: int = 1) -> int:
+    """The seed of a batch of the source of `PART`."""
+    return batch_seed(segment_seed(declaration_of(session_id).incarnation, PART.x, PART.y), offset)
+
+
+CONTENT = BLOCK[BLOCK_HEADER_BYTES:]
+FIRST_BYTES = struct.unpack_from("<I", CONTENT, 8)[0]
+GAP = CONTENT[:FIRST_BYTES] + batch(RUNS[1], first=11, seed=at_place(4096 + FIRST_BYTES))
+BACK = CONTENT[:FIRST_BYTES] + batch(RUNS[1], first=9, seed=at_place(4096 + FIRST_BYTES))
+
+HOSTILE_BLOCKS: dict[str, tuple[list[bytes], str]] = {
+    "an undeclared session": ([BLOCK], "session id 1 is not declared"),
+    "a session declared under another id": (
+        [declaration_block(2, position=500), BLOCK],
+        "session id 1 is not declared",
+    ),
+    "a block without a batch": ([DECLARE, hostile_block(b"", message_count=0)], "without a batch"),
+    "a block of half a header": ([DECLARE, hostile_block(CONTENT[:32])], "reaches beyond its block"),
+    "a block that ends inside its batch": (
+        [DECLARE, hostile_block(CONTENT[: FIRST_BYTES - 8])],
+        "reaches beyond its block",
+    ),
+    "a block that ends inside its second batch": (
+        [DECLARE, hostile_block(CONTENT[:-8])],
+        "reaches beyond its block",
+    ),
+    "a block that ends inside its batch, with the bytes behind it": (
+        [DECLARE, hostile_block(CONTENT, length_bytes=len(CONTENT) - 8)],
+        "reaches beyond its block",
+    ),
+    "a block that goes on behind its batches": (
+        [DECLARE, hostile_block(CONTENT + bytes(64))],
+        "no batch starts here",
+    ),
+    "a block of zeros": ([DECLARE, hostile_block(bytes(200))], "no batch starts here"),
+    "a block in a block": ([DECLARE, hostile_block(BLOCK)], "no batch starts here"),
+    "more messages than it holds": ([DECLARE, hostile_block(CONTENT, message_count=5)], "batches end at"),
+    "fewer messages than it holds": ([DECLARE, hostile_block(CONTENT, message_count=3)], "batches end at"),
+    "no messages though it holds some": (
+        [DECLARE, hostile_block(CONTENT, message_count=0)],
+        "batches end at",
+    ),
+    "a skip that is not taken off the count": ([DECLARE, hostile_block(CONTENT, skip=1)], "batches end at"),
+    "a skip larger than the block": (
+        [DECLARE, hostile_block(CONTENT, skip=5, message_count=0)],
+        "batches end at",
+    ),
+    "the largest skip": ([DECLARE, hostile_block(CONTENT, skip=2**32 - 1)], "batches end at"),
+    "numbers with a gap": ([DECLARE, hostile_block(GAP)], "number 11 where 10 must follow"),
+    "numbers that go back": ([DECLARE, hostile_block(BACK)], "number 9 where 10 must follow"),
+    "a length that is no multiple of 8": (
+        [DECLARE, hostile_block(CONTENT + b"x", length_bytes=len(CONTENT) + 1)],
+        "out of range",
+    ),
+    "an id that stands for two sessions": (
+        [DECLARE, declaration_block(1, position=500, declared=declaration_of(2)), BLOCK],
+        "session id 1 stands for two sessions",
+    ),
+    "an id that changes its dedup id": (
+        [DECLARE, declaration_block(1, position=500, declared=replace(declaration_of(1), dedup_id=None))],
+        "session id 1 stands for two sessions",
+    ),
+    "an unknown kind": ([DECLARE, hostile_block(CONTENT, kind=3)], "unknown to this rt"),
+    "an unknown version": ([DECLARE, hostile_block(CONTENT, version=2)], "version 2"),
+    "a declaration that is far too long": (
+        [hostile_block(b"", kind=2, message_count=0, length_bytes=2**61)],
+        "declaration of 2305843009213693952 bytes",
+    ),
+    "a declaration with messages": ([hostile_block(bytes(24), kind=2)], "and 4 messages"),
+}
+
+
+@pytest.mark.parametrize(("blocks", "says"), HOSTILE_BLOCKS.values(), ids=HOSTILE_BLOCKS)
+def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says: str) -> None:
+    data = b"".join(blocks)
+    _, scanner, scan = read_all(MERGED, data)
+    assert scan.problem is not None
+    assert says in scan.problem
+    for size in (1, 8, 100, 250):
+        _, other, last = read_all(MERGED, data, itertools.repeat(size))
+        assert last.problem == scan.problem
+        assert (other.offset, other.boundary, other.next) == (scanner.offset, scanner.boundary, scanner.next)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\0b", ""])
+def test_a_declaration_that_names_no_session_is_refused(name: str) -> None:
+    content = struct.pack("<16sHH", bytes(16), len(name), 0) + name.encode()
+    content += padding(len(content))
+    data = hostile_block(content, kind=2, message_count=0, content_checksum=crc32c(content))
+    scanner = MergedScanner(MERGED)
+    scan = scanner.scan(memoryview(data))
+    assert scan.problem is not None
+    assert "names no session" in scan.problem
+    assert scanner.sessions == {}
+
+
+def test_the_same_declaration_may_come_again() -> None:
+    assert merged_problem(DECLARE, DECLARE, BLOCK) is None
+
+
+def test_a_block_may_begin_with_batches_that_are_skipped_whole() -> None:
+    part = replace(PART, skip=3)
+    data = DECLARE + block_of(part, position=500)
+    found, scanner, scan = read_all(MERGED, data)
+    assert [one.skip for one in scan.batches] == [3, 0]
+    assert found == [Heard(500, 10, "session-1", RUNS[1][0])]
+    assert scanner.next == 501
+
+
+HEADERS = {
+    "no messages": {"message_count": 0},
+    "no topics": {"topic_count": 0},
+    "more topics than messages": {"topic_count": 2},
+    "the most messages": {"message_count": 2**32 - 1},
+    "half of the most messages": {"message_count": 2**31},
+    "a negative first number": {"first": -1},
+    "the least first number": {"first": -(2**63)},
+    "a first number above the limit": {"first": NUMBER_MAX},
+    "the largest first number": {"first": 2**63 - 1},
+    "a total of nothing": {"total_bytes": 0},
+    "the largest total": {"total_bytes": 2**32 - 1},
+    "the largest total that is a multiple of 8": {"total_bytes": 2**32 - 8},
+    "the most columns": {"columns_bytes": 2**32 - 1},
+    "the most values": {"values_bytes": 2**32 - 1},
+    "the most stored columns": {"columns_stored": 2**32 - 1},
+    "the most stored values": {"values_stored": 2**32 - 1},
+    "stored far more than it holds": {"flags": 1, "columns_stored": 2**31, "total_bytes": 64 + 2**31 + 8},
+    "stored far more than it holds, unknown codec": {
+        "flags": 9,
+        "values_stored": 2**31,
+        "total_bytes": 64 + 2**31 + 32,
+    },
+    "no columns": {"columns_bytes": 0, "columns_stored": 0, "total_bytes": 72},
+}
+
+
+@pytest.mark.parametrize("fields", HEADERS.values(), ids=HEADERS)
+def test_a_hostile_header_is_refused_before_anything_is_waited_for(fields: dict[str, int]) -> None:
+    for header, seed, before in (
+        (HEADER, batch_seed(HEADER.seed, 64), b""),
+        (MERGED, at_place(4096), DECLARE),
+    ):
+        data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", seed=seed, **({"first": 40} | fields))
+        if before:
+            data = before + hostile_block(data, message_count=1)
+        scan = scanner_for(header).scan(memoryview(data))
+        assert scan.problem
+        assert scan.batches == []
+        if header is HEADER:
+            assert SessionScanner(header).scan(memoryview(data[:64])).problem
+
+
+@pytest.mark.parametrize("size", [BATCH_BYTES_MAX - 24 - 9, MESSAGE_BYTES_MAX])
+def test_a_large_frame_is_waited_for_and_says_how_much_it_needs(size: int) -> None:
+    good = batch([Said("t", b"")], first=40)
+    head = forge(
+        good[64:89], b"", first=40, values_bytes=size, values_stored=size, total_bytes=64 + 32 + size + 7 & -8
+    )
+    scan = SessionScanner(HEADER).scan(memoryview(head))
+    assert (scan.problem, scan.needed) == (None, 64 + 32 + size + 7 & -8)
+
+
+@st.composite
+def forged_batches(draw: st.DrawFn) -> bytes:
+    """A batch at the start of the segment whose checksums hold and whose header says anything."""
+    near = st.one_of(st.integers(0, 40), st.integers(2**32 - 70, 2**32 - 1), st.integers(0, 2**32 - 1))
+    fields = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "flags": st.sampled_from([0, 1, 2, 0x10, 0xFFFF]),
+                "topic_count": st.integers(0, 5),
+                "message_count": st.integers(0, 8) | near,
+                "first": st.sampled_from([39, 40, 41, -1, NUMBER_MAX, 2**63 - 1]),
+                "total_bytes": near,
+                "columns_stored": near,
+                "values_stored": near,
+                "columns_bytes": near,
+                "values_bytes": near,
+                "timestamp_low_ns": st.sampled_from([0, 1, -(2**63)]),
+            },
+        )
+    )
+    count = draw(st.integers(1, 4))
+    words = st.sampled_from([0, 1, 2, 3, 8, -1, 2**31 - 1, -(2**31)])
+    some = draw(st.lists(words, min_size=count + 1, max_size=count + 1))
+    names = draw(st.integers(1, count))
+    index = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)) if names > 1 else []
+    ends = draw(st.lists(words, min_size=names + 1, max_size=names + 1))
+    content = columns(
+        [0, *sorted(some[1:])] if draw(st.booleans()) else some,
+        [0] * count,
+        index,
+        [0, *sorted(ends[1:])] if draw(st.booleans()) else ends,
+        draw(st.binary(max_size=4)),
+    )
+    seed = batch_seed(HEADER.seed, 64)
+    return forge(
+        content,
+        draw(st.binary(max_size=9)),
+        seed=seed,
+        **({"message_count": count, "topic_count": names, "first": 40} | fields),
+    )
+
+
+@settings(max_examples=400)
+@given(forged_batches(), st.sampled_from([b"", bytes(8), SESSION]))
+def test_whatever_a_forger_writes_is_refused_or_decodes_whole(data: bytes, behind: bytes) -> None:
+    scan = SessionScanner(HEADER).scan(memoryview(data + behind))
+    assert scan.needed <= 64 + MESSAGE_BYTES_MAX + 2048
+    buffer = np.frombuffer(data + behind, np.uint8)
+    for group in groups(scan.batches):
+        try:
+            found = decode(buffer, group, {0: "s"})
+        except BadBatch:
+            continue
+        assert found is not None
+        found.to_arrow().validate(full=True)
+        assert len(list(found.messages())) == len(found)
+
+
+@st.composite
+def forged_blocks(draw: st.DrawFn) -> bytes:
+    """A declaration, then a block of good batches whose header says anything, then perhaps a good one."""
+    number = st.one_of(st.integers(0, 12), st.integers(2**32 - 3, 2**32 - 1))
+    fields = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "version": st.sampled_from([0, 1, 1, 2]),
+                "kind": st.sampled_from([1, 1, 2, 3]),
+                "session_id": st.sampled_from([1, 1, 2]),
+                "skip": number,
+                "source_x": st.sampled_from([3, 3, 4]),
+                "source_offset": st.sampled_from([4096, 4096, 4104, 2**62 - 1, 2**64 - 1]),
+                "length_bytes": st.one_of(
+                    st.sampled_from([0, 8, 64, FIRST_BYTES, len(CONTENT), 2**61, 2**64 - 8]),
+                    st.integers(0, 60).map(lambda words: 8 * words),
+                ),
+                "first_position": st.sampled_from([500, 500, 501, 499, 2**62 - 5, 2**64 - 1]),
+                "message_count": st.one_of(number, st.sampled_from([2**62, 2**64 - 1])),
+            },
+        )
+    )
+    return (
+        DECLARE + hostile_block(CONTENT, **fields) + draw(st.sampled_from([b"", BLOCK, DECLARE, bytes(96)]))
+    )
+
+
+@settings(max_examples=400)
+@given(forged_blocks(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
+def test_whatever_blocks_a_forger_writes_positions_stay_dense(data: bytes, sizes: list[int]) -> None:
+    found, scanner, scan = read_all(MERGED, data, itertools.cycle(sizes))
+    assert scan.needed <= 96 + 2048
+    assert [one.position for one in found] == [*range(500, 500 + len(found))]
+    if scan.problem is None and scanner.boundary == 64 + len(data):
+        assert found == read_dumbly(MERGED, data)
+    again, other, last = read_all(MERGED, data)
+    assert (again, last.problem, other.offset) == (found, scan.problem, scanner.offset)
+
+
+# Reading on at the limits
+
+
+def test_numbers_up_to_the_limit_can_be_read() -> None:
+    header = replace(HEADER, first=NUMBER_MAX - 2)
+    data = batch(RUNS[2], first=NUMBER_MAX - 2, seed=batch_seed(header.seed, 64))
+    found, scanner, _ = read_all(header, data)
+    assert [one.number for one in found] == [NUMBER_MAX - 2, NUMBER_MAX - 1]
+    assert scanner.next == NUMBER_MAX
+
+
+def test_positions_up_to_the_limit_can_be_read() -> None:
+    header = replace(MERGED, first=NUMBER_MAX - 5)
+    data = declaration_block(1, position=NUMBER_MAX - 5) + block_of(PART, position=NUMBER_MAX - 5)
+    found, scanner, scan = read_all(header, data)
+    assert scan.problem is None
+    assert found[-1].position == NUMBER_MAX - 2
+    assert scanner.next == NUMBER_MAX - 1
+
+
+def test_a_declaration_is_known_from_where_it_stands() -> None:
+    scanner = MergedScanner(MERGED, sessions={9: Declaration("earlier", bytes(16))})
+    scanner.scan(memoryview(BLOCKS))
+    assert scanner.sessions == {
+        9: Declaration("earlier", bytes(16)),
+        1: declaration_of(1),
+        2: declaration_of(2),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [session_segments, merged_segments])
+def test_two_harms_at_once_are_noticed_as_well(make: Callable[[], Any]) -> None:
+    harms: Sequence[Callable[[bytes, int, int], bytes]] = [
+        lambda data, a, b: data[:a] + data[b:],
+        lambda data, a, b: data[:a] + data[a:b] + data[a:b] + data[b:],
+        lambda data, a, b: data[:a] + bytes(b - a) + data[b:],
+        lambda data, a, b: data[:a] + data[a:b][::-1] + data[b:],
+        lambda data, a, b: (
+            data[:a] + bytes([data[a] ^ 1]) + data[a + 1 : b] + bytes([data[b] ^ 8]) + data[b + 1 :]
+        ),
+        lambda data, a, b: data[:a] + data[b:] + data[a:b],
+    ]
+
+    @settings(max_examples=1000)
+    @given(make(), st.sampled_from(harms), st.data())
+    def check(segment: tuple[SegmentHeader, bytes], harm: Callable, data: st.DataObject) -> None:
+        header, content = segment
+        if len(content) < 2:
+            return
+        a = data.draw(st.integers(0, len(content) - 2))
+        b = data.draw(st.integers(a + 1, len(content) - 1))
+        harmed = harm(content, a, b)
+        found, scanner, _ = read_all(header, harmed)
+        good = read_dumbly(header, content)
+        assert found == good[: len(found)]
+        same = next((i for i, (x, y) in enumerate(zip(content, harmed, strict=False)) if x != y), len(harmed))
+        assert scanner.offset - 64 <= same or harmed == content
+
+    check()

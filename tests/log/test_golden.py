@@ -1,0 +1,343 @@
+"""Golden files: what version 1 of each structure is, byte for byte, with a dump that a reader can follow.
+
+`pytest --rewrite` makes them anew. A change of them is a change of the format: without a new version it may
+only happen while nothing was released.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from batches import (
+    CLUSTER,
+    CREATED_NS,
+    INCARNATION,
+    LIFE,
+    Heard,
+    Range,
+    Said,
+    batch,
+    declaration_of,
+    merged_bytes,
+    merged_header,
+    session_bytes,
+    session_header,
+)
+from dump import Dump, diagram
+
+import rt.log.batch
+import rt.log.block
+import rt.log.durable
+import rt.log.index
+import rt.log.segment
+import rt.log.table
+from rt.log.batch import BATCH_OVERHEAD_BYTES, CODEC_NONE, CODEC_ZSTD
+from rt.log.checksum import batch_seed
+from rt.log.columns import decode, groups
+from rt.log.durable import DurableEnd, encode_durable_end, newest_durable_end
+from rt.log.frames import MergedScanner, scanner_for
+from rt.log.index import EntryKind, IndexEntry, decode_entries, encode_entry
+from rt.log.segment import (
+    Kind,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+    encode_segment_header,
+)
+from rt.log.table import Identity, SealedSegment, Table, TrimReason, decode_table, encode_table
+
+GOLDEN = Path(__file__).parents[1] / "testdata" / "format"
+FOLDER = "format/v1"
+
+SEGMENT, BATCH, BLOCK, DECLARATION, DURABLE, ENTRY, TABLE_HEADER, TABLE_ENTRY = (
+    diagram(module, which)
+    for module, which in (
+        (rt.log.segment, 0),
+        (rt.log.batch, 0),
+        (rt.log.block, 0),
+        (rt.log.block, 1),
+        (rt.log.durable, 0),
+        (rt.log.index, 0),
+        (rt.log.table, 0),
+        (rt.log.table, 1),
+    )
+)
+
+
+# Dumps
+
+
+def dump_batch(dump: Dump) -> None:
+    start = dump.at
+    header = dump.fields(BATCH)
+    count, topics = header["message count"], header["topic count"]
+    if header["flags"] == CODEC_NONE:
+        dump.numbers(count + 1, 4, "value offset {}")
+        dump.numbers(count, 8, "timestamp {}, ns since the Unix epoch")
+        if topics > 1:
+            dump.numbers(count, 2, "topic index {}")
+        for index in range(topics + 1):
+            dump.part(4, f"topic offset {index}")
+        dump.part(start + 64 + header["columns"] - dump.at, "topics")
+    else:
+        dump.part(header["columns"], "columns, a zstd frame")
+    dump.padding()
+    dump.part(header["values"], "values" if header["flags"] == CODEC_NONE else "values, a zstd frame")
+    dump.padding()
+    assert dump.at == start + header["total bytes"]
+
+
+def dump_blocks(dump: Dump) -> None:
+    while dump.at < len(dump.data):
+        dump.title("a block")
+        header = dump.fields(BLOCK)
+        end = dump.at + header["byte length of what follows"]
+        if header["kind"] == 2:
+            sizes = dump.fields(DECLARATION)
+            dump.part(sizes["bytes of the session's name"], "the session's name")
+            dump.part(sizes["bytes of the dedup id"], "the dedup id")
+            dump.padding()
+        while dump.at < end:
+            dump.title("a batch in it")
+            dump_batch(dump)
+        assert dump.at == end
+
+
+def dump_segment(data: bytes) -> str:
+    dump = Dump(data)
+    dump.title("the segment's header")
+    kind = dump.fields(SEGMENT)["kind"]
+    while kind == Kind.SESSION and dump.at < len(data):
+        dump.title("a batch")
+        dump_batch(dump)
+    if kind != Kind.SESSION:
+        dump_blocks(dump)
+    return dump.text()
+
+
+def dump_one_batch(data: bytes) -> str:
+    dump = Dump(data)
+    dump_batch(dump)
+    return dump.text()
+
+
+def dump_records(data: bytes) -> str:
+    dump = Dump(data)
+    for record in range(2):
+        dump.title(f"record {record}")
+        dump.fields(DURABLE)
+    return dump.text()
+
+
+def dump_index(data: bytes) -> str:
+    dump = Dump(data)
+    for index in range(len(data) // 32):
+        dump.title(f"entry {index}")
+        dump.fields(ENTRY)
+    return dump.text()
+
+
+def dump_table(data: bytes) -> str:
+    dump = Dump(data)
+    header = dump.fields(TABLE_HEADER)
+    dump.part(header["bytes of the name"], "the name")
+    dump.part(header["bytes of the dedup id"], "the dedup id")
+    dump.padding()
+    for index in range(header["entries"]):
+        dump.title(f"entry {index}")
+        dump.fields(TABLE_ENTRY)
+    return dump.text()
+
+
+# Values
+
+PLACE = batch_seed(session_header().seed, 64)
+BATCHES: dict[str, list[Said]] = {
+    "batch_one_message": [Said("trade", b"value")],
+    "batch_many_messages": [Said("trade", b"x" * n, CREATED_NS + 1000 - n) for n in range(5)],
+    "batch_many_topics": [
+        Said(topic, f"{topic} {n}".encode(), CREATED_NS + n)
+        for n, topic in enumerate(["trade", "", "größe", "trade", ""])
+    ],
+    "batch_empty_value": [Said("", b"", -1)],
+    "batch_of_8_bytes": [Said("topic", b"8 bytes.")],
+}
+RUNS = [[Said("trade", b"first"), Said("quote", b"second")], [Said("trade", b"third", CREATED_NS + 5)]]
+SESSION = session_header(first=1000)
+MERGED = merged_header(first=2**40)
+RANGES = [
+    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=1000, skip=1, x=3, y=1, offset=4096),
+    Range(2, (tuple(RUNS[1]),), number=7),
+]
+DURABLES = [
+    DurableEnd(6, SegmentId(3, 1), 4096, 1000, INCARNATION),
+    DurableEnd(7, SegmentId(3, 1), 8192, 1003, INCARNATION),
+]
+INDEX = [
+    IndexEntry(0, 64, 0, EntryKind.DECLARATION),
+    IndexEntry(0, 200, 0),
+    IndexEntry(5000, 2**20 + 8, CREATED_NS),
+]
+KEPT = SealedSegment(
+    SegmentId(3, 1), 1000, 1500, 2**27, CREATED_NS, CREATED_NS - 5, CREATED_NS + 9, CREATED_NS + 60, LIFE
+)
+TRIMMED = replace(KEPT, id=SegmentId(3, 0), first=0, end=1000).trimmed(TrimReason.MERGED, CREATED_NS + 99)
+TABLE = Table(Identity(Kind.SESSION, INCARNATION, "feed~backup", "twins"), (TRIMMED, KEPT))
+MERGED_TABLE = Table(Identity(Kind.MERGED, CLUSTER, "stream"))
+
+
+def whole(header: SegmentHeader, content: bytes) -> bytes:
+    return encode_segment_header(header) + content
+
+
+FILES: dict[str, tuple[bytes, Callable[[bytes], str]]] = {
+    **{name: (batch(said, first=1000, seed=PLACE), dump_one_batch) for name, said in BATCHES.items()},
+    "segment_session": (whole(SESSION, session_bytes(SESSION, RUNS)), dump_segment),
+    "segment_merged": (whole(MERGED, merged_bytes(RANGES, first=2**40)), dump_segment),
+    "segment_filtered": (whole(merged_header(kind=Kind.FILTERED), b""), dump_segment),
+    "durable": (b"".join(map(encode_durable_end, DURABLES)), dump_records),
+    "index": (b"".join(encode_entry(entry, SESSION.seed) for entry in INDEX), dump_index),
+    "segments_session": (encode_table(TABLE), dump_table),
+    "segments_merged": (encode_table(MERGED_TABLE), dump_table),
+}
+COMPRESSED = [Said("trade", b"again and again, " * 8, CREATED_NS + n) for n in range(3)]
+
+
+def read(name: str) -> bytes:
+    return (GOLDEN / "v1" / f"{name}.bin").read_bytes()
+
+
+def messages_of(header: SegmentHeader, data: bytes) -> list[Heard]:
+    scanner = scanner_for(header)
+    scan = scanner.scan(memoryview(data))
+    assert (scan.problem, scan.consumed) == (None, len(data))
+    names = {0: "feed"}
+    if isinstance(scanner, MergedScanner):
+        names = {number: found.session for number, found in scanner.sessions.items()}
+    heard: list[Heard] = []
+    for group in groups(scan.batches):
+        found = decode(np.frombuffer(data, np.uint8), group, names)
+        assert found is not None
+        heard += [
+            Heard(m.position, m.number, m.session, Said(m.topic, m.value, m.timestamp_ns))
+            for m in found.messages()
+        ]
+    return heard
+
+
+def numbered(said: Sequence[Said], first: int) -> list[Heard]:
+    return [Heard(number, number, "feed", one) for number, one in enumerate(said, first)]
+
+
+# Encoding: the same values give the same bytes
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_same_values_are_encoded_as_they_were(golden: Callable[..., bytes], name: str) -> None:
+    content, dump = FILES[name]
+    golden(f"{FOLDER}/{name}", content, dump(content))
+
+
+def test_a_compressed_batch_may_differ_but_reads_the_same(golden: Callable[..., bytes]) -> None:
+    """Each version of zstd may find other bytes for the same content."""
+    content = batch(COMPRESSED, first=1000, seed=PLACE, codec=CODEC_ZSTD)
+    data = golden(f"{FOLDER}/batch_zstd", content, dump_one_batch(content), exact=False)
+    assert messages_of(session_header(first=1000), data) == numbered(COMPRESSED, 1000)
+    assert "columns, a zstd frame" in (GOLDEN / "v1" / "batch_zstd.txt").read_text()
+
+
+def test_every_golden_file_is_known_and_has_its_dump() -> None:
+    names = {*FILES, "batch_zstd"}
+    files = {path.name for path in (GOLDEN / "v1").iterdir()}
+    assert files == {f"{name}.{kind}" for name, kind in itertools.product(names, ("bin", "txt"))}
+    assert [path.name for path in GOLDEN.iterdir()] == ["v1"]
+
+
+# Decoding: the bytes of then give the values of then
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_golden_batch_says_what_was_published(name: str) -> None:
+    assert messages_of(session_header(first=1000), read(name)) == numbered(BATCHES[name], 1000)
+
+
+def test_the_golden_session_is_read_as_it_was() -> None:
+    data = read("segment_session")
+    header = decode_segment_header(data, path="log.3.1")
+    assert header == SegmentHeader(Kind.SESSION, SegmentId(3, 1), 1000, CREATED_NS, INCARNATION, LIFE)
+    assert messages_of(header, data[64:]) == numbered(RUNS[0] + RUNS[1], 1000)
+
+
+def test_the_golden_merged_log_is_read_as_it_was() -> None:
+    data = read("segment_merged")
+    header = decode_segment_header(data, path="log.0.7")
+    assert header == SegmentHeader(Kind.MERGED, SegmentId(0, 7), 2**40, CREATED_NS, CLUSTER)
+    assert messages_of(header, data[64:]) == [
+        Heard(2**40, 1001, "session-1", RUNS[0][1]),
+        Heard(2**40 + 1, 1002, "session-1", RUNS[1][0]),
+        Heard(2**40 + 2, 7, "session-2", RUNS[1][0]),
+    ]
+    scanner = MergedScanner(header)
+    scanner.scan(memoryview(data[64:]))
+    assert scanner.sessions == {1: declaration_of(1), 2: declaration_of(2)}
+    assert (declaration_of(1).dedup_id, declaration_of(2).dedup_id) == ("twins", None)
+    assert scanner.last_block is not None
+    assert (scanner.last_block.instruction, scanner.last_block.sequenced_ns) == (2, CREATED_NS + 2)
+
+
+def test_the_other_golden_files_are_read_as_they_were() -> None:
+    assert decode_segment_header(read("segment_filtered"), path="log.0.7") == merged_header(
+        kind=Kind.FILTERED
+    )
+    assert newest_durable_end(read("durable")) == DURABLES[1]
+    assert newest_durable_end(read("durable")[:64]) == DURABLES[0]
+    assert list(decode_entries(read("index"), SESSION.seed)) == INDEX
+    assert decode_table(read("segments_session"), path="segments") == TABLE
+    assert decode_table(read("segments_merged"), path="segments") == MERGED_TABLE
+
+
+def test_one_golden_message_costs_little() -> None:
+    for name in ("batch_one_message", "batch_empty_value", "batch_of_8_bytes"):
+        (said,) = BATCHES[name]
+        assert len(read(name)) - len(said.value) <= BATCH_OVERHEAD_BYTES
+    assert len(read("batch_empty_value")) == 88
+
+
+# Diagrams: what the modules say of their bytes is all of their bytes
+
+
+@pytest.mark.parametrize(
+    ("module", "which", "size"),
+    [
+        (rt.log.segment, 0, 64),
+        (rt.log.batch, 0, 64),
+        (rt.log.block, 0, 96),
+        (rt.log.block, 1, 20),
+        (rt.log.durable, 0, 64),
+        (rt.log.index, 0, 32),
+        (rt.log.table, 0, 64),
+        (rt.log.table, 1, 88),
+    ],
+)
+def test_a_diagram_says_every_byte(module: ModuleType, which: int, size: int) -> None:
+    assert sum(field.size for field in diagram(module, which)) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "words"),
+    [
+        ("segment_session", 0, b"RTSEGMNT"),
+        ("durable", 0, b"RTDURBLE"),
+        ("segments_session", 0, b"RTSEGTAB"),
+        ("batch_one_message", 0, b"RTB1"),
+        ("segment_merged", 64, b"RTK1"),
+    ],
+)
+def test_a_structure_can_be_told_by_its_first_bytes(name: str, offset: int, words: bytes) -> None:
+    assert read(name)[offset : offset + len(words)] == words

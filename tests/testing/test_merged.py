@@ -1,0 +1,122 @@
+"""The merged logs that tests make: read back in order, the same bytes for the same calls."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+import rt
+from rt.log.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.testing import merged as merged_module
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+
+CLUSTER = b"cluster of test."
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+def publish(disk: MemoryDisk, session: str, batches: int, *, dedup_id: str | None = None) -> str:
+    """Batches of two messages, two batches a segment."""
+    with rt.Publisher(
+        "/root", "s", publisher_id=session, dedup_id=dedup_id, roll_bytes=5000, linger_ms=60_000, disk=disk
+    ) as publisher:
+        for batch in range(batches):
+            publisher.publish_many([f"{session}{batch}".encode() + bytes(1000)] * 2)
+            publisher.flush()
+    return publisher.directory
+
+
+def open_merged(disk: MemoryDisk, path: str = "/merged") -> MergedLog:
+    return MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+
+
+def blocks(disk: MemoryDisk, segment: str) -> list[BlockHeader]:
+    data, at, found = disk.read(f"/merged/{segment}"), SEGMENT_HEADER_BYTES, []
+    while at < len(data):
+        found.append(decode_block_header(data, at))
+        at += BLOCK_HEADER_BYTES + found[-1].length_bytes
+    return found
+
+
+def test_each_session_is_read_back_in_its_own_order(disk: MemoryDisk) -> None:
+    sessions = [publish(disk, name, 5) for name in ("a", "b")]
+    with open_merged(disk) as merged:
+        assert merged.merge_all(sessions, block_bytes=1) == range(20)
+    with rt.LogReader("/merged", disk=disk) as reader:
+        messages = list(reader)
+    assert [message.position for message in messages] == list(range(20))
+    for name in ("a", "b"):
+        own = [message for message in messages if message.session == name]
+        assert [message.number for message in own] == list(range(10))
+        assert [message.value[:2] for message in own] == [f"{name}{n // 2}".encode() for n in range(10)]
+
+
+def test_a_block_holds_as_many_batches_as_fit(disk: MemoryDisk) -> None:
+    session = publish(disk, "a", 4)
+    with open_merged(disk) as merged:
+        merged.merge_all([session], block_bytes=100_000)
+    declaration, *batches = blocks(disk, "log.0.0")
+    assert declaration.kind == BlockKind.DECLARATION
+    assert [(block.source_y, block.message_count) for block in batches] == [(0, 4), (1, 4)]
+
+
+def test_a_session_is_declared_once_in_each_segment_that_uses_it(disk: MemoryDisk) -> None:
+    sessions = [publish(disk, name, 4) for name in ("a", "b")]
+    with open_merged(disk) as merged:
+        merged.merge(sessions[0])
+        merged.roll()
+        merged.merge_all(sessions)
+    kinds = [[(block.kind, block.session_id) for block in blocks(disk, f"log.0.{y}")] for y in (0, 1)]
+    declaration, content = BlockKind.DECLARATION, BlockKind.BATCHES
+    assert kinds == [
+        [(declaration, 1), (content, 1)],
+        [(declaration, 1), (content, 1), (declaration, 2), (content, 2), (content, 2)],
+    ]
+
+
+def test_the_same_calls_make_the_same_bytes(disk: MemoryDisk) -> None:
+    sessions = [publish(disk, name, 4) for name in ("a", "b")]
+    for path in ("/one", "/two"):
+        with open_merged(disk, path) as merged:
+            merged.merge(sessions[1])
+            merged.roll()
+            if path == "/two":
+                merged.trim(SegmentId(0, 1))
+            merged.merge_all(sessions)
+            merged.roll()
+    for segment in ("log.0.1", "log.0.2"):
+        assert disk.read(f"/one/{segment}") == disk.read(f"/two/{segment}") != b""
+
+
+def test_twins_are_merged_once(disk: MemoryDisk) -> None:
+    twins = [publish(disk, name, 4, dedup_id="twins") for name in ("a", "b")]
+    with open_merged(disk) as merged:
+        merged.merge_all(twins, block_bytes=1)
+    with rt.LogReader("/merged", disk=disk) as reader:
+        assert [message.number for message in reader] == list(range(8))
+
+
+def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
+    session = publish(disk, "a", 2)
+    merged = open_merged(disk)
+    for start, end in ((0, None), (65, None), (64, 70), (64, 64)):
+        with pytest.raises(ValueError, match="no whole batches"):
+            merged.merge(session, start, end)
+    merged.merge(session)
+    with pytest.raises(ValueError, match="nothing is left"):
+        merged.merge(session)
+    with pytest.raises(ValueError, match="is no session"):
+        merged.merge("/merged")
+    merged.close()
+    with pytest.raises(ValueError, match="holds a log already"):
+        open_merged(disk)
+
+
+def test_the_example_in_the_documentation_works() -> None:
+    assert doctest.testmod(merged_module).failed == 0
