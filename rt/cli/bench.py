@@ -1,0 +1,54 @@
+"""`rt bench`: measure this machine. Figures go to stdout, one a line."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from rt.bench.measure import Figure, one_core
+
+
+@click.group()
+def bench() -> None:
+    """Measure the speed of rt on this machine."""
+
+
+@bench.command("log")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, exists=True),
+    help="Where to write (default: the temporary directory).",
+)
+@click.option(
+    "--rounds", default=5, show_default=True, type=click.IntRange(1, 1000), help="Rounds of each measurement."
+)
+@click.option(
+    "--size-mb",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Value bytes of a round's log.",
+)
+@click.option("--core", default=0, show_default=True, help="The one processor to run on; -1: all.")
+@click.option(
+    "--memory-gb",
+    default=0.0,
+    show_default=True,
+    help="Instead: write and read a log of this size and watch memory.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: float, as_json: bool) -> None:
+    """Publish, read and verify log files; no network."""
+    from rt.bench.log import LogBench
+
+    def show(figure: Figure) -> None:
+        click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
+
+    run = LogBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
+    with one_core(None if core < 0 else core):
+        if memory_gb:
+            show(run.run_memory(int(memory_gb * 1e9)))
+        else:
+            run.run(show)

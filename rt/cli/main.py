@@ -1,0 +1,165 @@
+"""The command `rt`: finds its subcommands, and turns what goes wrong into one line and an exit status.
+
+Law: subcommands are entry points, loaded when they are wanted, so that a service which is not installed or is
+broken costs nobody anything but those who call it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import click
+
+import rt
+from rt.cli import logs
+from rt.cli.options import option
+from rt.cli.signals import Interrupted
+from rt.cli.text import escape
+from rt.errors import RtError
+
+logger = logging.getLogger("rt.cli")
+
+COMMANDS_GROUP: Final = "rt.commands"
+
+EXIT_FAILED: Final = 1
+EXIT_MISUSE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class _Unavailable(click.Command):
+    """A subcommand that is listed, but cannot be loaded; whoever calls it is told why."""
+
+    def __init__(self, name: str, reason: Exception) -> None:
+        super().__init__(
+            name,
+            callback=self._refuse,
+            short_help="(not available)",
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )
+        self._reason = reason
+
+    def _refuse(self) -> None:
+        raise RtError(
+            f"the command {self.name!r} cannot be loaded",
+            got=f"{type(self._reason).__name__}: {self._reason}",
+            hint="Install the package that brings it.",
+        ) from self._reason
+
+
+class CommandGroup(click.Group):
+    """A group whose commands are the entry points of `rt.commands`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all, without loading any."""
+        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one; a stand-in where that fails."""
+        known = super().get_command(ctx, cmd_name)
+        if known is not None:
+            return known
+        found = tuple(entry_points(group=COMMANDS_GROUP, name=cmd_name))
+        return _load(found[0]) if found else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; whatever it raises leaves as an exit status, with one line on stderr."""
+        with _exit_status():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+
+def _load(entry: EntryPoint) -> click.Command:
+    # A command may come from any package, and fail to import in any way.
+    try:
+        command = entry.load()
+    except Exception as reason:  # noqa: BLE001
+        return _Unavailable(entry.name, reason)
+    if not isinstance(command, click.Command):
+        return _Unavailable(entry.name, TypeError(f"{entry.value} is no click command"))
+    return command
+
+
+@contextlib.contextmanager
+def _exit_status() -> Iterator[None]:
+    try:
+        yield
+    except (click.exceptions.Exit, click.ClickException, click.Abort):
+        raise
+    except Interrupted as signal:
+        raise click.exceptions.Exit(signal.exit_status) from signal
+    except KeyboardInterrupt as interrupt:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from interrupt
+    except BrokenPipeError as error:
+        _drop_stdout()
+        raise click.exceptions.Exit(0) from error
+    except RtError as error:
+        raise _failed(error, EXIT_FAILED) from error
+    except ValueError as error:
+        raise _failed(error, EXIT_MISUSE) from error
+    except OSError as error:
+        raise _failed(error, EXIT_FAILED) from error
+
+
+def _failed(error: Exception, status: int) -> click.exceptions.Exit:
+    """Say what went wrong, in a line; where it went wrong only when asked for."""
+    logger.debug("command_failed", exc_info=error)
+    click.echo(f"rt: {escape(str(error))}", err=True)
+    return click.exceptions.Exit(status)
+
+
+def _drop_stdout() -> None:
+    """Nobody reads on: what is still buffered must not fail again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@click.group(
+    cls=CommandGroup, context_settings={"auto_envvar_prefix": "RT", "help_option_names": ["-h", "--help"]}
+)
+@click.version_option(rt.__version__, message="rt %(version)s")
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="warning",
+    show_default=True,
+    help="What is logged to stderr.",
+)
+@option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How: for people, or one JSON object a line.",
+)
+def cli(log_level: str, log_format: str) -> None:
+    """Reliable transport for streams of messages, on log files.
+
+    Every option can be set as RT_<COMMAND>_<OPTION> too: RT_LOG_LEVEL=debug, RT_PUB_STREAM=prices.
+    """
+    logs.configure(log_level, log_format)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command `rt`; its exit status."""
+    try:
+        status = cli.main(arguments, prog_name="rt", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        status = EXIT_INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    return status if isinstance(status, int) else 0

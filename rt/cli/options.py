@@ -1,0 +1,87 @@
+"""Options and their types, as the subcommands share them; what is no name, time or position is misuse."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import click
+
+from rt.cli.text import parse_time
+from rt.errors import InvalidName
+from rt.names import check_name, check_session_name
+
+DIRECTORY = click.Path(exists=True, file_okay=False)
+
+
+class _Option(click.Option):
+    """Its environment variable is called as the option is, whatever the parameter is called."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        found = click.Parameter.resolve_envvar_value(self, ctx)
+        if found is not None or ctx.auto_envvar_prefix is None:
+            return found
+        words = (name[2:].replace("-", "_").upper() for name in self.opts if name.startswith("--"))
+        values = (os.environ.get(f"{ctx.auto_envvar_prefix}_{word}") for word in words)
+        return next((value for value in values if value), None)
+
+
+option = partial(click.option, cls=_Option)
+
+json_option = option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout.")
+
+
+class _Name(click.ParamType):  # type: ignore[type-arg]
+    """A name; a session's may have a suffix."""
+
+    name = "name"
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return (
+                check_session_name(value) if self._kind == "session" else check_name(value, kind=self._kind)
+            )
+        except InvalidName as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Time(click.ParamType):  # type: ignore[type-arg]
+    """A time, as ns since the Unix epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_time(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Place(click.ParamType):  # type: ignore[type-arg]
+    """A position, or "earliest", or "latest"."""
+
+    name = "earliest|latest|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value in {"earliest", "latest"}:
+            return str(value)
+        try:
+            position = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither 'earliest' nor 'latest' nor a position", param, ctx)
+        if position < 0:
+            self.fail(f"{position} is below 0", param, ctx)
+        return position
+
+
+STREAM_NAME = _Name("stream")
+SESSION_NAME = _Name("session")
+SUBSCRIBER_NAME = _Name("subscriber")
+DEDUP_ID = _Name("dedup id")
+TIME = _Time()
+PLACE = _Place()
+POSITION = click.IntRange(min=0)

@@ -1,0 +1,62 @@
+"""Stopping in good order: SIGINT and SIGTERM end a command where nothing is half done.
+
+Law: a signal is noted at once and raised only inside `waiting`, or when `waiting` is entered next; so that
+between two waits a block of work is done whole. A second signal of the kind acts as it always does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the command to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_status = 128 + number
+
+
+class Interrupts:
+    """Takes the signals over for a `with` block: those that are not ignored, and in the main thread only."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._is_waiting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) or signal.SIG_DFL for number in heeded}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A stretch of code that a signal may end with `Interrupted`, at any point."""
+        self._is_waiting = True
+        try:
+            if self._number is not None:
+                raise Interrupted(self._number)
+            yield
+        finally:
+            self._is_waiting = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._number = number
+        signal.signal(number, self._before[number])
+        if self._is_waiting:
+            raise Interrupted(number)

@@ -1,0 +1,207 @@
+"""The command `rt`: finding subcommands, exit statuses, what goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import rt
+from rt.cli import main as main_module
+from rt.cli.main import COMMANDS_GROUP, cli, main
+from rt.cli.signals import Interrupted
+from rt.errors import RtError
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=environment)
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs commands: `services(name=callback, …)`; one that is None cannot be imported."""
+
+    def install(**callbacks: Callable[[], object] | None) -> None:
+        module = ModuleType("services_of_test")
+        monkeypatch.setitem(sys.modules, "services_of_test", module)
+        found = [EntryPoint("certs", "rt.cli.certs:certs", COMMANDS_GROUP)]
+        for name, callback in callbacks.items():
+            if callback is not None:
+                setattr(module, name, click.command(name, help=f"Help of {name}.")(callback))
+            found.append(EntryPoint(name, f"services_of_test:{name}", COMMANDS_GROUP))
+        monkeypatch.setattr(main_module, "entry_points", lambda **wanted: EntryPoints(found).select(**wanted))
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_put_back() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def test_help_lists_every_command_with_a_line_about_it() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    for name in ("certs", "log", "pub", "sub"):
+        (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == [name]]
+        assert len(line.split()) > 2
+        assert "not available" not in line
+
+
+def test_a_broken_service_does_not_break_the_others(services: Callable[..., None]) -> None:
+    services(broken=None, whole=lambda: click.echo("done"))
+    result = run("--help")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "broken" in result.stdout
+    assert "Help of whole." in result.stdout
+    assert run("whole").stdout == "done\n"
+    assert run("certs", "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["deep", "--option", "7"]])
+def test_a_broken_service_says_why_when_it_is_called(
+    services: Callable[..., None], arguments: list[str]
+) -> None:
+    services(broken=None)
+    result = run("broken", *arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "rt: the command 'broken' cannot be loaded" in result.stderr
+    assert "services_of_test" in result.stderr
+
+
+def test_an_entry_point_that_is_no_command_says_so(
+    services: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services(broken=None)
+    monkeypatch.setattr(sys.modules["services_of_test"], "broken", 7, raising=False)
+    assert "is no click command" in run("broken").stderr
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def callback() -> None:
+        raise error
+
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (RtError("it failed", where="here", hint="Mend it."), 1, "rt: it failed (at here). Mend it.\n"),
+        (RtError("hostile \x1b[31m"), 1, "rt: hostile \\x1b[31m\n"),
+        (ValueError("position 9 is beyond the end"), 2, "rt: position 9 is beyond the end\n"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "rt: [Errno 2] No such file: 'x'\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (Interrupted(15), 143, ""),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_an_exit_status(
+    services: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+    text: str,
+) -> None:
+    services(work=raising(error))
+    assert main(["work"]) == status
+    assert capfd.readouterr().err == text
+
+
+def test_a_defect_of_ours_is_not_hidden(services: Callable[..., None]) -> None:
+    services(work=raising(AssertionError("a defect")))
+    with pytest.raises(AssertionError, match="a defect"):
+        main(["work"])
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["sub", "--nope"], ["pub"], ["log", "verify"]])
+def test_misuse_is_exit_status_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "Usage: rt" in err
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout == f"rt {rt.__version__}\n"
+
+
+def log_something() -> None:
+    logger = logging.getLogger("rt.test")
+    logger.warning("disk_full path=%s", "/x")
+    logger.info("quiet thing")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("it failed")
+
+
+def test_logs_go_to_stderr_as_text(services: Callable[..., None]) -> None:
+    services(work=log_something)
+    result = run("work")
+    assert result.stdout == ""
+    first, second, *traceback = result.stderr.splitlines()
+    assert first.endswith("Z warning rt.test disk_full path=/x")
+    assert second.endswith("Z error rt.test it failed")
+    assert traceback[-1] == "ValueError: why"
+
+
+def test_logs_go_to_stderr_as_json_one_object_a_line(services: Callable[..., None]) -> None:
+    services(work=log_something)
+    result = run("--log-format", "json", "--log-level", "INFO", "work")
+    entries = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [(entry["level"], entry["event"], entry["message"]) for entry in entries] == [
+        ("warning", "disk_full", "disk_full path=/x"),
+        ("info", None, "quiet thing"),
+        ("error", None, "it failed"),
+    ]
+    assert entries[0]["logger"] == "rt.test"
+    assert entries[0]["time"].endswith("Z")
+    assert "ValueError: why" in entries[2]["exception"]
+
+
+def test_options_can_be_set_in_the_environment(services: Callable[..., None]) -> None:
+    services(work=log_something)
+    assert "quiet thing" not in run("work").stderr
+    assert "quiet thing" in run("work", RT_LOG_LEVEL="info").stderr
+    assert "quiet thing" not in run("--log-level", "error", "work", RT_LOG_LEVEL="info").stderr
+
+
+def test_a_failure_is_logged_with_its_traceback_when_asked_for(services: Callable[..., None]) -> None:
+    services(work=raising(RtError("it failed")))
+    assert "Traceback" not in run("work").stderr
+    assert "Traceback" in run("--log-level", "debug", "work").stderr
+
+
+@pytest.mark.slow
+def test_importing_the_command_loads_no_subcommand() -> None:
+    code = (
+        "import sys, rt.cli.main; print(*sorted(name for name in sys.modules if name.startswith('rt.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {
+        *("rt.cli.logs", "rt.cli.main", "rt.cli.options", "rt.cli.signals", "rt.cli.text")
+    }
+
+
+@pytest.mark.slow
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "rt", "log", "stat", "/"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("rt: no log directory (at /).")

@@ -1,0 +1,844 @@
+"""`rt pub` and `rt sub`: what goes in comes out, in every format, and what must not go through does not."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import io
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches import columns, forge
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rt
+from rt.cli import feed, files, inputs
+from rt.cli.main import cli
+from rt.cli.signals import Interrupts
+from rt.log.checksum import batch_seed
+from rt.log.disk import REAL
+from rt.log.segment import Kind, SegmentId
+from rt.log.table import Identity
+from rt.log.writer import Frames, LogWriter
+from rt.testing.disk import FaultyDisk
+from rt.testing.merged import MergedLog
+
+DEADLINE_SECONDS = 60
+DATA = Path("s/sessions/feed")
+
+
+def run(*arguments: object, stdin: bytes | None = None, **environment: str) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin, env=environment)
+
+
+def run_well(*arguments: object, stdin: bytes | None = None, **environment: str) -> Result:
+    result = run(*arguments, stdin=stdin, **environment)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+class Log:
+    """A session below `root`, published to and read back by the command."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.directory = root / DATA
+
+    def pub(self, *arguments: object, stdin: bytes | None = None) -> Result:
+        return run("pub", "--path", self.root, "--stream", "s", "--name", "feed", *arguments, stdin=stdin)
+
+    def pub_well(self, *arguments: object, stdin: bytes | None = None) -> Result:
+        result = self.pub(*arguments, stdin=stdin)
+        assert result.exit_code == 0, result.output
+        return result
+
+    def sub(self, *arguments: object) -> Result:
+        return run("sub", self.directory, *arguments)
+
+    def sub_well(self, *arguments: object) -> bytes:
+        result = self.sub(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout_bytes
+
+    def messages(self) -> list[tuple[str, bytes]]:
+        with rt.LogReader(self.directory) as reader:
+            return [(message.topic, message.value) for message in reader]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "root")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Log]:
+    return lambda: Log(tmp_path_factory.mktemp("log") / "root")
+
+
+# Lines
+
+
+def test_lines_come_back_byte_for_byte(log: Log) -> None:
+    text = b"first\n\nthird \xff\x00\r\nwindows\r\n \n"
+    log.pub_well("--topic", "t", stdin=text)
+    assert log.sub_well() == text
+    assert {topic for topic, _ in log.messages()} == {"t"}
+
+
+@settings(max_examples=20)
+@given(text=st.binary(max_size=200).map(lambda text: text.replace(b"a", b"\n") + b"\n"))
+def test_any_lines_come_back_byte_for_byte(fresh: Callable[[], Log], text: bytes) -> None:
+    log = fresh()
+    log.pub_well(stdin=text)
+    assert log.sub_well() == text
+
+
+def test_a_last_line_without_newline_is_a_message_too(log: Log) -> None:
+    log.pub_well(stdin=b"a\nb")
+    assert log.sub_well() == b"a\nb\n"
+
+
+def test_nothing_in_is_nothing_out(log: Log) -> None:
+    result = log.pub_well("--json", stdin=b"")
+    assert json.loads(result.stdout)["messages"] == 0
+    assert json.loads(result.stdout)["first"] is None
+    assert log.sub_well() == b""
+
+
+def test_lines_that_cross_reads_stay_whole(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"".join(b"%d" % number * (number % 7) + b"\n" for number in range(300))
+    for size in (1, 2, 3, 64):
+        monkeypatch.setattr(inputs, "READ_BYTES", size)
+        one = Log(log.root / str(size))
+        one.pub_well(stdin=text)
+        assert one.sub_well() == text
+
+
+def test_several_files_are_published_one_behind_the_other(log: Log, tmp_path: Path) -> None:
+    for name, text in (("one", b"1\n2"), ("two", b"3\n")):
+        (tmp_path / name).write_bytes(text)
+    log.pub_well(tmp_path / "one", "-", tmp_path / "two", stdin=b"stdin\n")
+    assert log.sub_well() == b"1\n2\nstdin\n3\n"
+
+
+def test_a_line_above_the_limit_is_named_and_what_precedes_it_is_published(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(inputs, "READ_BYTES", 16)
+    (tmp_path / "in").write_bytes(b"good\nalso good\n" + b"x" * 101 + b"\nafter\n")
+    result = log.pub(tmp_path / "in")
+    assert result.exit_code == 1
+    assert f"line too long for a message (at {tmp_path / 'in'}, line 3)" in result.stderr
+    assert log.sub_well() == b"good\nalso good\n"
+
+
+# Summary
+
+
+def test_the_summary_says_what_was_published(log: Log) -> None:
+    log.pub_well(stdin=b"a\n")
+    result = log.pub_well("--json", stdin=b"bb\ncc\n")
+    summary = json.loads(result.stdout)
+    assert summary["seconds"] >= 0
+    del summary["seconds"]
+    assert summary == {
+        "messages": 2,
+        "bytes": 4,
+        "first": 1,
+        "last": 2,
+        "is_flushed": True,
+        "session": "feed",
+        "directory": str(log.directory),
+    }
+    assert result.stderr.startswith("Published 2 messages, numbers 1 to 2, 4 B in ")
+    quiet = log.pub_well("--quiet", stdin=b"a\n")
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+
+
+def test_options_may_come_from_the_environment(tmp_path: Path) -> None:
+    run_well(
+        *("pub", "--topic", "stronger"),
+        stdin=b'{"value": "a"}\n',
+        RT_PUB_PATH=str(tmp_path),
+        RT_PUB_STREAM="s",
+        RT_PUB_NAME="feed",
+        RT_PUB_TOPIC="t",
+        RT_PUB_FORMAT="json",
+        RT_PUB_ENVELOPE="1",
+    )
+    run_well("pub", stdin=b"b\n", RT_PUB_PATH=str(tmp_path), RT_PUB_STREAM="s", RT_PUB_PUBLISHER_ID="feed")
+    found = run_well("sub", tmp_path / DATA, RT_SUB_JSON="1", RT_SUB_TOPIC="stronger other")
+    assert [json.loads(line)["topic"] for line in found.stdout.splitlines()] == ["stronger"]
+    assert run("sub", tmp_path / DATA, RT_SUB_FORMAT="nope").exit_code == 2
+
+
+# JSON
+
+
+def test_json_lines_come_back_byte_for_byte(log: Log) -> None:
+    text = b'{"a": 1}\n[1,2 , 3]\r\n"\\u00e9 \xc3\xa9"\n  null  \n1e5\n' + b"9" * 5000 + b"\n"
+    log.pub_well("--format", "json", stdin=text)
+    assert log.sub_well("--format", "json") == text
+
+
+@pytest.mark.parametrize(
+    "bad", [b"{", b"", b"nope", b"NaN", b"[Infinity]", b'"\xff"', b"1 2", b"[" * 100_000, b"{'a': 1}"]
+)
+def test_a_line_that_is_no_json_ends_it_there(log: Log, tmp_path: Path, bad: bytes) -> None:
+    (tmp_path / "in").write_bytes(b"1\n2\n" + bad + b"\n4\n")
+    result = log.pub("--format", "json", "--json", tmp_path / "in")
+    assert result.exit_code == 1
+    assert f"(at {tmp_path / 'in'}, line 3)" in result.stderr
+    assert json.loads(result.stdout)["last"] == 1
+    assert log.sub_well() == b"1\n2\n"
+
+
+def test_topics_and_timestamps_come_from_fields(log: Log) -> None:
+    lines = [
+        {"topic": "a", "at": 5},
+        {"topic": "a", "at": "1970-01-01T00:00:01.5Z"},
+        {"topic": "b", "at": "1970-01-01T01:00:00+01:00"},
+        {"topic": "a", "at": "-3"},
+    ]
+    text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    log.pub_well("--format", "json", "--topic-field", "topic", "--timestamp-field", "at", stdin=text)
+    with rt.LogReader(log.directory) as reader:
+        assert [(message.topic, message.timestamp_ns) for message in reader] == [
+            ("a", 5),
+            ("a", 1_500_000_000),
+            ("b", 0),
+            ("a", -3),
+        ]
+    assert log.sub_well() == text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"at": 1}',
+        '{"t": 7, "at": 1}',
+        '{"t": "x"}',
+        '{"t": "x", "at": "noon"}',
+        '{"t": "x", "at": true}',
+        "[]",
+        f'{{"t": "{"x" * 1025}", "at": 1}}',
+        '{"t": "\\ud800", "at": 1}',
+        '{"t": "x", "at": 99999999999999999999}',
+    ],
+)
+def test_a_field_that_is_missing_or_says_nonsense_ends_it_there(log: Log, bad: str) -> None:
+    text = '{"t": "x", "at": 1}\n' + bad + "\n"
+    result = log.pub("--format", "json", "--topic-field", "t", "--timestamp-field", "at", stdin=text.encode())
+    assert result.exit_code == 1
+    assert "stdin, line 2" in result.stderr
+    assert len(log.messages()) == 1
+
+
+# Envelopes
+
+values = st.lists(
+    st.tuples(st.binary(max_size=20), st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)), max_size=20
+)
+
+
+@settings(max_examples=15)
+@given(messages=values)
+def test_envelopes_come_back_with_topic_time_and_value(
+    fresh: Callable[[], Log], messages: list[tuple[bytes, str, int]]
+) -> None:
+    first, second = fresh(), fresh()
+    with rt.Publisher(first.root, "s", publisher_id="feed") as publisher:
+        for value, topic, timestamp_ns in messages:
+            publisher.publish(value, topic=topic, timestamp_ns=timestamp_ns)
+    text = first.sub_well("--json")
+    second.pub_well("--format", "json", "--envelope", stdin=text)
+    assert second.sub_well("--json") == text
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("7", "{}", '{"value": 7}', '{"value": "a", "value_base64": "YQ=="}', '{"value_base64": "?"}'),
+        *('{"value": "a", "topic": 1}', '{"value": "a", "timestamp_ns": 1.5}', '{"value": "\\ud800"}'),
+    ],
+)
+def test_what_is_no_envelope_ends_it_there(log: Log, bad: str) -> None:
+    text = '{"value": "a"}\n{"value_base64": "/w==", "topic": "t", "more": []}\n' + bad + "\n"
+    result = log.pub("--format", "json", "--envelope", stdin=text.encode())
+    assert result.exit_code == 1
+    assert "stdin, line 3" in result.stderr
+    assert log.messages() == [("", b"a"), ("t", b"\xff")]
+
+
+# CSV
+
+
+def rows_of(text: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text.decode(), newline="")))
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@settings(max_examples=20)
+@given(
+    rows=st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width)))
+)
+def test_csv_comes_back_as_equal_rows(fresh: Callable[[], Log], rows: list[list[str]]) -> None:
+    log = fresh()
+    header = [f"column {index}" for index in range(len(rows[0]) if rows else 1)]
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+    log.pub_well("--format", "csv", stdin=text.getvalue().encode())
+    assert rows_of(log.sub_well("--format", "csv")) == ([header, *rows] if rows else [])
+
+
+def test_a_csv_record_is_an_object_of_strings(log: Log) -> None:
+    text = '\ufeffname,"size, mm",at\r\nnut,"a ""b""\nc",7\r\n\r\nbolt,,1970-01-01T00:00:00Z\r\n'
+    log.pub_well("--format", "csv", "--topic-column", "name", "--timestamp-column", "at", stdin=text.encode())
+    with rt.LogReader(log.directory) as reader:
+        assert [(message.topic, message.timestamp_ns, json.loads(message.value)) for message in reader] == [
+            ("nut", 7, {"name": "nut", "size, mm": 'a "b"\nc', "at": "7"}),
+            ("bolt", 0, {"name": "bolt", "size, mm": "", "at": "1970-01-01T00:00:00Z"}),
+        ]
+
+
+def test_csv_without_a_header_is_called_by_its_places(log: Log) -> None:
+    log.pub_well("--format", "csv", "--no-header", "--topic-column", "2", stdin=b"a,b\nc,d\n")
+    assert [(topic, json.loads(value)) for topic, value in log.messages()] == [
+        ("b", {"1": "a", "2": "b"}),
+        ("d", {"1": "c", "2": "d"}),
+    ]
+    assert log.sub_well("--format", "csv", "--no-header") == b"a,b\nc,d\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "published"),
+    [
+        (b"a,b\n1,2\n3\n4,5\n", 3, 1),
+        (b'a,b\n1,2\n"3\n4",5\n6,7,8\n', 5, 2),
+        (b'a,b\n1,2\n3,"4\n', 3, 1),
+        (b'a,b\n1,2\n"3"4,5\n', 3, 1),
+        (b"a,b\n1,\xff\n", 2, 0),
+        (b"a,a\n1,2\n", 1, 0),
+    ],
+)
+def test_a_bad_row_is_named_and_nothing_after_it_is_published(
+    log: Log, tmp_path: Path, text: bytes, line: int, published: int
+) -> None:
+    (tmp_path / "in.csv").write_bytes(text)
+    result = log.pub("--format", "csv", "--json", tmp_path / "in.csv")
+    assert result.exit_code == 1
+    assert f"(at {tmp_path / 'in.csv'}, line {line})" in result.stderr
+    assert json.loads(result.stdout)["messages"] == published
+    assert json.loads(result.stdout)["is_flushed"] is True
+    assert len(log.messages()) == published
+
+
+def test_a_column_that_is_not_there_is_named(log: Log) -> None:
+    result = log.pub("--format", "csv", "--topic-column", "c", stdin=b"a,b\n1,2\n")
+    assert result.exit_code == 1
+    assert "no such column (at stdin, line 1): got a, b, wanted c" in result.stderr
+
+
+def test_csv_out_needs_the_same_keys_or_chosen_columns(log: Log) -> None:
+    log.pub_well(stdin=b'{"a": 1, "b": null}\n{"b": [true], "a": "x"}\n{"a": 2}\n{"a": 3, "b": 4}\n')
+    result = log.sub("--format", "csv")
+    assert result.exit_code == 1
+    assert "(at position 2): got a, wanted a, b" in result.stderr
+    assert result.stdout == "a,b\n1,\nx,[true]\n"
+    assert log.sub_well("--format", "csv", "--columns", "b,c") == b"b,c\n,\n[true],\n,\n4,\n"
+
+
+@pytest.mark.parametrize(
+    ("style", "bad"), [("json", b"{"), ("json", b"[\n]"), ("csv", b"7"), ("csv", b"{"), ("csv", b"\xff")]
+)
+def test_a_value_that_the_format_cannot_hold_is_named_by_position(log: Log, style: str, bad: bytes) -> None:
+    with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
+        for value in (b'{"a":"1"}', b'{"a":"2"}', bad, b'{"a":"3"}'):
+            publisher.publish(value)
+    result = log.sub("--format", style)
+    assert result.exit_code == 1
+    assert "(at position 2)" in result.stderr
+    assert len(result.stdout.splitlines()) == (2 if style == "json" else 3)
+
+
+# Files
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
+    }
+
+
+def test_files_come_back_byte_for_byte(log: Log, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    made = {"b": b"two\n", "a/x": b"", "a/y/z z": os.urandom(300_000), "c é": b"\x00\xff", ".hidden": b"h"}
+    for name, content in made.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(content)
+    (source / "link").symlink_to(source / "b")
+    (source / "loop").symlink_to(source)
+    (tmp_path / "single").write_bytes(b"one")
+    log.pub_well("--format", "files", source, tmp_path / "single")
+    assert [topic for topic, _ in log.messages()] == [*sorted([*made, "link"]), "single"]
+    log.sub_well("--format", "files", "--output", tmp_path / "out")
+    assert tree(tmp_path / "out") == made | {"link": b"two\n", "single": b"one"}
+
+
+def test_a_file_above_the_limit_is_named(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        (source / name).write_bytes(b"x" * (11 if name == "b" else 10))
+    monkeypatch.setattr("rt.cli.formats.MESSAGE_BYTES_MAX", 10)
+    result = log.pub("--format", "files", source)
+    assert result.exit_code == 1
+    assert f"(at {source / 'b'}): got 11 bytes, wanted at most 10" in result.stderr
+    assert [topic for topic, _ in log.messages()] == ["a"]
+
+
+def test_a_file_name_that_is_no_utf_8_is_named(log: Log, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with open(os.fsencode(source) + b"/\xff", "wb"):
+        pass
+    result = log.pub("--format", "files", source)
+    assert result.exit_code == 1
+    assert "no UTF-8" in result.stderr
+
+
+def hostile(log: Log, topic: str, *, before: str = "fine", output: Path) -> Result:
+    with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
+        publisher.publish(b"good", topic=before)
+        publisher.publish(b"evil", topic=topic)
+        publisher.publish(b"after", topic="after")
+    return log.sub("--format", "files", "--output", output)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        *("", "..", "../x", "a/../../x", "/etc/x", "//x", "a//b", "a/", "/", ".", "./x", "a/.", "a\0b"),
+        *("x" * 256, "d/" * 300 + "../" * 8 + "x", "fine/below"),
+    ],
+)
+def test_a_hostile_topic_is_an_error_and_nothing_is_written_outside(
+    log: Log, tmp_path: Path, topic: str
+) -> None:
+    output = tmp_path / "deep" / "output"
+    result = hostile(log, topic, output=output)
+    assert result.exit_code == 1
+    assert "(at position 1)" in result.stderr
+    assert tree(tmp_path / "deep") == {"output/fine": b"good"}
+
+
+def test_planted_links_are_never_followed(log: Log, tmp_path: Path) -> None:
+    outside, output = tmp_path / "outside", tmp_path / "output"
+    outside.mkdir()
+    output.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (output / "directory").symlink_to(outside)
+    (output / "file").symlink_to(outside / "secret")
+    (output / "dangling").symlink_to(outside / "new")
+    result = hostile(log, "directory/secret", before="file", output=output)
+    assert result.exit_code == 1
+    assert tree(outside) == {"secret": b"secret"}
+    assert (output / "file").read_bytes() == b"good"
+    assert not (output / "file").is_symlink()
+    assert hostile(Log(tmp_path / "two"), "dangling", output=output).exit_code == 0
+    assert tree(outside) == {"secret": b"secret"}
+    assert (output / "dangling").read_bytes() == b"evil"
+
+
+def test_a_topic_at_the_place_of_a_directory_is_an_error(log: Log, tmp_path: Path) -> None:
+    (tmp_path / "output" / "taken" / "x").mkdir(parents=True)
+    result = hostile(log, "taken", output=tmp_path / "output")
+    assert result.exit_code == 1
+    assert "(at position 1)" in result.stderr
+    assert not list((tmp_path / "output").glob(".rt-*"))
+
+
+def test_a_file_appears_whole_or_not_at_all(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "bad").write_bytes(b"old")
+
+    def fail(descriptor: int, value: bytes) -> None:
+        os.write(descriptor, value[:2])
+        raise OSError(28, "No space left on device")
+
+    log.pub_well("--topic", "bad", stdin=b"new\n")
+    monkeypatch.setattr(files, "_write_all", fail)
+    result = log.sub("--format", "files", "--output", output)
+    assert result.exit_code == 1
+    assert "disk full" in result.stderr
+    assert tree(output) == {"bad": b"old"}
+
+
+def test_a_topic_that_comes_again_replaces_its_file(log: Log, tmp_path: Path) -> None:
+    log.pub_well("--topic", "t", stdin=b"one\ntwo\n")
+    log.sub_well("--format", "files", "--output", tmp_path / "output")
+    assert tree(tmp_path / "output") == {"t": b"two"}
+
+
+# Misuse
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--format", "lines", "--envelope"],
+        ["--format", "json", "--no-header"],
+        ["--format", "lines", "--topic-field", "t"],
+        ["--format", "json", "--envelope", "--timestamp-field", "t"],
+        ["--format", "files"],
+        ["--format", "files", "-"],
+        ["--format", "files", "--topic", "t", "."],
+        ["."],
+        ["missing-file"],
+        ["--topic", "x" * 1025],
+        ["--batch-bytes", "7"],
+        ["--fsync", "often"],
+        ["--stream", "a/b"],
+        ["--dedup-id", ""],
+        ["--unknown"],
+    ],
+)
+def test_misuse_of_pub_publishes_nothing(log: Log, arguments: list[str]) -> None:
+    result = log.pub(*arguments, stdin=b"a\n")
+    assert result.exit_code == 2
+    assert not log.root.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "--format", "csv"],
+        ["--columns", "a"],
+        ["--no-header"],
+        ["--format", "files"],
+        ["--output", "x"],
+        ["--position", "now"],
+        ["--position", "-1"],
+        ["--position", "1", "--since", "2020-01-01T00:00:00Z"],
+        ["--since", "yesterday"],
+        ["--path", "x"],
+        ["--position", "99"],
+        ["--name", "a/b"],
+    ],
+)
+def test_misuse_of_sub_prints_nothing(log: Log, arguments: list[str]) -> None:
+    log.pub_well(stdin=b"a\n")
+    result = log.sub(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_sub_without_a_log_names_the_sessions_there_are(log: Log) -> None:
+    log.pub_well(stdin=b"a\n")
+    assert run("sub").exit_code == 2
+    result = run("sub", "--path", log.root, "--stream", "s")
+    assert result.exit_code == 1
+    assert "no merged log of s" in result.stderr
+    assert "feed" in result.stderr
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], b"0 1 2 3 4"),
+        (["--position", "earliest"], b"0 1 2 3 4"),
+        (["--position", "latest"], b""),
+        (["--position", "3"], b"3 4"),
+        (["--position", "5"], b""),
+        (["--since", "1970-01-01T00:00:02Z"], b"2 3 4"),
+        (["--since", "1500000000"], b"2 3 4"),
+        (["--limit", "2"], b"0 1"),
+        (["--limit", "0"], b""),
+        (["--topic", "t1"], b"1 3"),
+        (["--topic", "t1", "--limit", "1"], b"1"),
+        (["--topic", "t1", "--topic", "t0", "--position", "2"], b"2 3 4"),
+    ],
+)
+@pytest.mark.parametrize("named", [[], ["--name", "reader"]])
+def test_sub_begins_and_ends_where_it_is_told(
+    log: Log, options: list[str], expected: bytes, named: list[str]
+) -> None:
+    with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
+        for number in range(5):
+            publisher.publish(b"%d" % number, topic=f"t{number % 2}", timestamp_ns=number * 1_000_000_000)
+    assert log.sub_well(*options, *named).split() == expected.split()
+
+
+def test_a_named_subscriber_goes_on_where_it_acknowledged(log: Log, tmp_path: Path) -> None:
+    log.pub_well(stdin=b"0\n1\n2\n3\n")
+    assert log.sub_well("--name", "a", "--limit", 3) == b"0\n1\n2\n"
+    assert log.sub_well("--name", "a") == b"3\n"
+    assert log.sub_well("--name", "a") == b""
+    assert log.sub_well("--name", "b", "--limit", 1) == b"0\n"
+    log.pub_well("--topic", "file", stdin=b"4\n")
+    log.sub_well("--name", "a", "--format", "files", "--output", tmp_path / "out")
+    assert tree(tmp_path / "out") == {"file": b"4"}
+    assert log.sub_well("--name", "a") == b""
+
+
+def test_what_could_not_be_written_is_not_acknowledged(log: Log) -> None:
+    log.pub_well(stdin=b"1\n2\nno json\n")
+    assert log.sub("--name", "a", "--format", "json").exit_code == 1
+    assert log.sub_well("--name", "a") == b"1\n2\nno json\n"
+
+
+def test_a_merged_log_is_found_by_its_stream(log: Log) -> None:
+    log.pub_well(stdin=b"a\nb\n")
+    with MergedLog(log.root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged:
+        merged.merge(log.directory)
+    found = run_well("sub", "--path", log.root, "--stream", "s", "--json")
+    assert [json.loads(line)["session"] for line in found.stdout.splitlines()] == ["feed", "feed"]
+
+
+def test_messages_that_cannot_be_read_are_told_and_make_it_fail(log: Log) -> None:
+    writer = LogWriter.open(str(log.directory), Identity(Kind.SESSION, bytes(16), "feed"))
+    writer.start(SegmentId(0, 0), first=0)
+    for number, text in enumerate((b"t", b"\xff", b"t")):
+        assert writer.active is not None
+        batch = forge(
+            columns([0, 8], [0], [], [0, 1], text),
+            b"8 bytes.",
+            seed=batch_seed(writer.active.seed, writer.offset),
+            first=number,
+        )
+        writer.append([Frames([batch], number + 1, 0, 0)])
+    writer.sync()
+    writer.close()
+    result = log.sub()
+    assert result.exit_code == 1
+    assert result.stdout == "8 bytes.\n8 bytes.\n"
+    assert "messages 1 to 1" in result.stderr
+
+
+# A full disk
+
+
+class Full:
+    """Puts a disk under `rt pub` that is full after `capacity_bytes`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
+        self.disk = FaultyDisk(REAL, capacity_bytes=capacity_bytes)
+        self.waits = 0
+        self.publishers: list[rt.Publisher] = []
+        monkeypatch.setattr("rt.cli.pub.Publisher", self.open)
+        monkeypatch.setattr(feed.time, "sleep", self.sleep)
+
+    def open(self, *arguments: Any, **options: Any) -> rt.Publisher:
+        self.publishers.append(rt.Publisher(*arguments, **options, disk=self.disk))
+        return self.publishers[-1]
+
+    def sleep(self, seconds: float) -> None:
+        """Space comes back, a little each time."""
+        self.waits += 1
+        assert self.disk.capacity_bytes is not None
+        self.disk.capacity_bytes += 3_000
+
+
+LINES = b"".join(b"line %d\n" % number for number in range(20_000))
+
+
+@pytest.mark.parametrize("style", [[], ["--format", "json", "--topic-field", "t"]])
+def test_a_full_disk_is_waited_out_and_no_line_is_lost_or_doubled(
+    log: Log, monkeypatch: pytest.MonkeyPatch, style: list[str]
+) -> None:
+    monkeypatch.setattr(inputs, "READ_BYTES", 50_000)
+    full = Full(monkeypatch, 20_000)
+    text = LINES if not style else b"".join(b'{"t": "%d"}\n' % (number // 3000) for number in range(20_000))
+    result = log.pub_well("--batch-bytes", 4096, "--json", *style, stdin=text)
+    assert full.waits > 3
+    assert result.stderr.count("Waiting for space") >= 1
+    assert log.sub_well() == text
+    summary = json.loads(result.stdout)
+    assert (summary["messages"], summary["first"], summary["last"]) == (20_000, 0, 19_999)
+
+
+@pytest.mark.parametrize(("read_bytes", "is_flushed"), [(4096, True), (64, False)])
+def test_a_full_disk_can_be_an_error_that_says_how_far_it_got(
+    log: Log, monkeypatch: pytest.MonkeyPatch, read_bytes: int, is_flushed: bool
+) -> None:
+    monkeypatch.setattr(inputs, "READ_BYTES", read_bytes)
+    full = Full(monkeypatch, 20_000)
+    result = log.pub("--batch-bytes", 4096, "--json", "--on-full", "fail", stdin=LINES)
+    assert result.exit_code == 1
+    assert full.waits == 0
+    assert "rt: disk full" in result.stderr
+    assert ("may not be on the medium" in result.stderr) is not is_flushed
+    summary = json.loads(result.stdout)
+    assert 0 < summary["messages"] < 20_000
+    assert summary["is_flushed"] is is_flushed
+    full.disk.capacity_bytes = None
+    full.publishers[0].close()
+    assert log.sub_well() == b"".join(LINES.splitlines(keepends=True)[: summary["messages"]])
+
+
+class Stub:
+    """A publisher that is full now and then, and keeps what it takes."""
+
+    def __init__(self, takes: list[int]) -> None:
+        self.kept: list[tuple[bytes, int]] = []
+        self._takes = takes
+
+    def publish_many(self, values: list[bytes], topic: str, stamps: list[int] | None) -> range:
+        assert stamps is not None
+        first = len(self.kept)
+        taken = self._takes.pop(0) if self._takes else len(values)
+        self.kept += zip(values[:taken], stamps[:taken], strict=True)
+        if taken < len(values):
+            raise rt.DiskFull("full", accepted=range(first, first + taken))
+        return range(first, first + taken)
+
+
+def test_what_a_full_disk_had_taken_is_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed.time, "sleep", lambda seconds: None)
+    stub, fed = Stub([2, 0, 5, 0, 0]), feed.Fed()
+    feeding = feed.Feed(stub, Interrupts(), fed, on_full="wait", bar=None)  # type: ignore[arg-type]
+    for number in range(20):
+        feeding.add(b"%d" % number, "t", number)
+    feeding.push()
+    assert stub.kept == [(b"%d" % number, number) for number in range(20)]
+    assert (fed.message_count, fed.first, fed.end) == (20, 0, 20)
+
+
+# Real processes
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "rt", *map(str, arguments)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def processes() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command(*arguments), **(pipes | options)))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_pub_and_sub_are_joined_by_pipes(log: Log, processes: Callable[..., subprocess.Popen[bytes]]) -> None:
+    text = b"".join(b"%d %s\n" % (number, b"x" * (number % 50)) for number in range(50_000))
+    done = processes("pub", "--path", log.root, "--stream", "s", "--name", "feed")
+    out, err = done.communicate(text)
+    assert (done.returncode, out) == (0, b"")
+    assert err.startswith(b"Published 50,000 messages, numbers 0 to 49999")
+    done = processes("sub", log.directory)
+    out, err = done.communicate()
+    assert (done.returncode, err) == (0, b"")
+    assert out == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sub", [["sub", "{}"], ["sub", "--json", "{}"], ["log", "dump", "{}"]])
+def test_a_reader_that_goes_away_ends_it_quietly(log: Log, sub: list[str]) -> None:
+    log.pub_well(stdin=b"".join(b"%d\n" % number for number in range(200_000)))
+    line = " ".join(command(*(word.format(log.directory) for word in sub)))
+    done = subprocess.run(
+        ["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert done.stdout.count(b"\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_pub_flushes_the_lines_it_has_read(
+    log: Log, processes: Callable[..., subprocess.Popen[bytes]], number: int, status: int
+) -> None:
+    process = processes("pub", "--path", log.root, "--stream", "s", "--name", "feed", "--json")
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\nhalf a li")
+    process.stdin.flush()
+    wait_for(lambda: (log.directory / "log.0.0").exists() and (log.directory / "log.0.0").stat().st_size > 64)
+    process.send_signal(number)
+    assert process.wait(DEADLINE_SECONDS) == status
+    out, err = process.communicate()
+    assert json.loads(out)["messages"] == 2
+    assert json.loads(out)["is_flushed"] is True
+    assert err.startswith(b"Published 2 messages, numbers 0 to 1, ")
+    assert log.sub_well() == b"one\ntwo\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [[], ["--name", "reader"]])
+def test_sub_follows_a_log_until_it_is_interrupted(
+    log: Log, processes: Callable[..., subprocess.Popen[bytes]], named: list[str]
+) -> None:
+    with rt.Publisher(log.root, "s", publisher_id="feed") as publisher:
+        publisher.publish(b"first")
+        publisher.flush()
+        process = processes("sub", "--follow", log.directory, *named)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"first\n"
+        publisher.publish(b"second")
+        assert process.stdout.readline() == b"second\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+        assert (process.returncode, err) == (143, b"")
+    assert log.sub_well(*named) == (b"" if named else b"first\nsecond\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--quiet"]])
+def test_a_bar_is_shown_on_a_terminal_only(
+    log: Log, tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]], options: list[str]
+) -> None:
+    (tmp_path / "in").write_bytes(b"a\n")
+    terminal, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    try:
+        process = processes(
+            "pub", "--path", log.root, "--stream", "s", *options, tmp_path / "in", stderr=slave
+        )
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):
+            while data := os.read(terminal, 4096):
+                shown += data
+        assert process.wait(DEADLINE_SECONDS) == 0
+    finally:
+        os.close(terminal)
+    assert (b"publishing" in shown) is not bool(options)
+    assert (b"Published 1 messages" in shown) is not bool(options)
