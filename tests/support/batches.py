@@ -1,0 +1,261 @@
+"""Batches, blocks and segments for tests: built by the library, forged by hand, read in the dumbest way.
+
+What is forged has valid checksums and says what the forger wants. The dumb readers share no code with the
+library but the checksum: they take one field and one message at a time, and trust every byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from rt.log.batch import CODEC_NONE, Draft, encode_batch
+from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
+from rt.log.checksum import batch_seed, segment_seed
+from rt.log.layout import VERSION, padded, padding
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
+
+INCARNATION = bytes(range(16))
+CLUSTER = bytes(range(0xC0, 0xD0))
+LIFE = bytes.fromhex("11fe11fe11fe11fe")
+CREATED_NS = 1_700_000_000_123_456_789
+
+
+class Said(NamedTuple):
+    """A message as it is published."""
+
+    topic: str
+    value: bytes
+    timestamp_ns: int = CREATED_NS
+
+
+class Heard(NamedTuple):
+    """A message as it is read."""
+
+    position: int
+    number: int
+    session: str
+    said: Said
+
+
+# Built
+
+
+def session_header(*, x: int = 3, y: int = 1, first: int = 0) -> SegmentHeader:
+    return SegmentHeader(Kind.SESSION, SegmentId(x, y), first, CREATED_NS, INCARNATION, LIFE)
+
+
+def merged_header(*, kind: Kind = Kind.MERGED, first: int = 0) -> SegmentHeader:
+    return SegmentHeader(kind, SegmentId(0, 7), first, CREATED_NS, CLUSTER)
+
+
+def draft(messages: Sequence[Said]) -> Draft:
+    """The messages laid out as a publisher does."""
+    topics: dict[str, int] = {}
+    index = [topics.setdefault(message.topic, len(topics)) for message in messages]
+    offsets = np.cumsum([0, *(len(message.value) for message in messages)]).astype(np.int32)
+    stamps = np.array([message.timestamp_ns for message in messages], np.int64)
+    return Draft(
+        b"".join(message.value for message in messages),
+        offsets,
+        stamps,
+        int(stamps.min()),
+        int(stamps.max()),
+        [topic.encode() for topic in topics],
+        np.array(index, np.uint16) if len(topics) > 1 else None,
+    )
+
+
+def batch(messages: Sequence[Said], *, first: int = 0, seed: int = 0, codec: int = CODEC_NONE) -> bytes:
+    return b"".join(encode_batch(draft(messages), first=first, seed=seed, codec=codec))
+
+
+def session_bytes(
+    header: SegmentHeader, runs: Sequence[Sequence[Said]], *, codecs: Sequence[int] = ()
+) -> bytes:
+    """What follows the header of a session segment: one batch for each of `runs`."""
+    data, first = b"", header.first
+    for index, run in enumerate(runs):
+        seed = batch_seed(header.seed, SEGMENT_HEADER_BYTES + len(data))
+        data += batch(run, first=first, seed=seed, codec=codecs[index] if codecs else CODEC_NONE)
+        first += len(run)
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A run of a session's batches that a merge instruction takes as one block."""
+
+    session_id: int
+    runs: tuple[tuple[Said, ...], ...]
+    number: int = 0
+    skip: int = 0
+    x: int = 0
+    y: int = 0
+    offset: int = SEGMENT_HEADER_BYTES
+    codec: int = CODEC_NONE
+
+    @property
+    def count(self) -> int:
+        """Its messages after the skip."""
+        return sum(map(len, self.runs)) - self.skip
+
+
+def declaration_of(session_id: int) -> Declaration:
+    incarnation = bytes([session_id]) * 16
+    return Declaration(f"session-{session_id}", incarnation, "twins" if session_id % 2 else None)
+
+
+def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any) -> bytes:
+    """The block of `part`; `fields` of its header may be forged."""
+    declared = declaration_of(part.session_id)
+    seed = segment_seed(declared.incarnation, part.x, part.y)
+    content, number = b"", part.number
+    for run in part.runs:
+        place = batch_seed(seed, part.offset + len(content))
+        content += batch(run, first=number, seed=place, codec=part.codec)
+        number += len(run)
+    header = BlockHeader(
+        version=VERSION,
+        kind=BlockKind.BATCHES,
+        instruction_index=0,
+        instruction=instruction,
+        session_id=part.session_id,
+        source_x=part.x,
+        source_y=part.y,
+        skip=part.skip,
+        source_offset=part.offset,
+        length_bytes=len(content),
+        first_position=position,
+        message_count=part.count,
+        sequenced_ns=CREATED_NS + instruction,
+    )
+    return encode_block_header(header._replace(**fields)) + content
+
+
+def declaration_block(session_id: int, *, position: int, declared: Declaration | None = None) -> bytes:
+    header = BlockHeader(
+        VERSION, BlockKind.DECLARATION, 0, 1, session_id, 0, 0, 0, 0, 0, position, 0, CREATED_NS
+    )
+    return encode_declaration(header, declared or declaration_of(session_id))
+
+
+def merged_bytes(ranges: Sequence[Range], *, first: int = 0) -> bytes:
+    """What follows the header of a merged segment: a block for each range, each session declared once."""
+    data, position, declared = b"", first, set()
+    for index, part in enumerate(ranges):
+        if part.session_id not in declared:
+            declared.add(part.session_id)
+            data += declaration_block(part.session_id, position=position)
+        data += block_of(part, position=position, instruction=index + 1)
+        position += part.count
+    return data
+
+
+# Forged
+
+
+def columns(
+    offsets: Sequence[int],
+    timestamps_ns: Sequence[int],
+    topic_index: Sequence[int],
+    topic_offsets: Sequence[int],
+    text: bytes,
+) -> bytes:
+    """The columns of a batch, whatever they say."""
+
+    def part(kind: str, values: Sequence[int]) -> bytes:
+        data = struct.pack(f"<{len(values)}{kind}", *values)
+        return data + padding(len(data))
+
+    topics = struct.pack(f"<{len(topic_offsets)}i", *topic_offsets) + text
+    return part("i", offsets) + part("q", timestamps_ns) + part("H", topic_index) + topics
+
+
+def forge(columns: bytes, values: bytes = b"", *, seed: int = 0, **fields: int) -> bytes:
+    """A batch of these columns and values as stored. Its checksums hold; `fields` of the header are as given.
+
+    What is not given fits one message of one topic, nothing compressed.
+    """
+    said = {
+        "magic": int.from_bytes(b"RTB1", "little"),
+        "total_bytes": 64 + padded(len(columns)) + padded(len(values)),
+        "flags": 0,
+        "topic_count": 1,
+        "message_count": 1,
+        "first": 0,
+        "timestamp_low_ns": 0,
+        "timestamp_high_ns": 0,
+        "columns_stored": len(columns),
+        "values_stored": len(values),
+        "columns_bytes": len(columns),
+        "values_bytes": len(values),
+    } | fields
+    values += padding(len(values))
+    magic, total, *rest = said.values()
+    body = struct.pack("<IIHHIqqqIIII", total, crc32c(values, seed), *rest) + columns + padding(len(columns))
+    return struct.pack("<II", magic, crc32c(body, seed)) + body + values
+
+
+# Read in the dumbest way
+
+
+def read_batch_dumbly(data: bytes, at: int) -> tuple[int, int, list[Said]]:
+    """Total bytes, first number and messages of the uncompressed batch at `at`."""
+    total, flags, topic_count, count, first = struct.unpack_from("<I4xHHIq", data, at + 8)
+    columns_bytes, values_bytes = struct.unpack_from("<II", data, at + 56)
+    assert flags == 0
+    offsets_at = at + 64
+    stamps_at = offsets_at + 4 * (count + 1) + (-4 * (count + 1)) % 8
+    index_at = stamps_at + 8 * count
+    topics_at = index_at if topic_count == 1 else index_at + 2 * count + (-2 * count) % 8
+    text_at = topics_at + 4 * (topic_count + 1)
+    values_at = at + 64 + columns_bytes + -columns_bytes % 8
+    messages = []
+    for i in range(count):
+        start, end = struct.unpack_from("<ii", data, offsets_at + 4 * i)
+        (stamp,) = struct.unpack_from("<q", data, stamps_at + 8 * i)
+        topic = 0 if topic_count == 1 else struct.unpack_from("<H", data, index_at + 2 * i)[0]
+        topic_start, topic_end = struct.unpack_from("<ii", data, topics_at + 4 * topic)
+        text = data[text_at + topic_start : text_at + topic_end].decode()
+        messages.append(Said(text, data[values_at + start : values_at + end], stamp))
+    assert values_at + values_bytes + -values_bytes % 8 == at + total
+    return total, first, messages
+
+
+def read_session_dumbly(data: bytes, session: str = "s") -> Iterator[Heard]:
+    """The messages of a session segment, whose header `data` does not hold."""
+    at = 0
+    while at < len(data):
+        total, first, messages = read_batch_dumbly(data, at)
+        for number, said in enumerate(messages, first):
+            yield Heard(number, number, session, said)
+        at += total
+
+
+def read_merged_dumbly(data: bytes) -> Iterator[Heard]:
+    """The messages of a merged segment, whose header `data` does not hold."""
+    names: dict[int, str] = {}
+    at = 0
+    while at < len(data):
+        kind, session_id, skip = struct.unpack_from("<2xH12xI8xI", data, at + 8)
+        length, position = struct.unpack_from("<QQ", data, at + 48)
+        content_at, at = at + 96, at + 96 + length
+        if kind == 2:
+            (size,) = struct.unpack_from("<H", data, content_at + 16)
+            names[session_id] = data[content_at + 20 : content_at + 20 + size].decode()
+            continue
+        while content_at < at:
+            total, first, messages = read_batch_dumbly(data, content_at)
+            for number, said in enumerate(messages, first):
+                if skip:
+                    skip -= 1
+                    continue
+                yield Heard(position, number, names[session_id], said)
+                position += 1
+            content_at += total

@@ -1,0 +1,95 @@
+"""Annotated hex dumps, in the order and the words of the byte diagrams that stand in the format modules.
+
+A diagram is a table in a module's docstring: `offset  bytes  field`, one field a line (a second line goes on
+with the words). Its rows must lie end to end, so that no byte of a header is left unsaid.
+"""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import NamedTuple
+
+_ROW = re.compile(r" +(\d+) +(\d+)  (\S.*)")
+_WIDTH = 16
+
+
+class Field(NamedTuple):
+    """A row of a diagram."""
+
+    offset: int
+    size: int
+    words: str
+
+
+def diagram(module: ModuleType, which: int = 0) -> list[Field]:
+    """The `which`-th diagram of a module: its fixed fields, up to where a row has no size."""
+    tables: list[list[Field]] = []
+    for line in (module.__doc__ or "").splitlines():
+        match = _ROW.fullmatch(line)
+        if match is None:
+            continue
+        row = Field(int(match[1]), int(match[2]), match[3])
+        if row.offset == 0:
+            tables.append([])
+        table = tables[-1]
+        assert row.offset == sum(field.size for field in table), f"{module.__name__}: {line}"
+        table.append(row)
+    return tables[which]
+
+
+class Dump:
+    """A dump that grows with each part that is told; at the end it must have said every byte."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+        self._lines: list[str] = []
+
+    def title(self, text: str) -> None:
+        """A line of prose."""
+        self._lines += ["", text] if self._lines else [text]
+
+    def fields(self, fields: list[Field]) -> dict[str, int]:
+        """A header; the numbers in it by the first words of their field, the first where two begin alike."""
+        numbers: dict[str, int] = {}
+        for field in fields:
+            raw = self.data[self.at : self.at + field.size]
+            name = re.split(r"[,:;(]| \"", field.words)[0].strip()
+            numbers.setdefault(name, int.from_bytes(raw, "little"))
+            self.part(field.size, field.words)
+        return numbers
+
+    def part(self, size: int, words: str) -> None:
+        """The next `size` bytes, and what they are."""
+        assert self.at + size <= len(self.data), words
+        raw = self.data[self.at : self.at + size]
+        for start in range(0, size, _WIDTH):
+            hexed = raw[start : start + _WIDTH].hex(" ")
+            text = f"{words}{_value(raw, words)}" if start == 0 else ""
+            self._lines.append(f"{self.at + start:6}  {hexed:<{3 * _WIDTH - 1}}  {text}".rstrip())
+        self.at += size
+
+    def numbers(self, count: int, size: int, words: str) -> None:
+        """A column of `count` numbers, and its padding."""
+        for index in range(count):
+            self.part(size, words.format(index))
+        self.padding()
+
+    def padding(self) -> None:
+        """Zeros up to a multiple of 8."""
+        if self.at % 8:
+            self.part(-self.at % 8, "padding")
+
+    def text(self) -> str:
+        """The whole of it."""
+        assert self.at == len(self.data), f"{len(self.data) - self.at} bytes were not told"
+        return "\n".join(self._lines) + "\n"
+
+
+def _value(raw: bytes, words: str) -> str:
+    if words.startswith(("magic", "padding", "incarnation", "life")) or words == "0":
+        return ""
+    if len(raw) in {1, 2, 4, 8}:
+        return f" = {int.from_bytes(raw, 'little', signed='ns since' in words or ', ns' in words)}"
+    return ""

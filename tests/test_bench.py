@@ -1,0 +1,43 @@
+"""The benchmarks run, count what they say they count, and leave nothing behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rt.bench.log import LogBench
+from rt.bench.measure import Figure, ratios
+from rt.cli.bench import bench
+
+
+def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        bench, ["log", "--dir", str(tmp_path), "--rounds", "2", "--size-mb", "1", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    figures = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [figure["name"].split(":")[0] for figure in figures].count("128 B") == 5
+    assert all(
+        figure["rounds"] == 2 and figure["min"] <= figure["median"] <= figure["max"] for figure in figures
+    )
+    assert all(figure["median"] > 0 for figure in figures)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_run_gives_the_growth(tmp_path: Path) -> None:
+    figure = LogBench(str(tmp_path), rounds=1, size_bytes=2**20).run_memory(20_000_000)
+    assert figure.unit == "MB"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    figure = Figure("x", (3.0, 1.0, 200.0), "MB/s", 2.0)
+    assert figure.median == 3.0
+    assert figure.as_line().split() == ["x", "3.00", "MB/s", "(1.00", "to", "200)", "goal", "2.00"]
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    assert ratios((1.0, 4.0), (2.0, 2.0)) == (0.5, 2.0)
+    with pytest.raises(ValueError, match="zip"):
+        ratios((1.0,), (1.0, 2.0))

@@ -1,0 +1,153 @@
+"""The errors: the tree as it is drawn, and that each of them survives pickling, copying and printing."""
+
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import rt
+import rt.errors
+from rt.errors import RtError
+from rt.events import SkipForward
+
+GRPC_STATUSES = {
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+}
+DETAILS = {"where": "here", "got": 0, "wanted": [1, 2], "hint": "Do this."}
+SPECIAL = {
+    "Gap": {"event": SkipForward(1, 5, "time")},
+    "DiskFull": {"accepted": range(3, 7)},
+    "Damaged": {"path": "/log.0.0", "offset": 64},
+}
+
+
+def every_class(kind: type[RtError] = RtError) -> Iterator[type[RtError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == "rt.errors":
+            yield from every_class(child)
+
+
+CLASSES = list(every_class())
+
+
+def make(kind: type[RtError]) -> RtError:
+    error = kind("it went wrong", **DETAILS, **SPECIAL.get(kind.__name__, {}))
+    error.add_note("a note")
+    return error
+
+
+def drawn_tree() -> dict[str, tuple[str, str | None]]:
+    """From the module's docstring: each class with its parent there, and the built-in error in brackets."""
+    found: dict[str, tuple[str, str | None]] = {}
+    path: list[tuple[int, str]] = []
+    for line in (rt.errors.__doc__ or "").splitlines():
+        match = re.match(r"( +[│├└─ ]*)([A-Z]\w+)(?: \((\w+)\))?(?:  |$)", line)
+        if match is None:
+            continue
+        depth, name, builtin = len(match[1]), match[2], match[3]
+        while path and path[-1][0] >= depth:
+            path.pop()
+        found[name] = (path[-1][1] if path else "", builtin)
+        path.append((depth, name))
+    return found
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    real = {}
+    for kind in CLASSES:
+        parents = [base for base in kind.__bases__ if issubclass(base, RtError)]
+        builtin = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins"]
+        real[kind.__name__] = (
+            parents[0].__name__ if parents else "",
+            builtin[0] if builtin and kind is not RtError else None,
+        )
+    assert drawn_tree() == real
+    assert len(real) > 15
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_can_be_had_from_rt(kind: type[RtError]) -> None:
+    assert getattr(rt, kind.__name__) is kind
+    assert kind.__name__ in rt.__all__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_travels_under_a_status_of_grpc(kind: type[RtError]) -> None:
+    assert kind.grpc_status in GRPC_STATUSES
+    assert isinstance(kind.retriable, bool)
+
+
+def test_only_what_may_succeed_later_is_retriable() -> None:
+    assert {kind.__name__ for kind in CLASSES if kind.retriable} == {"Timeout", "DiskFull"}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_pickles_whole(kind: type[RtError], protocol: int) -> None:
+    error = make(kind)
+    back = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own bytes
+    assert type(back) is kind
+    assert back.__dict__ == error.__dict__
+    assert (str(back), back.args, back.__notes__) == (str(error), error.args, ["a note"])
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_can_be_copied(kind: type[RtError]) -> None:
+    error = make(kind)
+    for back in (copy.copy(error), copy.deepcopy(error)):
+        assert type(back) is kind
+        assert (back.__dict__, back.args) == (error.__dict__, error.args)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError]) -> None:
+    assert str(make(kind)) == "it went wrong (at here): got 0, wanted [1, 2]. Do this."
+    assert make(kind).args == ("it went wrong",)
+
+
+@pytest.mark.parametrize(
+    ("details", "text"),
+    [
+        ({}, "no"),
+        ({"where": ""}, "no (at )"),
+        ({"got": False}, "no: got False"),
+        ({"wanted": 3}, "no: wanted 3"),
+        ({"where": "x", "wanted": 3}, "no (at x): wanted 3"),
+        ({"hint": "Try."}, "no. Try."),
+        ({"got": 1, "hint": "Try."}, "no: got 1. Try."),
+    ],
+)
+def test_the_text_leaves_out_what_is_not_known(details: dict[str, object], text: str) -> None:
+    assert str(RtError("no", **details)) == text  # type: ignore[arg-type]
+
+
+def test_damage_names_file_and_offset() -> None:
+    error = rt.Damaged("bad batch", path="/data/log.0.3", offset=4096, got=1, wanted=2)
+    assert str(error) == "bad batch (at /data/log.0.3, offset 4096): got 1, wanted 2"
+    assert (error.path, error.offset) == ("/data/log.0.3", 4096)
+
+
+def test_a_caller_may_catch_the_errors_of_python_that_they_are() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        raise rt.TopicTooLong("too long")
+    with pytest.raises(TimeoutError, match="late"):
+        raise rt.Timeout("late")
+    assert not issubclass(rt.StorageError, OSError)
