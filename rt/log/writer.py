@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import time
@@ -20,23 +19,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rt.errors import Damaged, DiskFull, InvalidName, StorageError, StorageFailed
+from rt.errors import DiskFull, StorageError, StorageFailed
 from rt.log.directory import (
     LOCK_FILE,
-    READ_BYTES,
-    Walk,
-    identity_from,
-    list_segments,
-    read_durable_end,
-    read_header,
-    read_table,
-    walk_segment,
 )
 from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.index import ENTRY_BYTES, INDEX_STRIDE_BYTES, EntryKind, IndexEntry, encode_entry, index_file_name
 from rt.log.layout import Buffer
-from rt.log.recovery import Tail, judge_tail
+from rt.log.opening import Recovered, empty_segments, recover_directory, remove_segments
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, encode_segment_header
 from rt.log.table import TABLE_FILE, Identity, SealedSegment, Table, TrimReason, encode_table
 
@@ -87,22 +78,13 @@ class SyncPoint:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What opening found: the next number, and where a torn tail was cut (None if there was none)."""
-
-    end: int
-    torn: Tail | None = None
-    torn_path: str = ""
-
-
 class LogWriter:
     """The one writer of a log directory. Make it with `LogWriter.open`."""
 
     def __init__(self, path: str, disk: Disk, clock: Callable[[], int]) -> None:
         self.path = path
         self.table: Table
-        self.recovery: Recovery
+        self.recovered: Recovered
         self._disk = disk
         self._clock = clock
         self._lock: Lock = self._take_lock()
@@ -125,7 +107,7 @@ class LogWriter:
         writer = cls(os.path.abspath(path), disk, clock)
         try:
             with storage_errors(path, "recovering a log directory"):
-                writer._recover(identity)
+                writer._take_over(recover_directory(disk, writer.path, identity, clock))
         except BaseException:
             writer.close()
             raise
@@ -144,7 +126,7 @@ class LogWriter:
     @property
     def end(self) -> int:
         """One past the last number or position in the log."""
-        return self._active.end if self._active else self.recovery.end
+        return self._active.end if self._active else self.recovered.end
 
     @property
     def offset(self) -> int:
@@ -278,9 +260,8 @@ class LogWriter:
         ).forgotten()
         self._write_table(table)
         try:
-            self._empty_trimmed([*gone])
-            for segment in forgotten:
-                self._remove(segment.file_name)
+            empty_segments(self._disk, self.path, [*gone])
+            remove_segments(self._disk, self.path, forgotten)
         except OSError as error:
             raise self._failed(error, "", "trimming segments") from error
         return trimmed
@@ -294,246 +275,18 @@ class LogWriter:
             self._durable_file.close()
         self._lock.close()
 
-    def _take_lock(self) -> Lock:
-        with storage_errors(self.path, "locking a log directory"):
-            return self._disk.lock(os.path.join(self.path, LOCK_FILE))
-
-    # Recovery
-
-    def _recover(self, identity: Identity) -> None:
-        self._remove_leftovers()
-        self.table = self._load_table(identity)
-        self._finish_trims()
-        self._check_listed()
-        durable = read_durable_end(self._disk, self.path)
-        if durable is not None and durable.origin != self.identity.origin:
-            durable = None
-        torn, torn_path = self._seal_unlisted(durable)
-        end = self.table.segments[-1].end if self.table.segments else 0
-        self._check_nothing_vanished(durable, end)
-        self.recovery = Recovery(end, torn, torn_path)
-        self._open_durable_file(durable)
-
-    def _remove_leftovers(self) -> None:
-        for name in self._disk.list_directory(self.path):
-            if name.endswith(".new") and name.startswith((".log.", f".{TABLE_FILE}", f".{DURABLE_FILE}")):
-                self._disk.remove(os.path.join(self.path, name))
-
-    def _load_table(self, wanted: Identity) -> Table:
-        path = os.path.join(self.path, TABLE_FILE)
-        try:
-            table = read_table(self._disk, self.path)
-        except Damaged as error:
-            logger.warning("segments_table_rebuilt path=%s reason=%s", path, error)
-            table = None
-        if table is None:
-            table = Table(self._identity_of_segments(wanted) or wanted)
-            write_whole(self._disk, path, encode_table(table))
-        found = table.identity
-        if (found.kind, found.name, found.dedup_id) != (wanted.kind, wanted.name, wanted.dedup_id):
-            raise InvalidName(
-                "the directory belongs to another log",
-                where=self.path,
-                got=f"{found.kind.name} {found.name} dedup {found.dedup_id}",
-                wanted=f"{wanted.kind.name} {wanted.name} dedup {wanted.dedup_id}",
-                hint="Give each session a directory of its own.",
-            )
-        return table
-
-    def _identity_of_segments(self, wanted: Identity) -> Identity | None:
-        for segment in reversed(list_segments(self._disk, self.path)):
-            header = read_header(self._disk, self.path, segment)
-            if header is not None:
-                found = identity_from(header, self.path)
-                return Identity(found.kind, found.origin, wanted.name, wanted.dedup_id)
-        return None
-
-    def _finish_trims(self) -> None:
-        """Empty what the table says is trimmed: a crash may have come between the two."""
-        self._empty_trimmed([segment.id for segment in self.table.segments if segment.is_trimmed])
-
-    def _empty_trimmed(self, segments: Sequence[SegmentId]) -> None:
-        for segment in segments:
-            path = os.path.join(self.path, segment.file_name)
-            if self._disk.size(path):
-                file = self._disk.open(path, write=True)
-                try:
-                    file.truncate(0)
-                finally:
-                    file.close()
-            self._remove(index_file_name(segment))
-
-    def _seal_unlisted(self, durable: DurableEnd | None) -> tuple[Tail | None, str]:
-        """Verify the segments the table does not list, cut the newest one's torn tail, sync and list them."""
-        on_disk = list_segments(self._disk, self.path)
-        self._remove_forgotten(on_disk)
-        headers = {segment: self._header(segment) for segment in on_disk if segment > self._last_listed}
-        torn, torn_path = None, ""
-        found: list[SealedSegment] = []
-        for segment, header in headers.items():
-            path = os.path.join(self.path, segment.file_name)
-            if header is None:
-                found.append(self._lost(segment, headers))
-                continue
-            walk = walk_segment(self._disk, self.path, header)
-            durable_end = self._durable_end(walk, durable, is_newest=segment == on_disk[-1])
-            tail = judge_tail(
-                path=path,
-                verified_end=walk.end_offset,
-                next_number=walk.end,
-                size_bytes=walk.size_bytes,
-                durable_end=durable_end,
-                problem=walk.problem,
-            )
-            self._cut_and_sync(path, tail, durable_end)
-            if tail.torn_bytes:
-                torn, torn_path = tail, path
-            found.append(self._entry(header, walk))
-        if found:
-            self._disk.sync_directory(self.path)
-            self._write_table(Table(self.identity, tuple(sorted((*self.table.segments, *found), key=_by_id))))
-        return torn, torn_path
-
-    @property
-    def _last_listed(self) -> SegmentId:
-        return self.table.segments[-1].id if self.table.segments else SegmentId(-1, -1)
-
-    def _remove_forgotten(self, on_disk: Sequence[SegmentId]) -> None:
-        """Remove segments older than all the table remembers: it forgot them, then the power went.
-
-        One between two of the table's is something else: the files are not of one moment.
-        """
-        listed = {segment.id for segment in self.table.segments}
-        for segment in on_disk:
-            if segment in listed or segment > self._last_listed:
-                continue
-            if segment > self.table.segments[0].id:
-                raise Damaged(
-                    "a segment that the table does not know, between two that it knows",
-                    path=os.path.join(self.path, segment.file_name),
-                    offset=0,
-                    hint="Table and segments are not of one moment: restore both, or start a new directory.",
-                )
-            self._remove(segment.file_name)
-            self._remove(index_file_name(segment))
-
-    def _header(self, segment: SegmentId) -> SegmentHeader | None:
-        header = read_header(self._disk, self.path, segment)
-        if header is not None and (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
-            path = os.path.join(self.path, segment.file_name)
-            raise Damaged(
-                "segment of another log",
-                path=path,
-                offset=0,
-                got=header.origin.hex(),
-                wanted=self.identity.origin.hex(),
-            )
-        return header
-
-    def _lost(self, segment: SegmentId, headers: dict[SegmentId, SegmentHeader | None]) -> SealedSegment:
-        """An empty segment that no table lists: it was trimmed before the table was lost."""
-        for later, header in headers.items():
-            if later > segment and header is not None:
-                end, at = header.first, header.created_ns
-                return SealedSegment(segment, end, end, 0, at, 0, 0, at).trimmed(
-                    TrimReason.LOST, self._clock()
-                )
-        raise Damaged(
-            "the newest segment was emptied, but not by trimming",
-            path=os.path.join(self.path, segment.file_name),
-            offset=0,
-            hint="Its numbers are unknown: restore the file, or start a new session directory.",
-        )
-
-    def _check_listed(self) -> None:
-        """Sealed segments were durable whole: one that is now shorter or gone is damage."""
-        for segment in self.table.segments:
-            path = os.path.join(self.path, segment.id.file_name)
-            if not segment.is_trimmed and (size := self._disk.size(path)) != segment.size_bytes:
-                raise Damaged(
-                    "a sealed segment is not whole",
-                    path=path,
-                    offset=min(size or 0, segment.size_bytes),
-                    got="no file" if size is None else f"{size} bytes",
-                    wanted=f"{segment.size_bytes} bytes",
-                    hint="Restore the file, or start a new session directory.",
-                )
-
-    def _durable_end(self, walk: Walk, durable: DurableEnd | None, *, is_newest: bool) -> int:
-        """How far a segment is known to be synced: whole, unless it is the newest one."""
-        if not is_newest:
-            return walk.size_bytes
-        return (
-            durable.offset if durable is not None and durable.id == walk.header.id else SEGMENT_HEADER_BYTES
-        )
-
-    def _cut_and_sync(self, path: str, tail: Tail, durable_end: int) -> None:
-        """Cut the torn tail, and make what recovery accepted durable.
-
-        What is not known to be synced is written again first: if a sync of it failed, the system holds the
-        bytes for clean, and another sync would do nothing.
-        """
-        file = self._disk.open(path, write=True)
-        try:
-            if tail.torn_bytes:
-                logger.warning(
-                    "torn_tail_cut path=%s offset=%d torn_bytes=%d", path, tail.end, tail.torn_bytes
-                )
-                file.truncate(tail.end)
-            for start in range(durable_end, tail.end, READ_BYTES):
-                data = file.pread(min(READ_BYTES, tail.end - start), start)
-                if file.pwritev([data], start) != len(data):
-                    raise OSError(errno.ENOSPC, "short write")
-            file.sync()
-        finally:
-            file.close()
-
-    def _entry(self, header: SegmentHeader, walk: Walk) -> SealedSegment:
-        return SealedSegment(
-            header.id,
-            header.first,
-            walk.end,
-            walk.end_offset,
-            header.created_ns,
-            walk.timestamp_low_ns,
-            walk.timestamp_high_ns,
-            self._clock(),
-            header.life,
-        )
-
-    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
-        """What was recorded as synced must be there, unless it was trimmed."""
-        for earlier, later in itertools.pairwise(self.table.segments):
-            if earlier.end != later.first and self.identity.dedup_id is None:
-                raise Damaged(
-                    "numbers do not go on from one segment to the next",
-                    path=os.path.join(self.path, later.id.file_name),
-                    offset=0,
-                    got=later.first,
-                    wanted=earlier.end,
-                    hint="The files are not of one moment: restore all of them, or start a new directory.",
-                )
-        if durable is None:
-            return
-        last = self.table.segments[-1].id if self.table.segments else None
-        listed = {segment.id: segment for segment in self.table.segments}.get(durable.id)
-        is_gone = last is None or durable.id > last or (listed and listed.size_bytes < durable.offset)
-        if is_gone or (durable.end > end and self.identity.dedup_id is None):
-            raise Damaged(
-                "synced segments are missing",
-                path=os.path.join(self.path, durable.id.file_name),
-                offset=0,
-                got=f"numbers up to {end}",
-                wanted=f"up to {durable.end}, which were synced",
-                hint="Restore the files, or start a new session directory.",
-            )
-
-    def _open_durable_file(self, durable: DurableEnd | None) -> None:
+    def _take_over(self, recovered: Recovered) -> None:
+        self.table = recovered.table
+        self.recovered = recovered
         path = os.path.join(self.path, DURABLE_FILE)
         if self._disk.size(path) != 2 * RECORD_BYTES:
             write_whole(self._disk, path, bytes(2 * RECORD_BYTES))
         self._durable_file = self._disk.open(path, write=True)
-        self._durable_sequence = durable.sequence if durable else 0
+        self._durable_sequence = recovered.durable_sequence
+
+    def _take_lock(self) -> Lock:
+        with storage_errors(self.path, "locking a log directory"):
+            return self._disk.lock(os.path.join(self.path, LOCK_FILE))
 
     # Steps
 
@@ -599,10 +352,6 @@ class LogWriter:
             self._durable_file.pwritev([encode_durable_end(record)], record_place(sequence))
             self._durable_sequence = sequence
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.remove(os.path.join(self.path, name))
-
     def _release(self, active: _Active) -> None:
         active.file.close()
         if active.index:
@@ -640,7 +389,3 @@ def _behind(pieces: Sequence[Buffer], written: int) -> list[Buffer]:
             rest.append(memoryview(piece)[written:])
             written = 0
     return rest
-
-
-def _by_id(segment: SealedSegment) -> SegmentId:
-    return segment.id

@@ -204,15 +204,24 @@ def test_a_selection_is_that_of_the_list(whole: MessageBatch, data: st.DataObjec
     chosen.to_arrow().validate(full=True)
 
 
-@given(some_batches, st.frozensets(topics, max_size=4), st.booleans())
-def test_only_the_wanted_topics_are_left(whole: MessageBatch, wanted: frozenset[str], has_own: bool) -> None:
-    if has_own:
-        wanted |= {whole.topics[0]}
-    expected = [one for one in heard(whole) if one.said.topic in wanted]
-    found = whole.with_topics(wanted)
+@given(some_batches, st.frozensets(topics, max_size=4), st.integers(0, 20), st.integers(0, 20))
+def test_only_the_wanted_topics_are_left(
+    whole: MessageBatch, wanted: frozenset[str], own: int, start: int
+) -> None:
+    wanted |= {*whole.topics[own : own + 1]}
+    part = whole.slice(min(start, len(whole) - 1), len(whole))
+    expected = [one for one in heard(part) if one.said.topic in wanted]
+    found = part.with_topics(wanted)
     assert heard(found) == expected
     assert (found is None) == (not expected)
     check_whole(found)
+
+
+def test_a_topic_that_only_others_have_leaves_nothing() -> None:
+    whole = decode(*placed([batch([Said("a", b""), Said("b", b""), Said("c", b"")])]), SESSIONS)
+    assert whole is not None
+    assert whole.slice(1, 3).with_topics(frozenset("a")) is None
+    assert heard(whole.slice(1, 3).with_topics(frozenset("ac")))[0].said.topic == "c"
 
 
 @given(some_batches)
@@ -492,6 +501,16 @@ def test_hostile_columns_are_refused_when_compressed_too(hostile: bytes, says: s
             at += len(one)
         with pytest.raises(BadBatch, match=says):
             decode(np.frombuffer(b"".join(datas), np.uint8), found, SESSIONS)
+
+
+def test_a_dictionary_that_was_read_before_is_not_taken_for_one_of_another_size() -> None:
+    """Batches share what was read of the same bytes; the number of topics in them is not one of the bytes."""
+    one = columns([0, 0, 0], [0, 0], [0, 0], [0, 8], b"12345678")
+    many = forge(one, message_count=2, topic_count=2)
+    alone = forge(columns([0, 0], [0], [], [0, 8], b"12345678"))
+    for datas in ([alone, many], [many, alone], [alone, alone, many]):
+        with pytest.raises(BadBatch, match=BAD_TOPICS):
+            decode(*placed(datas), SESSIONS)
 
 
 def test_the_forger_can_make_good_batches_too() -> None:

@@ -546,6 +546,14 @@ def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says
         assert (other.offset, other.boundary, other.next) == (scanner.offset, scanner.boundary, scanner.next)
 
 
+@pytest.mark.parametrize("count", range(4))
+def test_no_message_beyond_the_end_of_its_block_is_handed_out(count: int) -> None:
+    """The next block's positions begin there, whatever is wrong with this one."""
+    found, _, scan = read_all(MERGED, DECLARE + hostile_block(CONTENT, message_count=count))
+    assert scan.problem is not None
+    assert len(found) == (3 if count == 3 else 0)
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "..", "a/b", "a\0b", ""])
 def test_a_declaration_that_names_no_session_is_refused(name: str) -> None:
     content = struct.pack("<16sHH", bytes(16), len(name), 0) + name.encode()
