@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rt.errors import Damaged, NotALog
 from rt.log.disk import Disk, storage_error, storage_errors
@@ -95,7 +96,13 @@ def read_header(disk: Disk, path: str, segment: SegmentId) -> SegmentHeader | No
 def read_table(disk: Disk, path: str) -> Table | None:
     """The segments table; None if there is none. `rt.Damaged` or `rt.UnknownVersion` if it cannot be used."""
     content = _read_file(disk, os.path.join(path, TABLE_FILE))
-    return None if content is None else decode_table(content, path=os.path.join(path, TABLE_FILE))
+    return None if content is None else _decode_table(content, os.path.join(path, TABLE_FILE))
+
+
+@lru_cache(maxsize=8)
+def _decode_table(content: bytes, path: str) -> Table:
+    """The same bytes are decoded once: a reader looks at the table at every segment, and it may be long."""
+    return decode_table(content, path=path)
 
 
 def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
