@@ -1,9 +1,10 @@
 """Publishing: append messages to a session's log files on the local disk.
 
-Laws. A number that was returned is never given to another message. What `flush` returned for is on the
-medium. A message that could not be taken takes no number: where the disk is full the call raises
-`rt.DiskFull` and works again when there is space; what was taken before stays, in the file or in memory.
-After a failed fsync the publisher is dead and must be opened again.
+Laws. A number that was returned is never given to another message (a kill may take those that no flush has
+covered, and a restart gives theirs anew). What `flush` returned for is on the medium. A message that could
+not be taken takes no number: where the disk is full the call raises `rt.DiskFull` and works again when there
+is space; what was taken before stays, in the file or in memory. After a failed fsync, or a write that was
+broken off, the publisher is dead and must be opened again.
 """
 
 from __future__ import annotations
@@ -173,10 +174,16 @@ class Publisher:
                     timestamp_ns = self._last_ns
                 else:
                     self._last_ns = timestamp_ns
-            rows = batch.rows
-            rows.append((value, timestamp_ns, index))
+            values = batch.values
+            try:
+                batch.indices.append(index)
+                batch.stamps.append(timestamp_ns)
+                values.append(value)
+            except BaseException:
+                batch.realign()
+                raise
             batch.bytes += size
-            count = len(rows)
+            count = len(values)
             if count == 1:
                 self._wake.put(None)
             return batch.first + count - 1
@@ -274,7 +281,7 @@ class Publisher:
 
     def _renumber(self, number: int) -> None:
         """Begin a dedup session at the number that its source goes on with."""
-        if self._writer.identity.dedup_id is None or not self._is_fresh or self._batch.rows:
+        if self._writer.identity.dedup_id is None or not self._is_fresh or self._batch.values:
             raise ValueError(f"number {number} where {self._batch.end} must follow: numbers are dense")
         if not 0 <= number < NUMBER_MAX // 2:
             raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
@@ -308,8 +315,7 @@ class Publisher:
                     done = self._batch.first - first
             if done < len(many.values):
                 batch, index = self._make_room(many.topic, many.cost(done))
-                batch.rows += many.rows(done, index)
-                batch.bytes += many.cost(done)
+                batch.add_many(*many.rest(done), index, many.cost(done))
                 self._wake.put(None)
         except DiskFull as error:
             error.accepted = range(first, self._batch.end)
@@ -317,7 +323,7 @@ class Publisher:
 
     def _write_batch(self) -> None:
         """Write what is gathered. On `rt.DiskFull` it stays gathered, and the next call tries again."""
-        if self._batch.rows:
+        if self._batch.values:
             self._write([self._batch.draft()])
 
     def _write(self, drafts: list[Draft]) -> None:
@@ -414,7 +420,7 @@ class Publisher:
 
     def _write_if_old(self, batch: Gathering, since: float, now: float) -> float | None:
         """Write the batch if it has lingered; the seconds until it has, or until another try."""
-        if not batch.rows:
+        if not batch.values:
             return None
         left = since + self._linger_seconds - now
         if left > 0:

@@ -1,7 +1,7 @@
 """Gathering messages into batches: what fits together, and the drafts that are laid out.
 
-Law: a message is in the batch or it is not. One append of one row takes it, and its number follows from how
-many rows there are, so that a call broken off at any point leaves nothing half taken.
+Law: a message is in the batch or it is not. The append of its value takes it, and its number follows from how
+many values there are, so that a call broken off at any point leaves nothing half taken.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from rt.errors import MessageTooLarge, TopicTooLong
 from rt.log.batch import Draft, Int64s
 from rt.log.layout import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
-
-Row: TypeAlias = tuple[bytes, int, int]
-"""A message's value, timestamp (ns) and the place of its topic in the batch."""
 
 MESSAGE_COST_BYTES: Final = 16
 """A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
@@ -31,24 +28,26 @@ TOGETHER_MOST: Final = 256
 
 
 class Gathering:
-    """The batch that is being gathered: its first number, its rows, its topics, what it will cost at most."""
+    """The batch that is being gathered: its first number, its columns, its topics, what it may cost."""
 
-    __slots__ = ("bytes", "first", "rows", "topics")
+    __slots__ = ("bytes", "first", "indices", "stamps", "topics", "values")
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.rows: list[Row] = []
+        self.values: list[bytes] = []
+        self.stamps: list[int] = []
+        self.indices: list[int] = []
         self.topics: dict[str, int] = {}
         self.bytes = BATCH_COST_BYTES
 
     @property
     def end(self) -> int:
         """The number the next message gets."""
-        return self.first + len(self.rows)
+        return self.first + len(self.values)
 
     def has_room(self, topic: str, size: int, batch_bytes: int) -> bool:
         """Whether messages of `topic` that cost `size` fit; an empty batch has room for anything."""
-        if not self.rows:
+        if not self.values:
             return True
         cost = 0 if topic in self.topics else len(topic.encode()) + TOPIC_COST_BYTES
         return self.bytes + size + cost <= batch_bytes and (cost == 0 or len(self.topics) < TOPICS_MAX)
@@ -60,17 +59,33 @@ class Gathering:
         self.bytes += len(topic.encode()) + TOPIC_COST_BYTES
         return self.topics.setdefault(topic, len(self.topics))
 
+    def add_many(self, values: list[bytes], stamps: list[int], index: int, cost: int) -> None:
+        """Take messages of the topic at `index`: all of them or, broken off, none."""
+        try:
+            self.indices += [index] * len(values)
+            self.stamps += stamps
+            self.values += values
+            self.bytes += cost
+        except BaseException:
+            self.realign()
+            raise
+
+    def realign(self) -> None:
+        """After a call that was broken off: drop what it had put down beside a value that it did not take."""
+        count = len(self.values)
+        del self.stamps[count:], self.indices[count:]
+
     def draft(self) -> Draft:
         """The batch, ready to be laid out."""
-        values, stamps, indices = zip(*self.rows, strict=True)
+        assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
         return Draft(
-            b"".join(values),
-            offsets_of(values).astype(np.int32),
-            np.array(stamps, np.int64),
-            min(stamps),
-            max(stamps),
+            b"".join(self.values),
+            offsets_of(self.values).astype(np.int32),
+            np.array(self.stamps, np.int64),
+            min(self.stamps),
+            max(self.stamps),
             [topic.encode() for topic in self.topics],
-            np.array(indices, np.uint16) if len(self.topics) > 1 else None,
+            np.array(self.indices, np.uint16) if len(self.topics) > 1 else None,
         )
 
 
@@ -104,10 +119,9 @@ class Many:
             places.append(max(stop, places[-1] + 1))
         return [self._draft(*place) for place in itertools.pairwise(places)]
 
-    def rows(self, start: int, index: int) -> list[Row]:
-        """The values from `start` on as rows of a batch where their topic is `index`."""
-        stamps = self.stamps[start:].tolist()
-        return list(zip(self.values[start:], stamps, itertools.repeat(index), strict=False))
+    def rest(self, start: int) -> tuple[list[bytes], list[int]]:
+        """Values and timestamps from `start` on."""
+        return self.values[start:], self.stamps[start:].tolist()
 
     def _draft(self, start: int, stop: int) -> Draft:
         stamps = self.stamps[start:stop]
