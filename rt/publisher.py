@@ -254,6 +254,8 @@ class Publisher:
     def _finish(self) -> None:
         """Write and sync all there is, and take nothing more."""
         with self._lock:
+            if isinstance(self._attention, Closed):
+                return  # Another thread closes it, too.
             if self._attention is not None:
                 self._attend(None)
             self._write_batch()

@@ -33,10 +33,11 @@ _BAD_TIMES = "the time range in the header is not that of the messages"
 
 
 class Placed(NamedTuple):
-    """A batch whose checksums hold, at its place in a buffer and in its log.
+    """A batch whose header and checksums hold, at its place in a buffer and in its log.
 
-    `first_position` is the position of the batch's message 0, were it not skipped; the first `skip` messages
-    are not part of the log (dedup).
+    `start` is a multiple of 8: frames have such sizes, and buffers start with one. `first_position` is the
+    position of the batch's message 0, were it not skipped; the first `skip` messages are not part of the log
+    (dedup).
     """
 
     start: int

@@ -39,6 +39,7 @@ logger = logging.getLogger("rt.log")
 Place: TypeAlias = int | Literal["earliest", "latest"]
 EventHandler: TypeAlias = Callable[[Event], None]
 
+_RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 _LOOK_AGAIN_SECONDS = 1.0
 """A follower lists the directory this often even if nothing woke it."""
 
@@ -160,19 +161,8 @@ class LogReader:
 
     def position_at(self, timestamp_ns: int) -> int:
         """The first kept position whose timestamp is at or above `timestamp_ns`; the end if there is none."""
-        catalog = read_catalog(self._disk, self.path)
-        sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
-        end = catalog.known_end
-        for kept in catalog.kept:
-            known = sealed.get(kept.id)
-            if known is not None and known.timestamp_high_ns < timestamp_ns:
-                continue
-            for batch in self._segment_batches(kept):
-                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
-                if len(at):
-                    return int(batch.positions[at[0]])
-                end = max(end, batch.end)
-        return end
+        with storage_errors(self.path, "looking for a time"):
+            return self._position_at(timestamp_ns)
 
     def close(self) -> None:
         """Stop, from any thread: another thread's wait ends, and its iteration with it. Twice is allowed."""
@@ -329,8 +319,7 @@ class LogReader:
             header = file = None
         if header is None or file is None:
             if any(again == kept for again in read_catalog(self._disk, self.path).kept):
-                hint = "Restore or refetch the file; `rt log verify` lists all damage."
-                raise Damaged("a segment is missing that was not trimmed", path=path, offset=0, hint=hint)
+                raise Damaged("a segment is missing that was not trimmed", path=path, offset=0, hint=_RESTORE)
             return False
         if (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
             file.close()
@@ -346,8 +335,14 @@ class LogReader:
         assert self._file is not None
         if self._file.size() == 0 or not self._file.is_linked():
             return self._trimmed()
-        later = self._later(is_last_look=self._watch is None)
         durable = read_durable_end(self._disk, self.path)
+        is_newer = (
+            durable is not None and durable.id > self._segment and durable.origin == self.identity.origin
+        )
+        later = self._later(is_last_look=is_newer or self._watch is None)
+        if later is None and is_newer and durable is not None:
+            path = segment_path(self.path, durable.id)
+            raise Damaged("a segment is missing that was synced", path=path, offset=0, hint=_RESTORE)
         known = durable.offset if durable is not None and durable.id == self._segment else 0
         if self._grew(scan, got):
             return True
@@ -363,7 +358,7 @@ class LogReader:
             scan.problem or "the segment ends inside a batch",
             path=self._segment_path(),
             offset=self._scanner.boundary,
-            hint="Restore or refetch the file; `rt log verify` lists all damage.",
+            hint=_RESTORE,
         )
 
     def _grew(self, scan: Scan, got: int) -> bool:
@@ -477,6 +472,21 @@ class LogReader:
             pass
         end = self._scanner.next
         self._leave()
+        return end
+
+    def _position_at(self, timestamp_ns: int) -> int:
+        catalog = read_catalog(self._disk, self.path)
+        sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
+        end = catalog.known_end
+        for kept in catalog.kept:
+            known = sealed.get(kept.id)
+            if known is not None and known.timestamp_high_ns < timestamp_ns:
+                continue
+            for batch in self._segment_batches(kept):
+                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
+                if len(at):
+                    return int(batch.positions[at[0]])
+                end = max(end, batch.end)
         return end
 
     def _segment_batches(self, kept: Kept) -> Iterator[MessageBatch]:

@@ -15,11 +15,11 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rt.errors import DiskFull, StorageError, StorageFailed
+from rt.errors import DiskFull, RtError, StorageError, StorageFailed
 from rt.log.directory import (
     LOCK_FILE,
 )
@@ -156,19 +156,17 @@ class LogWriter:
         self.check_usable()
         last = self.last_id
         assert last is None or segment > last, (segment, last)
-        if self._active:
-            self._seal(self._active)
-        created = self._clock() if created_ns is None else created_ns
-        header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
-        path = os.path.join(self.path, segment.file_name)
-        try:
+        with self._guarded(segment.file_name, "starting a segment"):
+            if self._active:
+                self._seal(self._active)
+            created = self._clock() if created_ns is None else created_ns
+            header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
+            path = os.path.join(self.path, segment.file_name)
             write_whole(self._disk, path, encode_segment_header(header))
             file = self._disk.open(path, write=True)
-        except OSError as error:
-            raise self._failed(error, segment.file_name, "starting a segment") from error
-        if self._active:
-            self._release(self._active)
-        self._active = _Active(header, file, SEGMENT_HEADER_BYTES, first)
+            if self._active:
+                self._release(self._active)
+            self._active = _Active(header, file, SEGMENT_HEADER_BYTES, first)
 
     def roll(self) -> None:
         """Seal the active segment and go on in the next one of the same X."""
@@ -184,11 +182,10 @@ class LogWriter:
         self.check_usable()
         active = self._growing()
         assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
-        try:
+        with self._guarded(active.header.id.file_name, "writing a batch"):
             sizes = [sum(map(len, run.pieces)) for run in frames]
-            written, error = self._write(
-                active, [piece for run in frames for piece in run.pieces], sum(sizes)
-            )
+            pieces = [piece for run in frames for piece in run.pieces]
+            written, error = self._write(active, pieces, sum(sizes))
             for run, size in zip(frames, sizes, strict=True):
                 if written < size:
                     break
@@ -201,17 +198,6 @@ class LogWriter:
             if error is not None:
                 active.file.truncate(active.size_bytes)
                 raise error
-        except OSError as error:
-            raise self._failed(error, active.header.id.file_name, "writing a batch") from error
-        except BaseException as error:
-            # What is in the file is not known any more: opening it again finds out.
-            self._failure = StorageFailed(
-                "a write was broken off",
-                where=os.path.join(self.path, active.header.id.file_name),
-                got=type(error).__name__,
-                hint="Open it again; what was flushed is safe.",
-            )
-            raise
 
     def sync_point(self) -> SyncPoint:
         """All that is appended now; hand it to `sync_to`."""
@@ -259,11 +245,9 @@ class LogWriter:
             ),
         ).forgotten()
         self._write_table(table)
-        try:
+        with self._guarded("", "trimming segments"):
             empty_segments(self._disk, self.path, [*gone])
             remove_segments(self._disk, self.path, forgotten)
-        except OSError as error:
-            raise self._failed(error, "", "trimming segments") from error
         return trimmed
 
     def close(self) -> None:
@@ -337,11 +321,9 @@ class LogWriter:
         self._write_table(self.table.with_sealed(sealed))
 
     def _write_table(self, table: Table) -> None:
-        try:
+        with self._guarded(TABLE_FILE, "writing the segments table"):
             write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
-        except OSError as error:
-            raise self._failed(error, TABLE_FILE, "writing the segments table") from error
-        self.table = table
+            self.table = table
 
     def _record(self, point: SyncPoint) -> None:
         """Note the durable end. It is a lower bound: a write that fails leaves the older one."""
@@ -367,6 +349,27 @@ class LogWriter:
         """Raise why the writer is dead, if it is."""
         if self._failure is not None:
             raise self._failure
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str, doing: str) -> Iterator[None]:
+        """A full disk may be tried again; any other failure in here, or being broken off, is the end.
+
+        For then memory and disk may say different things: opening the directory again finds out.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(error, name, doing) from error
+        except RtError:
+            raise
+        except BaseException as error:
+            self._failure = StorageFailed(
+                f"broken off while {doing}",
+                where=os.path.join(self.path, name),
+                got=type(error).__name__,
+                hint="Open it again; what was flushed is safe.",
+            )
+            raise
 
     def _failed(self, error: OSError, name: str, doing: str, *, is_final: bool = False) -> StorageError:
         """A full disk may be tried again (unless `is_final`); any other failure is the writer's end."""

@@ -31,7 +31,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.log.batch import CODEC_NONE, CODEC_ZSTD, BadBatch
-from rt.log.block import BLOCK_HEADER_BYTES, Declaration, decode_block_header, encode_block_header
+from rt.log.block import (
+    BLOCK_HEADER_BYTES,
+    BlockHeader,
+    Declaration,
+    decode_block_header,
+    encode_block_header,
+)
 from rt.log.checksum import batch_seed, crc32c, segment_seed
 from rt.log.columns import decode, groups
 from rt.log.frames import MergedScanner, Scan, Scanner, SessionScanner, scanner_for
@@ -265,6 +271,15 @@ def ends_of(header: SegmentHeader, data: bytes) -> tuple[list[int], list[int]]:
     return frames, boundaries
 
 
+def ends_in(data: bytes, end: int) -> BlockHeader | None:
+    """The header of the block that ends at `end`."""
+    at, last = 0, None
+    while at < end:
+        last = decode_block_header(data, at)
+        at += BLOCK_HEADER_BYTES + last.length_bytes
+    return last
+
+
 @pytest.mark.parametrize(("header", "data"), [(HEADER, SESSION), (MERGED, BLOCKS)], ids=["session", "merged"])
 def test_a_segment_cut_anywhere_gives_what_is_whole_and_waits(header: SegmentHeader, data: bytes) -> None:
     frames, boundaries = ends_of(header, data)
@@ -275,7 +290,11 @@ def test_a_segment_cut_anywhere_gives_what_is_whole_and_waits(header: SegmentHea
         assert (scan.problem, scan.consumed) == (None, whole), size
         assert (scan.needed > size - whole) == (size != whole), size
         assert scan.needed <= len(data) - whole
-        assert scanner.boundary - 64 == max(end for end in boundaries if end <= whole), size
+        cut = max(end for end in boundaries if end <= whole)
+        assert scanner.boundary - 64 == cut, size
+        assert scanner.next == header.first + len(read_dumbly(header, data[:cut])), size
+        if isinstance(scanner, MergedScanner):
+            assert scanner.last_block == ends_in(data, cut), size
         rest = scanner.scan(memoryview(data[whole:]))
         assert (rest.problem, whole + rest.consumed) == (None, len(data)), size
 
@@ -752,8 +771,10 @@ def test_positions_up_to_the_limit_can_be_read() -> None:
 
 
 def test_a_declaration_is_known_from_where_it_stands() -> None:
-    scanner = MergedScanner(MERGED, sessions={9: Declaration("earlier", bytes(16))})
+    earlier = {9: Declaration("earlier", bytes(16))}
+    scanner = MergedScanner(MERGED, sessions=earlier)
     scanner.scan(memoryview(BLOCKS))
+    assert list(earlier) == [9]
     assert scanner.sessions == {
         9: Declaration("earlier", bytes(16)),
         1: declaration_of(1),
