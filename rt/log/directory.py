@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rt.errors import Damaged, NotALog
+from rt.errors import Damaged, InvalidName, NotALog
 from rt.log.disk import Disk, storage_error, storage_errors
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, newest_durable_end
 from rt.log.frames import Scan, Scanner, scanner_for
@@ -28,7 +28,6 @@ from rt.log.segment import (
     parse_segment_name,
 )
 from rt.log.table import TABLE_FILE, Identity, Table, decode_table
-from rt.names import is_name
 
 LOCK_FILE = "lock"
 READ_BYTES = 2 * 2**20
@@ -135,7 +134,10 @@ def read_identity(disk: Disk, path: str) -> Identity:
 def identity_from(header: SegmentHeader, path: str) -> Identity:
     """What a directory whose table is lost is, as far as one of its segments tells."""
     name = os.path.basename(os.path.abspath(path))
-    return Identity(header.kind, header.origin, name if is_name(name.partition("~")[0]) else "unknown")
+    try:
+        return Identity(header.kind, header.origin, name)
+    except InvalidName:
+        return Identity(header.kind, header.origin, "unknown")
 
 
 @dataclass(slots=True)

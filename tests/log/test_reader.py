@@ -457,3 +457,13 @@ def test_a_reader_of_a_memory_disk_sees_what_the_writer_wrote() -> None:
     with rt.LogReader(publisher.directory, disk=disk) as reader:
         assert numbers(reader) == [0, 1, 2]
     assert SegmentId(0, 0).file_name == "log.0.0"
+
+
+def test_a_lost_table_in_a_directory_of_any_name_leaves_the_messages_readable(tmp_path: Path) -> None:
+    with open_publisher(tmp_path) as publisher:
+        publisher.publish(b"kept")
+    (directory_of(tmp_path) / "segments").unlink()
+    for name, session in (("copy", "copy"), ("feed~", "unknown"), ("has space", "unknown")):
+        directory_of(tmp_path).parent.joinpath(name).symlink_to("feed")
+        with rt.LogReader(directory_of(tmp_path).parent / name) as reader:
+            assert [(message.session, message.value) for message in reader] == [(session, b"kept")]

@@ -769,16 +769,20 @@ def test_a_block_that_is_cut_short_counts_nothing(disk: MemoryDisk) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["batch", "interval", "never"])
 def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any) -> None:
-    stop = threading.Event()
+    lives = 12
+    looked = threading.Semaphore(0)
     failures: list[BaseException] = []
 
     def write() -> None:
+        """Publish one life after another, each while at least one more look is under way."""
         try:
-            while not stop.is_set():
+            for life in range(lives):
+                if life:
+                    looked.acquire()
                 with rt.Publisher(
                     tmp_path, "s", publisher_id="feed", roll_bytes=300_000, batch_bytes=60_000, fsync=fsync
                 ) as publisher:
-                    for size in range(200):
+                    for size in range(100):
                         publisher.publish_many([bytes(size * 37 % 5000)] * 20, topic="t" * (size % 5))
                         publisher.publish(b"one more")
         except BaseException as error:
@@ -787,24 +791,20 @@ def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any
 
     writer = threading.Thread(target=write)
     writer.start()
-    try:
-        directory = tmp_path / "s" / "sessions" / "feed"
-        while not (directory / "log.0.0").exists():
-            assert writer.is_alive()
-        seen: set[int] = set()
-        rounds, deadline = 0, time.monotonic() + 120
-        while rounds < 40 or len(seen) < 10:
-            rounds += 1
-            report = verify(directory)
-            assert report.damage == []
-            seen.add(sum(segment.message_count for segment in report.segments))
-            assert time.monotonic() < deadline
-    finally:
-        stop.set()
-        writer.join()
+    directory = tmp_path / "s" / "sessions" / "feed"
+    while not (directory / "log.0.0").exists():
+        assert writer.is_alive()
+    looks = 0
+    while writer.is_alive():
+        looked.release()
+        assert verify(directory).damage == []
+        looks += 1
+    writer.join()
     assert failures == []
+    assert looks >= lives - 1
     final = verify(directory)
     assert final.all_problems == []
+    assert sum(segment.message_count for segment in final.segments) == lives * 2100
 
 
 @pytest.mark.slow
@@ -829,15 +829,14 @@ def test_a_merged_log_that_is_being_written_rolled_and_trimmed_is_never_damaged(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        rounds = 0
-        while not stop.is_set() and writer.is_alive():
+        is_over = False
+        while not is_over:
+            is_over = stop.is_set() or not writer.is_alive()
             assert verify(tmp_path / "merged").damage == []
-            rounds += 1
     finally:
         writer.join()
     merged.close()
     assert stop.is_set()
-    assert rounds > 0
     assert verify(tmp_path / "merged").all_problems == []
 
 
