@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
