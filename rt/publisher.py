@@ -228,11 +228,7 @@ class Publisher:
 
         A dead publisher is released without a flush. Closing twice is allowed.
         """
-        if isinstance(self._attention, Closed):
-            return
         try:
-            if isinstance(self._attention, StorageFailed):
-                raise self._attention
             self._finish()
         except DiskFull:
             raise
@@ -255,7 +251,7 @@ class Publisher:
         """Write and sync all there is, and take nothing more."""
         with self._lock:
             if isinstance(self._attention, Closed):
-                return  # Another thread closes it, too.
+                return  # It was closed before, or is in another thread; releasing it twice is harmless.
             if self._attention is not None:
                 self._attend(None)
             self._write_batch()
@@ -329,7 +325,7 @@ class Publisher:
             self._write([self._batch.draft()])
 
     def _write(self, drafts: list[Draft]) -> None:
-        """Write batches with one system call and begin a new one; on `rt.DiskFull` none is left in the file.
+        """Write batches with one system call and begin a new one; on `rt.DiskFull` those that fitted stay.
 
         Until all of that is done `_attention` says so: whoever comes after a call that was broken off here
         finds out what is in the file before it gives a number.
@@ -347,8 +343,12 @@ class Publisher:
             self._attention = error
             if isinstance(error, DiskFull):
                 self._settle()
+                self._sync_later()
             raise
         self._attention = None
+        self._sync_later()
+
+    def _sync_later(self) -> None:
         if not self._unsynced_since:
             self._unsynced_since = monotonic()
             self._wake.put(None)
@@ -499,7 +499,7 @@ def _close_all() -> None:
 def _disown_all() -> None:
     """In a forked child: the files belong to the parent, two writers would destroy them."""
     for publisher in list(_open_publishers):
-        publisher._lock = threading.Lock()
+        publisher._lock, publisher._syncing = threading.Lock(), threading.Lock()
         publisher._attention = Closed(
             "the publisher belongs to the parent process",
             where=publisher.directory,
