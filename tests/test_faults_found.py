@@ -939,3 +939,32 @@ def test_an_acknowledgement_that_cannot_be_made_durable_is_refused(tmp_path: Pat
                 subscriber.ack(1)
         with rt.Subscriber(publisher.directory, "stream", name="n") as subscriber:
             assert subscriber.position == 0
+
+
+def test_a_reader_that_is_interrupted_while_it_decodes_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = MemoryDisk()
+    with rt.Publisher("/data", "stream", publisher_id="feed", disk=disk) as publisher:
+        for size in range(4):
+            publisher.publish_many([bytes(1000)] * 300, topic=str(size))
+            publisher.flush()
+    decode = rt.log.reader.decode
+    calls = 0
+
+    def interrupted(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(rt.log.reader, "decode", interrupted)
+    got: list[int] = []
+    with rt.LogReader(publisher.directory, disk=disk) as reader:
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(message.number for message in reader)
+        got = list(range(reader.position))
+        assert 0 < len(got) < 1200
+        got += [message.number for message in reader]
+    assert got == list(range(1200))

@@ -80,7 +80,9 @@ class LogReader:
         self._segment: SegmentId | None = None
         self._scanner: Scanner
         self._read_bytes = READ_BYTES
-        self._groups: Iterator[MessageBatch | BadMessage] = iter(())
+        self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._groups: deque[Sequence[Placed]] = deque()
+        """Batches of `_buffer` that are verified and not decoded yet, to be decoded a group at a time."""
         self._given: MessageBatch | None = None
         self._rows: Iterator[int] = iter(())
         if not is_log_directory(disk, self.path):
@@ -198,7 +200,8 @@ class LogReader:
 
     def _forget(self) -> None:
         self._undelivered()
-        self._groups, self._deferred = iter(()), None
+        self._deferred = None
+        self._groups.clear()
         self._leave()
 
     # Reading
@@ -217,11 +220,8 @@ class LogReader:
 
     def _read_until(self, deadline: float) -> MessageBatch | None:
         while not self._closed:
-            for found in self._groups:
-                if isinstance(found, BadMessage):
-                    self._position = max(self._position, found.end)
-                    self._tell(found)
-                elif (wanted := self._wanted(found)) is not None:
+            while self._groups:
+                if (wanted := self._decode_next()) is not None:
                     return wanted
             if self._advance():
                 continue
@@ -250,7 +250,7 @@ class LogReader:
         scan = self._scanner.scan(memoryview(data))
         if scan.consumed:
             self._read_bytes = READ_BYTES
-            self._groups = self._decode(data, scan)
+            self._look_forward_to(data, scan)
             return True
         if scan.problem is None and scan.needed > len(data) and len(data) == self._read_bytes:
             self._read_bytes = scan.needed
@@ -262,35 +262,38 @@ class LogReader:
         with storage_errors(self.path, "reading a segment"):
             return self._file.pread(size, self._scanner.offset)
 
-    def _decode(self, data: bytes, scan: Scan) -> Iterator[MessageBatch | BadMessage]:
-        """What the batches of a read hold. Raises nothing, so that one bad batch does not hide the others."""
-        wanted = [b for b in scan.batches if b.first_position + b.header.message_count > self._position]
+    def _look_forward_to(self, data: bytes, scan: Scan) -> None:
         if isinstance(self._scanner, MergedScanner):
             self._names = {session_id: found.session for session_id, found in self._scanner.sessions.items()}
-        buffer = np.frombuffer(data, np.uint8)
-        for group in groups(wanted):
-            try:
-                batch = decode(buffer, group, self._names)
-            except BadBatch:
-                yield from self._decode_apart(buffer, group)
-                continue
-            if batch is not None:
-                yield batch
+        wanted = [b for b in scan.batches if b.first_position + b.header.message_count > self._position]
+        self._buffer = np.frombuffer(data, np.uint8)
+        self._groups.extend(groups(wanted))
 
-    def _decode_apart(
-        self, buffer: npt.NDArray[np.uint8], group: Sequence[Placed]
-    ) -> Iterator[MessageBatch | BadMessage]:
-        """Decode each batch for itself, so that a bad one is named and the others are handed out."""
-        for placed in group:
-            try:
-                batch = decode(buffer, [placed], self._names)
-            except BadBatch as reason:
-                start = placed.first_position + placed.skip
-                end = placed.first_position + placed.header.message_count
-                yield BadMessage(start, end, self._segment_path(), placed.offset, str(reason))
-                continue
-            if batch is not None:
-                yield batch
+    def _decode_next(self) -> MessageBatch | None:
+        """Decode the next group; None if nothing of it is wanted.
+
+        It leaves the queue when it has been decoded, so that a call which is broken off loses nothing. A bad
+        batch is decoded for itself, so that it is named and its neighbours are handed out.
+        """
+        group = self._groups[0]
+        try:
+            batch = decode(self._buffer, group, self._names)
+        except BadBatch as reason:
+            self._groups.popleft()
+            if len(group) > 1:
+                self._groups.extendleft([placed] for placed in reversed(group))
+                return None
+            self._tell_bad(group[0], str(reason))
+            return None
+        wanted = None if batch is None else self._wanted(batch)
+        self._groups.popleft()
+        return wanted
+
+    def _tell_bad(self, placed: Placed, reason: str) -> None:
+        start = placed.first_position + placed.skip
+        end = placed.first_position + placed.header.message_count
+        self._position = max(self._position, end)
+        self._tell(BadMessage(start, end, self._segment_path(), placed.offset, reason))
 
     # From segment to segment
 
@@ -451,14 +454,10 @@ class LogReader:
         if position < 0:
             raise ValueError(f"position {position} is negative")
         catalog = read_catalog(self._disk, self.path)
-        if (
-            position > catalog.known_end
-            and self.identity.dedup_id is None
-            and position > self._log_end(catalog)
-        ):
-            raise ValueError(
-                f"position {position} is beyond the end, {self._log_end(catalog)}, of {self.path}"
-            )
+        if position > catalog.known_end and self.identity.dedup_id is None:
+            end = self._log_end(catalog)
+            if position > end:
+                raise ValueError(f"position {position} is beyond the end, {end}, of {self.path}")
         return position
 
     def _log_end(self, catalog: Catalog) -> int:

@@ -2,7 +2,8 @@
 
 Laws. There is one writer a directory, by lock. A segment that is not the newest is durable whole: rolling
 syncs it and its table entry before the next one appears. What recovery accepted is synced before anything is
-added. A write that does not fit is cut off whole; after a failed sync the writer is dead and says so.
+added. Of a write that does not fit, whole frames stay and nothing else; after a failed sync, or a call that
+was broken off, the writer is dead and says so.
 
 The writer has no threads. It is not thread-safe, but `sync_to` may run in one thread while `append` runs in
 another; the caller keeps `roll`, `trim`, `start` and `close` apart from both.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rt.errors import DiskFull, RtError, StorageError, StorageFailed
-from rt.log.directory import (
-    LOCK_FILE,
-)
+from rt.log.directory import LOCK_FILE
 from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.index import ENTRY_BYTES, INDEX_STRIDE_BYTES, EntryKind, IndexEntry, encode_entry, index_file_name
@@ -30,8 +28,6 @@ from rt.log.layout import Buffer
 from rt.log.opening import Recovered, empty_segments, recover_directory, remove_segments
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, encode_segment_header
 from rt.log.table import TABLE_FILE, Identity, SealedSegment, Table, TrimReason, encode_table
-
-logger = logging.getLogger("rt.log")
 
 
 @dataclass(slots=True)
