@@ -8,6 +8,9 @@
     ├── Timeout (TimeoutError)         a deadline passed; the outcome may be unknown
     ├── Closed                         used after close, or in a forked child
     ├── Gap                            messages the reader wanted are gone; `event` says which
+    ├── Overloaded                     too much in flight already; nothing was taken
+    ├── ClusterMismatch                of another cluster, stream, member or epoch
+    ├── Diverged                       a replica differs from the others where all must be equal
     ├── StorageError                   the local disk said no
     │   ├── DiskFull                   nothing half-written counts; works again when space is back
     │   ├── StorageFailed              a write or fsync failed: this object is dead, open it again
@@ -121,6 +124,25 @@ class Gap(RtError):
     def __init__(self, what: str, *, event: Event, **details: Any) -> None:
         super().__init__(what, **details)
         self.event = event
+
+
+class Overloaded(RtError):
+    """A bound on what may be in flight is reached. Nothing was taken: try again when some of it is done."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retriable = True
+
+
+class ClusterMismatch(RtError):
+    """What was opened or who connected belongs to another stream, cluster, member or epoch."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class Diverged(RtError):
+    """This replica differs from the others where all must be equal. It stops, and its files are kept."""
+
+    grpc_status = "DATA_LOSS"
 
 
 class StorageError(RtError):

@@ -87,7 +87,7 @@ def test_every_error_travels_under_a_status_of_grpc(kind: type[RtError]) -> None
 
 
 def test_only_what_may_succeed_later_is_retriable() -> None:
-    assert {kind.__name__ for kind in CLASSES if kind.retriable} == {"Timeout", "DiskFull"}
+    assert {kind.__name__ for kind in CLASSES if kind.retriable} == {"Timeout", "DiskFull", "Overloaded"}
 
 
 @pytest.mark.parametrize("kind", CLASSES)

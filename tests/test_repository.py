@@ -23,7 +23,7 @@ def tracked() -> list[str]:
 
 
 def test_every_file_that_the_readme_names_exists() -> None:
-    named = re.findall(r"`((?:rt|tests|\.ci)/[\w./-]+|pyproject\.toml)`", README)
+    named = re.findall(r"`((?:rt|sequencer|tests|\.ci)/[\w./-]+|pyproject\.toml)`", README)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 

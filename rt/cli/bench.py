@@ -1,20 +1,32 @@
-"""`rt bench`: measure this machine. Figures go to stdout, one a line."""
+"""`rt bench`: measure this machine. Figures go to stdout, one a line.
+
+Services add theirs as entry points of `rt.benchmarks`, so that rt never imports a service.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import click
 
 from rt.bench.measure import Figure, one_core
+from rt.cli.main import EntryPointGroup
+
+BENCHMARKS_GROUP: Final = "rt.benchmarks"
 
 
-@click.group()
+@click.group(cls=EntryPointGroup, entry_point_group=BENCHMARKS_GROUP)
 def bench() -> None:
     """Measure the speed of rt on this machine."""
 
 
-@bench.command("log")
+def show(figure: Figure, *, as_json: bool) -> None:
+    """One line on stdout."""
+    click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
+
+
+@click.command()
 @click.option(
     "--dir",
     "directory",
@@ -43,12 +55,9 @@ def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: 
     """Publish, read and verify log files; no network."""
     from rt.bench.log import LogBench
 
-    def show(figure: Figure) -> None:
-        click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
-
     run = LogBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
     with one_core(None if core < 0 else core):
         if memory_gb:
-            show(run.run_memory(int(memory_gb * 1e9)))
+            show(run.run_memory(int(memory_gb * 1e9)), as_json=as_json)
         else:
-            run.run(show)
+            run.run(lambda figure: show(figure, as_json=as_json))

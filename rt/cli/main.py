@@ -53,20 +53,28 @@ class _Unavailable(click.Command):
         ) from self._reason
 
 
-class CommandGroup(click.Group):
-    """A group whose commands are the entry points of `rt.commands`."""
+class EntryPointGroup(click.Group):
+    """A group whose commands are the entry points of a group of them, `entry_point_group`."""
+
+    def __init__(self, *arguments: Any, entry_point_group: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._entry_point_group = entry_point_group
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all, without loading any."""
-        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS_GROUP).names})
+        return sorted({*super().list_commands(ctx), *entry_points(group=self._entry_point_group).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load one; a stand-in where that fails."""
         known = super().get_command(ctx, cmd_name)
         if known is not None:
             return known
-        found = tuple(entry_points(group=COMMANDS_GROUP, name=cmd_name))
+        found = tuple(entry_points(group=self._entry_point_group, name=cmd_name))
         return _load(found[0]) if found else None
+
+
+class CommandGroup(EntryPointGroup):
+    """The whole command: its subcommands are the entry points of `rt.commands`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; whatever it raises leaves as an exit status, with one line on stderr."""
@@ -124,7 +132,9 @@ def _drop_stdout() -> None:
 
 
 @click.group(
-    cls=CommandGroup, context_settings={"auto_envvar_prefix": "RT", "help_option_names": ["-h", "--help"]}
+    cls=CommandGroup,
+    entry_point_group=COMMANDS_GROUP,
+    context_settings={"auto_envvar_prefix": "RT", "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(rt.__version__, message="rt %(version)s")
 @option(

@@ -1,0 +1,1 @@
+"""The sequencer: what order the messages of all sessions take in the merged log."""

@@ -1,0 +1,75 @@
+"""`rt bench raft`: measure consensus on this machine. Figures go to stdout, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from rt.cli.bench import show
+from sequencer.bench.raft import PARTS, Part, RaftBench
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, exists=True),
+    help="Where to write (default: the temporary directory).",
+)
+@click.option(
+    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
+)
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1, 1000), help="Rounds of each measurement."
+)
+@click.option(
+    "--seconds",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0.05, 3600),
+    help="Length of each measurement in a round.",
+)
+@click.option(
+    "--failovers", default=20, show_default=True, type=click.IntRange(1, 1000), help="Leaders to kill."
+)
+@click.option(
+    "--catch-up-mb",
+    default=40.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 1000),
+    help="State that a node is behind by.",
+)
+@click.option(
+    "--snapshot-ms",
+    default=5000,
+    show_default=True,
+    type=click.IntRange(10, 3_600_000),
+    help="Time between snapshots, where that is measured.",
+)
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def raft(
+    directory: str | None,
+    nodes: str,
+    rounds: int,
+    seconds: float,
+    failovers: int,
+    catch_up_mb: float,
+    snapshot_ms: int,
+    parts: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Commit commands on a cluster of processes: speed, failover, catching up."""
+    run = RaftBench(
+        directory,
+        nodes=int(nodes),
+        rounds=rounds,
+        seconds=seconds,
+        failovers=failovers,
+        catch_up_bytes=int(catch_up_mb * 1e6),
+        snapshot_ms=snapshot_ms,
+        parts=cast("Sequence[Part]", parts or PARTS),
+    )
+    run.run(lambda figure: show(figure, as_json=as_json))

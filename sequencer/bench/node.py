@@ -1,0 +1,188 @@
+"""The child of a benchmark: a node that makes load when it is told to, and measures where a caller would.
+
+`python -m sequencer.bench.node '<settings as JSON>'`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from rt.errors import Closed, Overloaded
+from rt.net.tls import TLS
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.raft import Raft
+from sequencer.testing.processes import Answer, serve
+
+GROW: Final = b"g"
+"""First byte of a command that is kept in the state whole; any other leaves nothing."""
+_GROW_BYTES: Final = 512 * 1024
+_OVERLOADED_PAUSE_S: Final = 0.001
+
+
+class Kept:
+    """A state machine as cheap as can be, whose state is as large as it was made."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self._parts: list[bytes] = []
+        self._awaited = math.inf
+        self._reached = threading.Event()
+
+    def apply(self, index: int, command: bytes) -> None:
+        """Count it."""
+        self.index = index
+        if command[:1] == GROW:
+            self._parts.append(command)
+        if index >= self._awaited:
+            self._reached.set()
+
+    def snapshot(self) -> Callable[[], bytes]:
+        """All parts, one behind the other."""
+        parts = tuple(self._parts)
+        return lambda: b"".join(parts)
+
+    def restore(self, index: int, state: bytes) -> None:
+        """The parts are one now."""
+        self.index, self._parts = index, [state] if state else []
+        if index >= self._awaited:
+            self._reached.set()
+
+    def reach(self, index: int, within_s: float) -> bool:
+        """Return when command `index` was applied; False if it was not in time."""
+        self._reached.clear()
+        self._awaited = index
+        is_reached = self.index >= index or self._reached.wait(within_s)
+        self._awaited = math.inf
+        return is_reached
+
+
+class Probe:
+    """Commits one small command after the other, on a thread, and knows when each was begun and done."""
+
+    def __init__(self, raft: Raft) -> None:
+        self._raft = raft
+        self._done: list[tuple[float, float]] = []
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
+        self._thread.start()
+
+    def first_after(self, since: float, within_s: float) -> float | None:
+        """When the first command was done that was begun at `since` or later; None if none was in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._done) and self._done[-1][0] >= since, within_s)
+            return next((done for begun, done in self._done if begun >= since), None)
+
+    def stop(self) -> None:
+        """Finish the last one."""
+        self._is_stopping = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            begun = time.monotonic()
+            try:
+                self._raft.propose(b"probe").result()
+            except Closed:
+                return
+            with self._changed:
+                self._done.append((begun, time.monotonic()))
+                self._changed.notify_all()
+
+
+def load(raft: Raft, *, size: int, in_flight: int, seconds: float) -> Answer:
+    """Keep `in_flight` commands of `size` bytes under way; what came of it, latencies with one only."""
+    command = b"x" + os.urandom(size - 1)
+    _round(raft, command, in_flight, min(0.5, seconds / 5))
+    cpu_s, begun = time.process_time(), time.perf_counter()
+    latencies = _round(raft, command, in_flight, seconds)
+    taken = time.perf_counter() - begun
+    latencies.sort()
+    count = len(latencies)
+    return {
+        "count": count,
+        "seconds": taken,
+        "cpu_s": time.process_time() - cpu_s,
+        "p50_ms": 1000 * latencies[count // 2],
+        "p99_ms": 1000 * latencies[count * 99 // 100],
+    }
+
+
+def _round(raft: Raft, command: bytes, in_flight: int, seconds: float) -> list[float]:
+    """The latency of each command, as seen by who waits for the oldest."""
+    clock = time.perf_counter
+    latencies: list[float] = []
+    waiting: deque[tuple[float, Future[int]]] = deque()
+    until = clock() + seconds
+    while clock() < until:
+        while len(waiting) < in_flight:
+            waiting.append((clock(), raft.propose(command)))
+        begun, future = waiting.popleft()
+        future.result()
+        latencies.append(clock() - begun)
+    for _, future in waiting:
+        future.result()
+    return latencies
+
+
+def grow(raft: Raft, size: int) -> None:
+    """Add `size` random bytes to the state."""
+    futures: deque[Future[int]] = deque()
+    for left in itertools.takewhile(lambda left: left > 0, itertools.count(size, -_GROW_BYTES)):
+        command = GROW + os.urandom(min(left, _GROW_BYTES) - 1)
+        while True:
+            try:
+                futures.append(raft.propose(command))
+                break
+            except Overloaded:
+                time.sleep(_OVERLOADED_PAUSE_S)
+    for future in futures:
+        future.result()
+
+
+def main() -> None:
+    """Run a node until SIGTERM."""
+    settings = json.loads(sys.argv[1])
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    machine = Kept()
+    config = RaftConfig(bootstrap=True, **settings["config"])
+    raft = Raft(config, machine, tls=TLS(*settings["tls"]), listen=("127.0.0.1", settings["port"]))
+    probe: Probe | None = None
+
+    def answer(do: str, arguments: Answer) -> Answer:
+        nonlocal probe
+        match do:
+            case "load":
+                return load(raft, **arguments)
+            case "grow":
+                grow(raft, arguments["size"])
+            case "reach":
+                return {"is_reached": machine.reach(**arguments), "at": time.monotonic()}
+            case "probe":
+                probe = Probe(raft)
+            case "first_after" if probe is not None:
+                return {"at": probe.first_after(**arguments)}
+            case "unprobe" if probe is not None:
+                probe.stop()
+            case _:
+                return dataclasses.asdict(raft.status()) | {"machine": machine.index}
+        return {}
+
+    serve(answer)
+    raft.stop()
+
+
+if __name__ == "__main__":
+    main()

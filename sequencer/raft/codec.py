@@ -1,0 +1,341 @@
+"""Messages of Raft nodes as bytes: frames of a header and a body, all integers little-endian.
+
+    header, 12 bytes                             epoch is the sender's cluster epoch
+        offset  bytes  field
+             0      4  bytes of the body
+             4      1  kind
+             5      1  version of this codec, 1
+             6      2  0
+             8      4  epoch
+
+    kind            body
+     1 PING         nothing
+     2 HELLO        cluster 16, epoch 4, claim, wants bootstrap 1
+     3 REQUEST_VOTE term 8, last place, claim, pre 1
+     4 VOTE_REPLY   term 8, granted 1, claim, pre 1
+     5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, count 4,
+                    count times: bytes of the content 4; count times: term 8; the contents
+     6 APPEND_REPLY term 8, matched 1, prev 8, index 8, claim
+     7 CHUNK        term 8, snapshot place, length 8, digest 32, offset 8, data
+     8 CHUNK_REPLY  term 8, snapshot place, reached 8, offset 8, installed 1, claim
+     9 FORWARD      content
+    10 ADOPT        content
+
+    place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
+    a byte that says yes or no is 1 or 0; the entries of an APPEND have the indexes behind prev
+
+Pure. The law: what `decode` returns is within every bound of `messages`, and any other bytes give
+`rt.FormatError`; neither takes more memory than a small multiple of the bytes it was given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from operator import le
+from typing import Final, NamedTuple, TypeAlias, assert_never
+
+from rt.errors import FormatError, UnknownVersion
+from sequencer.raft.messages import (
+    APPEND_BYTES_MAX,
+    CHUNK_BYTES_MAX,
+    DIGEST_BYTES,
+    ENTRY_BYTES_MAX,
+    ID_BYTES,
+    SNAPSHOT_BYTES_MAX,
+    Adopt,
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Claim,
+    Entry,
+    Forward,
+    Hello,
+    Message,
+    Place,
+    RequestVote,
+    VoteReply,
+)
+
+Buffer: TypeAlias = bytes | memoryview
+
+VERSION: Final = 1
+APPEND_ENTRIES_MAX: Final = 1 << 17
+"""The most entries of one `Append`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
+"""The largest first snapshot: it holds little more than the members and the configuration."""
+NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest index, term or offset: what a signed 64-bit integer holds, here and in the files."""
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    PING = 1
+    HELLO = 2
+    REQUEST_VOTE = 3
+    VOTE_REPLY = 4
+    APPEND = 5
+    APPEND_REPLY = 6
+    CHUNK = 7
+    CHUNK_REPLY = 8
+    FORWARD = 9
+    ADOPT = 10
+
+
+class Header(NamedTuple):
+    """The first bytes of a frame, checked: `length` is one that the body of this kind may have."""
+
+    length: int
+    kind: int
+    epoch: int
+
+
+_HEADER: Final = struct.Struct("<IBBHI")
+_CLAIM: Final = f"{ID_BYTES}sQQ"
+_HELLO: Final = struct.Struct(f"<{ID_BYTES}sI{_CLAIM}B")
+_REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}B")
+_VOTE_REPLY: Final = struct.Struct(f"<QB{_CLAIM}B")
+_APPEND: Final = struct.Struct("<QQQQQQI")
+_APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
+_CHUNK: Final = struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ")
+_CHUNK_REPLY: Final = struct.Struct(f"<QQQQQB{_CLAIM}")
+_ENTRY_BYTES: Final = 12
+"""What an entry costs beside its content."""
+
+FRAME_HEADER_BYTES: Final = _HEADER.size
+_BODY_BYTES: Final[Mapping[int, tuple[int, int]]] = {
+    Kind.PING: (0, 0),
+    Kind.HELLO: (_HELLO.size, _HELLO.size),
+    Kind.REQUEST_VOTE: (_REQUEST_VOTE.size, _REQUEST_VOTE.size),
+    Kind.VOTE_REPLY: (_VOTE_REPLY.size, _VOTE_REPLY.size),
+    Kind.APPEND: (_APPEND.size, _APPEND.size + APPEND_ENTRIES_MAX * _ENTRY_BYTES + APPEND_BYTES_MAX),
+    Kind.APPEND_REPLY: (_APPEND_REPLY.size, _APPEND_REPLY.size),
+    Kind.CHUNK: (_CHUNK.size, _CHUNK.size + CHUNK_BYTES_MAX),
+    Kind.CHUNK_REPLY: (_CHUNK_REPLY.size, _CHUNK_REPLY.size),
+    Kind.FORWARD: (0, ENTRY_BYTES_MAX),
+    Kind.ADOPT: (0, CHUNK_BYTES_MAX),
+}
+"""The fewest and the most bytes of each kind's body."""
+FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(most for _, most in _BODY_BYTES.values())
+"""The largest frame: an `Append`."""
+
+
+def encode(message: Message | Hello, epoch: int) -> list[bytes]:
+    """The frame of a message as pieces to be sent one behind the other; contents are not copied.
+
+    A message above the bounds that `decode` keeps is a mistake of the caller: AssertionError or struct.error.
+    """
+    match message:
+        case Append():
+            return _encode_append(message, epoch)
+        case AppendReply(term, matched, prev, index, claim):
+            return [
+                _frame(Kind.APPEND_REPLY, epoch, _APPEND_REPLY, term, matched, prev, index, *_flat(claim))
+            ]
+        case Forward(content):
+            assert len(content) <= ENTRY_BYTES_MAX, len(content)
+            return [_HEADER.pack(len(content), Kind.FORWARD, VERSION, 0, epoch), content]
+        case Chunk(term, snapshot, length, digest, offset, data):
+            assert len(digest) == DIGEST_BYTES, digest
+            assert len(data) <= CHUNK_BYTES_MAX, len(data)
+            body = _CHUNK.pack(term, *snapshot, length, digest, offset)
+            return [_HEADER.pack(len(body) + len(data), Kind.CHUNK, VERSION, 0, epoch) + body, data]
+        case ChunkReply(term, snapshot, reached, offset, installed, claim):
+            fields = term, *snapshot, reached, offset, installed, *_flat(claim)
+            return [_frame(Kind.CHUNK_REPLY, epoch, _CHUNK_REPLY, *fields)]
+        case RequestVote(term, last, claim, pre):
+            return [_frame(Kind.REQUEST_VOTE, epoch, _REQUEST_VOTE, term, *last, *_flat(claim), pre)]
+        case VoteReply(term, granted, claim, pre):
+            return [_frame(Kind.VOTE_REPLY, epoch, _VOTE_REPLY, term, granted, *_flat(claim), pre)]
+        case Adopt(content):
+            assert len(content) <= CHUNK_BYTES_MAX, len(content)
+            return [_HEADER.pack(len(content), Kind.ADOPT, VERSION, 0, epoch), content]
+        case Hello(cluster, own_epoch, claim, wants_bootstrap):
+            assert len(cluster) == ID_BYTES, cluster
+            return [_frame(Kind.HELLO, epoch, _HELLO, cluster, own_epoch, *_flat(claim), wants_bootstrap)]
+        case _:
+            assert_never(message)
+
+
+def ping(epoch: int) -> bytes:
+    """A frame that only says that the sender lives."""
+    return _HEADER.pack(0, Kind.PING, VERSION, 0, epoch)
+
+
+def decode_header(data: Buffer, offset: int = 0) -> Header:
+    """The header of the frame at `offset` of `data`, which holds all of it.
+
+    `rt.FormatError` if it is malformed, of an unknown kind or longer than its kind may be, so that no memory
+    is had for it; `rt.UnknownVersion`.
+    """
+    length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
+    if version != VERSION:
+        raise UnknownVersion("frame of an unknown version", got=version, wanted=VERSION)
+    if kind not in _BODY_BYTES or zero:
+        raise FormatError(
+            "no frame starts here", got=f"kind {kind}, {zero} behind it", wanted="a known kind, 0"
+        )
+    _check_length(kind, length)
+    return Header(length, kind, epoch)
+
+
+def decode(kind: int, body: Buffer) -> Message | Hello:
+    """The message in the body of a frame of this kind, a ping excepted; it keeps no hold of `body`.
+
+    `rt.FormatError` for anything that `encode` would not have made of a message within its bounds.
+    """
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise FormatError("no message has this kind", got=kind)
+    _check_length(kind, len(body))
+    return decoder(body)
+
+
+def _frame(kind: Kind, epoch: int, layout: struct.Struct, *fields: object) -> bytes:
+    return _HEADER.pack(layout.size, kind, VERSION, 0, epoch) + layout.pack(*fields)
+
+
+def _flat(claim: Claim) -> tuple[bytes, int, int]:
+    disk, (index, term) = claim
+    assert len(disk) == ID_BYTES, disk
+    return disk, index, term
+
+
+def _encode_append(message: Append, epoch: int) -> list[bytes]:
+    term, prev, commit, applied, chain, entries = message
+    fixed = _APPEND.pack(term, *prev, commit, applied, chain, len(entries))
+    if not entries:
+        return [_HEADER.pack(len(fixed), Kind.APPEND, VERSION, 0, epoch) + fixed]
+    contents, indexes, terms = zip(*entries, strict=True)
+    sizes = [len(content) for content in contents]
+    size = sum(sizes)
+    assert indexes == tuple(range(prev.index + 1, prev.index + 1 + len(entries))), (prev, indexes)
+    assert len(entries) <= APPEND_ENTRIES_MAX, len(entries)
+    assert size <= APPEND_BYTES_MAX, size
+    assert max(sizes) <= ENTRY_BYTES_MAX, max(sizes)
+    table = struct.pack(f"<{len(entries)}I{len(entries)}Q", *sizes, *terms)
+    header = _HEADER.pack(len(fixed) + len(table) + size, Kind.APPEND, VERSION, 0, epoch)
+    return [header + fixed + table, *contents]
+
+
+def _decode_append(body: Buffer) -> Append:
+    term, prev_index, prev_term, commit, applied, chain, count = _APPEND.unpack_from(body)
+    prev = _place(prev_index, prev_term)
+    _check_numbers(term, commit, applied, prev_index + count)
+    start = _APPEND.size + count * _ENTRY_BYTES
+    if count > APPEND_ENTRIES_MAX or start > len(body):
+        raise FormatError(
+            "a count of entries that does not fit", got=count, wanted=f"{len(body)} bytes of body"
+        )
+    table = struct.unpack_from(f"<{count}I{count}Q", body, _APPEND.size)
+    sizes, terms = table[:count], table[count:]
+    if max(sizes, default=0) > ENTRY_BYTES_MAX:
+        raise FormatError(
+            "an entry above the limit", got=max(sizes), wanted=f"at most {ENTRY_BYTES_MAX} bytes"
+        )
+    if not all(map(le, (prev_term, *terms), (*terms, term))):
+        raise FormatError("terms that fall", got=(prev_term, *terms[:3], term), wanted="rising ones")
+    ends = list(accumulate(sizes, initial=start))
+    if ends[-1] != len(body) or ends[-1] - start > APPEND_BYTES_MAX:
+        raise FormatError(
+            "contents that do not fit", got=f"{ends[-1] - start} bytes", wanted=len(body) - start
+        )
+    contents = [bytes(body[low:high]) for low, high in pairwise(ends)]
+    entries = tuple(map(Entry, contents, range(prev_index + 1, prev_index + 1 + count), terms))
+    return Append(term, prev, commit, applied, chain, entries)
+
+
+def _decode_append_reply(body: Buffer) -> AppendReply:
+    term, matched, prev, index, *claim = _APPEND_REPLY.unpack(body)
+    _check_numbers(term, prev, index)
+    return AppendReply(term, _yes_or_no(matched), prev, index, _claim(*claim))
+
+
+def _decode_chunk(body: Buffer) -> Chunk:
+    term, index, snapshot_term, length, digest, offset = _CHUNK.unpack_from(body)
+    _check_numbers(term)
+    data = bytes(body[_CHUNK.size :])
+    if length > SNAPSHOT_BYTES_MAX or offset + len(data) > length:
+        got = f"{len(data)} bytes at {offset} of {length}"
+        raise FormatError("a chunk outside its snapshot", got=got, wanted=f"at most {SNAPSHOT_BYTES_MAX}")
+    _check_order(snapshot_term, term)
+    return Chunk(term, _place(index, snapshot_term), length, digest, offset, data)
+
+
+def _decode_chunk_reply(body: Buffer) -> ChunkReply:
+    term, index, snapshot_term, reached, offset, installed, *claim = _CHUNK_REPLY.unpack(body)
+    _check_numbers(term)
+    if max(reached, offset) > SNAPSHOT_BYTES_MAX:
+        got, wanted = max(reached, offset), f"at most {SNAPSHOT_BYTES_MAX}"
+        raise FormatError("an offset above any snapshot", got=got, wanted=wanted)
+    place = _place(index, snapshot_term)
+    return ChunkReply(term, place, reached, offset, _yes_or_no(installed), _claim(*claim))
+
+
+def _decode_request_vote(body: Buffer) -> RequestVote:
+    term, index, last_term, disk, joined_index, joined_term, pre = _REQUEST_VOTE.unpack(body)
+    _check_numbers(term)
+    _check_order(last_term, term)
+    claim = _claim(disk, joined_index, joined_term)
+    return RequestVote(term, _place(index, last_term), claim, _yes_or_no(pre))
+
+
+def _decode_vote_reply(body: Buffer) -> VoteReply:
+    term, granted, disk, joined_index, joined_term, pre = _VOTE_REPLY.unpack(body)
+    _check_numbers(term)
+    return VoteReply(term, _yes_or_no(granted), _claim(disk, joined_index, joined_term), _yes_or_no(pre))
+
+
+def _decode_hello(body: Buffer) -> Hello:
+    cluster, epoch, disk, joined_index, joined_term, wants_bootstrap = _HELLO.unpack(body)
+    return Hello(cluster, epoch, _claim(disk, joined_index, joined_term), _yes_or_no(wants_bootstrap))
+
+
+_DECODERS: Final[Mapping[int, Callable[[Buffer], Message | Hello]]] = {
+    Kind.HELLO: _decode_hello,
+    Kind.REQUEST_VOTE: _decode_request_vote,
+    Kind.VOTE_REPLY: _decode_vote_reply,
+    Kind.APPEND: _decode_append,
+    Kind.APPEND_REPLY: _decode_append_reply,
+    Kind.CHUNK: _decode_chunk,
+    Kind.CHUNK_REPLY: _decode_chunk_reply,
+    Kind.FORWARD: lambda body: Forward(bytes(body)),
+    Kind.ADOPT: lambda body: Adopt(bytes(body)),
+}
+
+
+def _check_length(kind: int, length: int) -> None:
+    fewest, most = _BODY_BYTES[kind]
+    if not fewest <= length <= most:
+        name = Kind(kind).name
+        raise FormatError(f"a body that no {name} has", got=f"{length} bytes", wanted=f"{fewest} to {most}")
+
+
+def _check_numbers(*numbers: int) -> None:
+    if max(numbers) > NUMBER_MAX:
+        raise FormatError("a number out of range", got=max(numbers), wanted=f"at most {NUMBER_MAX}")
+
+
+def _check_order(earlier: int, term: int) -> None:
+    if earlier > term:
+        raise FormatError("a term behind the one it speaks in", got=earlier, wanted=f"at most {term}")
+
+
+def _place(index: int, term: int) -> Place:
+    _check_numbers(index, term)
+    if term and not index:
+        raise FormatError("a term where no entry stands", got=f"index 0, term {term}", wanted="term 0")
+    return Place(index, term)
+
+
+def _claim(disk: bytes, index: int, term: int) -> Claim:
+    return Claim(disk, _place(index, term))
+
+
+def _yes_or_no(byte: int) -> bool:
+    if byte > 1:
+        raise FormatError("neither yes nor no", got=byte, wanted="0 or 1")
+    return byte == 1

@@ -1,0 +1,121 @@
+"""What the sequencer asks of its consensus, and what consensus asks of the sequencer.
+
+Nothing outside `sequencer.raft` needs more than this module. The law: a command that one node hands to its
+machine as number `index`, every node hands to its machine as number `index`, once in each life of the node,
+in this order, without gaps; and a future that is done names a command that a majority has synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class StateMachine(Protocol):
+    """What the committed commands do. All calls come from the consensus thread, one at a time.
+
+    An exception from any of them stops the node: `apply` must be total and the same on every node.
+    """
+
+    def apply(self, index: int, command: bytes) -> None:
+        """Carry out command number `index`; the one before had `index - 1`, the first ever has 1.
+
+        After a restart the commands behind the last snapshot come again, to a machine restored from it.
+        """
+
+    def snapshot(self) -> Callable[[], bytes]:
+        """Freeze the state as it is now, quickly, and return what encodes it.
+
+        What is returned is called once, on another thread, while `apply` goes on.
+        """
+
+    def restore(self, index: int, state: bytes) -> None:
+        """Become the state that `snapshot` encoded behind command `index`; index 0, b"": the first state."""
+
+
+class Leadership(NamedTuple):
+    """Who leads, as far as a node knows: two may think so at once, in different terms."""
+
+    leader: str | None
+    term: int
+    is_here: bool
+    """This node leads, and has applied all that was committed in earlier terms: it may plan on its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as this node sees it."""
+
+    name: str
+    address: str
+    is_self: bool
+    is_connected: bool
+    """Whether a connection with it stands (always for this node)."""
+    disk: str
+    """Hex id of the disk that counts for it, "" if none has joined."""
+    is_counted: bool | None
+    """Whether the disk it runs on now is that one and has applied its join; None: not heard of."""
+    match_index: int | None
+    """On the leader: how far its synced log is known to agree; None elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A node's consensus at one moment."""
+
+    name: str
+    role: str
+    """leader, follower, candidate, joining (blank, or not admitted yet), stalled (disk full) or stopped."""
+    leader: str | None
+    term: int
+    cluster: str
+    """Hex id of the cluster, "" while blank."""
+    epoch: int
+    index: int
+    """Number of the last command applied."""
+    log_start: int
+    """Raft index of the first entry kept."""
+    log_end: int
+    """Raft index behind the last entry."""
+    committed: int
+    """Raft index of the last entry known to be committed."""
+    applied: int
+    """Raft index of the last entry applied."""
+    chain: int
+    """Running checksum of all entries applied: equal on all nodes at equal `applied`."""
+    snapshot: int
+    """Raft index that the newest snapshot covers."""
+    in_flight: int
+    """Commands proposed here whose outcome is open."""
+    members: tuple[MemberStatus, ...]
+
+
+class Consensus(Protocol):
+    """A replicated log of commands. Every method may be called from any thread."""
+
+    def propose(self, command: bytes) -> Future[int]:
+        """Have a command committed; the future gives its index once this node has applied it.
+
+        It goes through whoever leads, is asked for again when a leader fails, and is still applied once.
+        Proposals of one thread are applied in their order. A future can be waited for with a timeout; a
+        command whose future was given up may still be committed.
+
+        Raises `rt.Overloaded` with too much in flight, `rt.MessageTooLarge` above 1 MiB and `rt.Closed`;
+        a future fails with `rt.Closed` when the node stops: the outcome is then unknown.
+        """
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads, as far as it knows, and has applied all committed in earlier terms."""
+
+    @property
+    def leader(self) -> str | None:
+        """The member that leads, as far as this node knows."""
+
+    def status(self) -> Status:
+        """How things stand."""
+
+    def stop(self) -> None:
+        """End it: no thread and no connection is left when this returns. Stopping twice is allowed."""

@@ -1,0 +1,556 @@
+"""PySyncObj's Raft, with every step replaced that acknowledges before it is safe.
+
+PySyncObj gives the order of one loop (commit, apply, take commands, call back, wait), the start of an
+election, the leader's rule of what is committed, its step down without a majority, and the forwarding of
+commands to the leader. Everything that handles what another node says is here.
+
+The class bears its base's name on purpose: Python mangles `self.__x` by the name of the class it stands in,
+so that what is written here reads and replaces PySyncObj's private members as if it stood there. That ties it
+to one version, and a test ties it to the very text of every member that it uses.
+
+The laws, by the numbers of DESIGN.md, section 6.1:
+
+1. Persist, then send: handlers only queue. `_persist_then_send`, the last thing before the loop waits, is the
+   only place that lets messages out, behind the sync; `__applyLogEntries` syncs what it is about to apply.
+2. Commit only what was compared: `_on_append` with `following`.
+3. Snapshots: `snapshots`, `opening`, `on_installed`.
+4. Apply once: an entry counts as applied before anybody hears of it; an exception ends the node.
+5. Disruption-free: `__connectedToAnyone` and `_hears_leader` with `election`.
+6. A wiped disk does not vote: `disks`.
+7. Bit rot is not a torn tail: `log_recovery`.
+8. Transport: `transport`, `codec`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn, Protocol
+
+import pysyncobj.syncobj
+from pysyncobj.config import SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.syncobj import _RAFT_STATE as RaftState
+
+from rt.errors import DiskFull, Diverged
+from sequencer.raft.agreement import Agreement
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.disks import Admissions, Member
+from sequencer.raft.election import Ballot, grants
+from sequencer.raft.entries import Join, encode_join
+from sequencer.raft.followers import Followers
+from sequencer.raft.following import Refused, compare
+from sequencer.raft.log import DurableLog
+from sequencer.raft.messages import (
+    NOWHERE,
+    Adopt,
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Claim,
+    Entry,
+    Forward,
+    Message,
+    Place,
+    RequestVote,
+    VoteReply,
+)
+from sequencer.raft.network import Network
+from sequencer.raft.snapshots import SnapshotReader
+from sequencer.raft.stock import Journal, Outbox, now
+
+APPLY_SECONDS_MAX: Final = 0.02
+"""A long backlog is applied in pieces, so that heartbeats go on."""
+TERMS_AHEAD_MAX: Final = 1 << 32
+"""A term so far ahead of ours is nonsense: one that was taken for true could use all terms up."""
+PATIENCE_ELECTIONS: Final = 10
+"""A node whose state differs from every leader's for as many election timeouts stops."""
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class Host(Member, Protocol):
+    """The node around the protocol."""
+
+    def submit(self) -> None:
+        """Hand over what waits to be proposed, through `SyncObj.submit`."""
+
+    def on_commit(self, entry: Entry) -> None:
+        """Apply the next committed entry. It is synced here, and on a majority."""
+
+    def on_chunk(self, peer: str, chunk: Chunk) -> None:
+        """A piece of a snapshot that covers more than is committed here; `SyncObj.send` the reply."""
+
+    def on_adopt(self, peer: str, adopt: Adopt) -> None:
+        """The first snapshot of a new cluster."""
+
+    def on_forward(self, peer: str, forward: Forward) -> bool:
+        """Whether what the peer wants to have appended is well-formed."""
+
+    def on_disk_full(self, error: DiskFull) -> None:
+        """Nothing leaves this node before there is space: wait a little, or raise."""
+
+    def on_disk_space(self) -> None:
+        """There was space."""
+
+    def open_snapshot(self) -> SnapshotReader:
+        """The newest snapshot, for a follower."""
+
+    def housekeeping(self) -> None:
+        """Called once in each round of the loop."""
+
+    def due(self) -> float:
+        """When `housekeeping` is to be called next, on PySyncObj's clock."""
+
+
+class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is untyped
+    """One node's Raft. One thread uses it."""
+
+    # PySyncObj's own state.
+    __selfNode: Node
+    __raftState: int
+    __raftCurrentTerm: int
+    __votedForNodeId: str | None
+    __votesCount: int
+    __raftLeader: Node | None
+    __raftElectionDeadline: float
+    __raftLog: Journal
+    __raftCommitIndex: int
+    __raftLastApplied: int
+    __leaderCommitIndex: int
+    __raftMatchIndex: dict[Node, int]
+    __lastResponseTime: dict[Node, float]
+    __newAppendEntriesTime: float
+
+    def __init__(
+        self, config: RaftConfig, host: Host, log: DurableLog, network: Network, rng: random.Random
+    ) -> None:
+        self._host, self._log, self._network, self._rng = host, log, network, rng
+        self._name = config.name
+        self._heartbeat_s = config.heartbeat_ms / 1000
+        self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
+        self._nodes = {name: Node(name) for name in config.peers}
+        self._admissions = Admissions(config.name, host, log.entries(log.base.index + 1))
+        self._followers = Followers(log, network, host.open_snapshot)
+        self._ballot = Ballot(len(config.members))
+        self._agreement = Agreement(PATIENCE_ELECTIONS * self._timeouts_s[1])
+        self._claims: dict[str, Claim] = {}
+        self._untrusted: set[bytes] = set()
+        """Disks that lost what they had acknowledged to this leader."""
+        self._up: dict[str, None] = {}
+        """Peers of this cluster, or blank ones, that are connected."""
+        self._heard_leader_at = float("-inf")
+        self._verified = NOWHERE
+        """The term of the leader that our log was compared with, and up to which index it agrees."""
+        self._verified_by = ""
+        """That leader; this node itself while it leads."""
+        self._pumped = (0, 0)
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            RequestVote: self._on_request_vote,
+            VoteReply: self._on_vote_reply,
+            Append: self._on_append,
+            AppendReply: self._on_append_reply,
+            Chunk: self._on_chunk,
+            ChunkReply: self._on_chunk_reply,
+            Forward: self._on_forward,
+            Adopt: host.on_adopt,
+        }
+        conf = SyncObjConf(
+            autoTick=False,
+            raftMinTimeout=self._timeouts_s[0],
+            raftMaxTimeout=self._timeouts_s[1],
+            leaderFallbackTimeout=self._timeouts_s[1],
+            connectionTimeout=self._timeouts_s[1],
+            appendEntriesPeriod=self._heartbeat_s,
+        )
+        outbox = Outbox(network, self._admissions)
+        super().__init__(Node(config.name), list(self._nodes.values()), conf, transport=outbox)
+        # What the constructor made is replaced by what was kept.
+        self.__raftLog = Journal(log, self._admissions)
+        self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
+        self.__raftCommitIndex = self.__raftLastApplied = host.state.applied.index
+        self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self._nodes else 0.0)
+        self._poller = _Poller(self)
+        self.addOnTickCallback(self._persist_then_send)
+
+    # What the node asks
+
+    @property
+    def leader(self) -> str | None:
+        """Name of the leader of the present term, if this node has heard of it."""
+        node = self.__raftLeader
+        return None if node is None else str(node.id)
+
+    @property
+    def role(self) -> str:
+        """As PySyncObj has it."""
+        return ("follower", "candidate", "leader")[self.__raftState]
+
+    @property
+    def term(self) -> int:
+        """The present term."""
+        return int(self.__raftCurrentTerm)
+
+    @property
+    def committed(self) -> int:
+        """Index of the last entry known to be committed."""
+        return int(self.__raftCommitIndex)
+
+    @property
+    def is_counted_here(self) -> bool:
+        """Whether this node's own disk counts: before, it may neither vote nor lead."""
+        return self._admissions.counts_here()
+
+    def is_counted(self, peer: str) -> bool | None:
+        """Whether the peer's disk counts; None if it was not heard of."""
+        claim = self._claims.get(peer)
+        if claim is None:
+            return None
+        return self._admissions.counts(peer, claim) and claim.disk not in self._untrusted
+
+    def match_index(self, peer: str) -> int | None:
+        """How far a peer's log is known to agree; None unless this node leads."""
+        return self._followers.match_index(peer) if self.__raftState == RaftState.LEADER else None
+
+    def keep_from(self) -> int | None:
+        """As leader, the first index that a connected follower will need."""
+        leads = self.__raftState == RaftState.LEADER
+        return self._followers.keep_from(self._up) if leads else None
+
+    def unknown_disks(self) -> list[Join]:
+        """On a leader: the joins that its connected peers need."""
+        return [
+            Join(peer, self._claims[peer].disk)
+            for peer in self._up
+            if self._claims[peer].disk != self._admissions.disk_of(peer).disk
+        ]
+
+    def submit(self, content: bytes) -> None:
+        """Append an entry if this node leads, or send it to the leader; it may be lost on the way."""
+        self._applyCommand(content, None)
+
+    def admit(self, join: Join) -> None:
+        """As leader, append a join: at once, as one that waited could unseat a disk that joined since."""
+        assert self.__raftState == RaftState.LEADER
+        self.__raftLog.add(encode_join(join), self._log.last.index + 1, self.__raftCurrentTerm)
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue a message; it leaves behind the next sync."""
+        self._network.send(peer, message)
+
+    def step(self) -> None:
+        """One round of the loop: commit, apply, take commands, queue messages, sync, send, wait."""
+        self._onTick(0.0)
+
+    def wait_s(self) -> float:
+        """How long the loop may wait if nothing arrives."""
+        if self.__raftCommitIndex > self.__raftLastApplied:
+            return 0.0
+        leads = self.__raftState == RaftState.LEADER
+        if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
+            return 0.0  # Committed by our own sync: no answer will come that would end the wait.
+        due = self.__newAppendEntriesTime if leads else self.__raftElectionDeadline
+        return max(0.0, min(due, self._host.due()) - now())
+
+    def close(self) -> None:
+        """Give back the snapshots that were being sent."""
+        self._followers.stop_sending()
+
+    def on_up(self, peer: str, claim: Claim) -> None:
+        """A peer of this cluster, or a blank one, is connected."""
+        node = self._nodes[peer]
+        if self._claims.get(peer, claim).disk != claim.disk:
+            self.__raftMatchIndex[node] = 0  # What the other disk acknowledged is gone with it.
+        self._claims[peer] = claim
+        self._up[peer] = None
+        self.__onNodeConnected(node)
+        self._followers.begin(peer, matched=self.__raftMatchIndex.get(node, 0))
+        if self.__raftState == RaftState.LEADER:
+            self._pump([peer], is_heartbeat=True)
+
+    def on_down(self, peer: str) -> None:
+        """The connection is gone. If it was the leader's, its process has ended: do not wait long."""
+        self._up.pop(peer, None)
+        self.__onNodeDisconnected(self._nodes[peer])
+        self._followers.stop_sending(peer)
+        if self.leader == peer:
+            self._heard_leader_at = float("-inf")
+            soon = now() + self._rng.uniform(0.0, self._timeouts_s[0] / 3)
+            self.__raftElectionDeadline = min(self.__raftElectionDeadline, soon)
+
+    def on_message(self, peer: str, message: Message) -> None:
+        """A message of a connected peer."""
+        if getattr(message, "term", 0) > self.__raftCurrentTerm + TERMS_AHEAD_MAX:
+            logger.error("refused_term peer=%s term=%d", peer, getattr(message, "term", 0))
+            return
+        claim = getattr(message, "claim", None)
+        if claim is not None:
+            self._claims[peer] = claim
+        self._handlers[type(message)](peer, message)
+
+    def on_installed(self, place: Place) -> None:
+        """The node has a durable snapshot of `place`, above what was committed, and is restored from it."""
+        if self._log.term_at(place.index) != place.term:
+            if place.term > self._log.term:
+                self.__setCurrentTerm(place.term, None)
+            self.__raftLog.reset(place)
+        self.__raftCommitIndex = self.__raftLastApplied = place.index
+        self._verified = Place(max(self._verified.index, place.index), self._verified.term)
+        self._admissions.on_applied(place.index)
+
+    # The loop's steps that are replaced
+
+    def __generateRaftTimeout(self) -> float:
+        return self._rng.uniform(*self._timeouts_s)
+
+    def __connectedToAnyone(self) -> bool:
+        """PySyncObj asks this when the election timeout is over: may an election begin?
+
+        Only on a disk that counts, and when a majority said beforehand that it would vote for this node.
+        """
+        if self._admissions.counts_here():
+            if self._ballot.stand():
+                return True
+            self.__raftLeader = None
+            self._ballot.ask()
+            for peer in self._nodes:
+                request = RequestVote(self.__raftCurrentTerm + 1, self._log.last, self._host.claim, pre=True)
+                self.send(peer, request)
+        self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
+        return False
+
+    def __onBecomeLeader(self) -> None:
+        for peer in self._nodes:
+            self._followers.begin(peer, matched=0)
+        # The vote for itself counts, and with one node the no-op is committed at once: both must be synced.
+        self._sync()
+        super().__onBecomeLeader()
+        self._sync()
+        self._verified, self._verified_by = Place(self.__raftCommitIndex, self.__raftCurrentTerm), self._name
+        logger.info("leads term=%d log_end=%d", self.__raftCurrentTerm, self._log.last.index + 1)
+
+    def __applyLogEntries(self) -> bool:
+        committed, applied = self.__raftCommitIndex, self.__raftLastApplied
+        if committed > applied:
+            if self._log.synced.index < committed:
+                self._sync()
+            begun = now()
+            for entry in self._log.entries(applied + 1, committed + 1):
+                self.__raftLastApplied = entry.index
+                self._host.on_commit(entry)
+                self._agreement.on_applied(self._host.state, begun)
+                if now() > begun + APPLY_SECONDS_MAX:
+                    break
+            self._admissions.on_applied(self.__raftLastApplied)
+        return False
+
+    def _checkCommandsToApply(self) -> None:
+        self._host.submit()
+        super()._checkCommandsToApply()
+
+    def __sendAppendEntries(self) -> None:
+        """PySyncObj asks for this when a heartbeat is due, and when this node begins to lead."""
+        self.__newAppendEntriesTime = now() + self._heartbeat_s
+        self._pump(self._up, is_heartbeat=True)
+
+    def __tryLogCompaction(self) -> None:
+        if self.__raftState != RaftState.LEADER:
+            self._followers.stop_sending()
+        self._host.housekeeping()
+
+    def __loadDumpFile(self, clearJournal: bool) -> NoReturn:
+        raise AssertionError("snapshots are not PySyncObj's")
+
+    def _persist_then_send(self) -> None:
+        """The barrier: whatever the queued messages depend on is synced, then they leave."""
+        reached = (self._log.last.index, self.__raftCommitIndex)
+        if self.__raftState == RaftState.LEADER and reached != self._pumped:
+            self._pumped = reached
+            self._pump(self._up, is_heartbeat=False)
+        self._sync()
+        self._network.flush()
+
+    def _sync(self) -> None:
+        try:
+            self._log.sync()
+        except DiskFull as error:
+            self._wait_for_space(error)
+
+    def _wait_for_space(self, error: DiskFull) -> None:
+        while True:
+            self._host.on_disk_full(error)
+            with contextlib.suppress(DiskFull):
+                self._log.sync()
+                self._host.on_disk_space()
+                return
+
+    # Elections
+
+    def _hears_leader(self) -> bool:
+        if self.__raftState == RaftState.LEADER:
+            return True
+        return now() - self._heard_leader_at < self._timeouts_s[0]
+
+    def _on_request_vote(self, peer: str, request: RequestVote) -> None:
+        if not self._admissions.may_get_vote(peer, request.claim):
+            return
+        if self._hears_leader():
+            if request.pre:
+                self._answer(peer, request, granted=False)
+            return
+        if not request.pre and request.term > self.__raftCurrentTerm:
+            self._adopt_term(request.term)
+        granted = self._admissions.counts_here() and grants(
+            request,
+            candidate=peer,
+            term=self.__raftCurrentTerm,
+            voted_for=self.__votedForNodeId,
+            last=self._log.last,
+            is_follower=self.__raftState == RaftState.FOLLOWER,
+        )
+        if granted and not request.pre:
+            self.__setCurrentTerm(request.term, peer)
+            self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
+        self._answer(peer, request, granted=granted)
+
+    def _answer(self, peer: str, request: RequestVote, *, granted: bool) -> None:
+        term = request.term if granted else self.__raftCurrentTerm
+        self.send(peer, VoteReply(term, granted, self._host.claim, request.pre))
+
+    def _on_vote_reply(self, peer: str, reply: VoteReply) -> None:
+        if not reply.granted:
+            if reply.term > self.__raftCurrentTerm:
+                self._adopt_term(reply.term)
+        elif not self._admissions.counts(peer, reply.claim):
+            pass
+        elif reply.pre:
+            if reply.term == self.__raftCurrentTerm + 1 and self._ballot.on_support(peer):
+                self.__raftElectionDeadline = 0.0
+        elif self.__raftState == RaftState.CANDIDATE and reply.term == self.__raftCurrentTerm:
+            is_elected = self._ballot.on_vote(peer)
+            self.__votesCount = 1 + len(self._ballot.voters)
+            if is_elected:
+                self.__onBecomeLeader()
+
+    def _adopt_term(self, term: int) -> None:
+        """A later term exists: whatever this node was in its own is over."""
+        if self.__raftState == RaftState.LEADER:
+            logger.info("steps_down term=%d", term)
+        self.__setCurrentTerm(term, None)
+        self.__setState(RaftState.FOLLOWER)
+        self.__raftLeader = None
+        self._ballot.withdraw()
+
+    # Following
+
+    def _follow(self, peer: str, term: int) -> None:
+        """`peer` leads `term`, which is not below ours."""
+        if term > self.__raftCurrentTerm:
+            self._adopt_term(term)
+        if self._verified.term == term and self._verified_by != peer:
+            got = f"{self._verified_by}, {peer}"
+            raise Diverged("two leaders in one term", where=f"term {term}", got=got)
+        self.__setState(RaftState.FOLLOWER)
+        if self.leader != peer:
+            logger.info("follows leader=%s term=%d", peer, term)
+            self.__raftLeader = self._nodes[peer]
+        self._ballot.withdraw()
+        self._heard_leader_at = now()
+        self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
+        if self._verified.term != term:
+            self._verified, self._verified_by = Place(self.__raftCommitIndex, term), peer
+
+    def _on_append(self, peer: str, message: Append) -> None:
+        term, committed, claim = self.__raftCurrentTerm, self.__raftCommitIndex, self._host.claim
+        if message.term < term:  # A deposed leader learns of it.
+            self.send(peer, AppendReply(term, False, message.prev.index, committed, claim))
+            return
+        if not self._agreement.check(peer, message, self._host.state, now()):
+            logger.error("diverged leader=%s applied=%d", peer, message.applied)
+            return
+        self._follow(peer, message.term)
+        verdict = compare(message, self._log, committed)
+        if isinstance(verdict, Refused):
+            self.send(peer, AppendReply(message.term, False, message.prev.index, verdict.hint, claim))
+            return
+        if verdict.cut is not None:
+            if verdict.cut <= self._verified.index:
+                where = f"term {message.term}, index {verdict.cut}"
+                raise Diverged("a leader took its own entries back", where=where, got=peer)
+            self.__raftLog.truncate(verdict.cut)
+        for entry in verdict.new:
+            self.__raftLog.add(*entry)
+        # The commit index never passes what was compared with this leader in this term.
+        self._verified = Place(max(self._verified.index, verdict.matched), message.term)
+        self.__raftCommitIndex = max(committed, min(message.commit, self._verified.index))
+        self.__leaderCommitIndex = message.commit
+        self.send(peer, AppendReply(message.term, True, message.prev.index, verdict.matched, claim))
+
+    def _on_chunk(self, peer: str, chunk: Chunk) -> None:
+        if chunk.term < self.__raftCurrentTerm:
+            return
+        self._follow(peer, chunk.term)
+        if chunk.snapshot.index <= self.__raftCommitIndex:
+            reached = chunk.offset + len(chunk.data)
+            claim = self._host.claim
+            self.send(peer, ChunkReply(chunk.term, chunk.snapshot, reached, chunk.length, True, claim))
+        else:
+            self._host.on_chunk(peer, chunk)
+
+    # Leading
+
+    def _on_forward(self, peer: str, message: Forward) -> None:
+        if self.__raftState == RaftState.LEADER and self._host.on_forward(peer, message):
+            self._applyCommand(message.content, None)
+
+    def _pump(self, peers: Iterable[str], *, is_heartbeat: bool) -> None:
+        term, committed = self.__raftCurrentTerm, self.__raftCommitIndex
+        self._followers.pump(peers, term, committed, self._host.state, is_heartbeat=is_heartbeat)
+
+    def _on_append_reply(self, peer: str, reply: AppendReply) -> None:
+        if not self._is_answer(reply.term):
+            return
+        if self._followers.has_lost(peer, reply):
+            self._distrust(peer, reply.claim)
+        self._on_acknowledged(peer, reply.claim, self._followers.on_append_reply(peer, reply))
+
+    def _distrust(self, peer: str, claim: Claim) -> None:
+        """Its disk is not what it was: it was restored from a copy, or did not keep what it synced."""
+        logger.error(
+            "disk_lost_entries peer=%s disk=%s: empty the directory of that node, so that it joins again",
+            *(peer, claim.disk.hex()),
+        )
+        self._untrusted.add(claim.disk)
+        self.__raftMatchIndex[self._nodes[peer]] = 0
+        self._followers.begin(peer, matched=0)
+
+    def _on_chunk_reply(self, peer: str, reply: ChunkReply) -> None:
+        if self._is_answer(reply.term):
+            self._on_acknowledged(peer, reply.claim, self._followers.on_chunk_reply(peer, reply))
+
+    def _is_answer(self, term: int) -> bool:
+        """Whether a reply answers this leader, in this term; one of a later term deposes it."""
+        if term > self.__raftCurrentTerm:
+            self._adopt_term(term)
+        return self.__raftState == RaftState.LEADER and term == self.__raftCurrentTerm
+
+    def _on_acknowledged(self, peer: str, claim: Claim, matched: int) -> None:
+        """The peer's log agrees up to `matched`: that is replication, and counts if its disk does."""
+        if self._admissions.counts(peer, claim) and claim.disk not in self._untrusted:
+            node = self._nodes[peer]
+            self.__raftMatchIndex[node] = max(self.__raftMatchIndex[node], matched)
+            self.__lastResponseTime[node] = now()
+        self._pump([peer], is_heartbeat=False)
+
+
+class _Poller:
+    """Where PySyncObj waits."""
+
+    def __init__(self, raft: SyncObj) -> None:
+        self._raft = raft
+
+    def poll(self, _timeout_s: float) -> None:
+        self._raft._network.poll(self._raft.wait_s())

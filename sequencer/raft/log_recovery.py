@@ -1,0 +1,200 @@
+"""What the segment files of a Raft log say after a crash: the log they add up to, and where it is cut.
+
+Pure: the caller reads the files and does the cutting. The law: bit rot is not a torn tail. A group is only
+written after the one before it was synced, and a segment only after all before it was. So a bad group may be
+cut only if nothing shows that it was synced: no group behind it whose header verifies, no later segment, no
+recorded synced end above it. Pages of the bad group itself show nothing: a torn write may have left any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rt.errors import Damaged
+from sequencer.raft.log_entries import Entries
+from sequencer.raft.messages import Entry, Place
+from sequencer.raft.record import (
+    GROUP_MAGIC,
+    REPAIR_HINT,
+    SEGMENT_HEADER_BYTES,
+    Group,
+    Kind,
+    Record,
+    SegmentHeader,
+    SyncedEnd,
+    decode_records,
+    decode_segment_header,
+    group_at,
+    verify_records,
+)
+
+
+def newest_run(numbers: Iterable[int]) -> range:
+    """The longest run of consecutive numbers that ends at the highest: the segments that count.
+
+    Older ones are left over from a compaction, whose removals a power cut may undo in any order.
+    """
+    present = set(numbers)
+    first = end = max(present)
+    while first - 1 in present:
+        first -= 1
+    return range(first, end + 1)
+
+
+@dataclass(slots=True)
+class Replay:
+    """The log that segments add up to, fed one after the other, in the order of their numbers."""
+
+    header: SegmentHeader
+    """Of the segment fed last."""
+    entries: Entries
+    term: int
+    voted_for: str | None
+    group: int
+    """The number of the next group."""
+    bases: list[Place]
+    """What stands before the first entry of each segment, the first one's first."""
+    end: int = SEGMENT_HEADER_BYTES
+    """Behind the last whole group of the segment fed last."""
+    torn_bytes: int = 0
+    """What stands behind `end` and must be cut."""
+
+
+def replay_segments(
+    segments: Iterable[tuple[int, str, bytearray]], newest: int, synced: SyncedEnd | None
+) -> Replay:
+    """What segments (number, path, content), of consecutive numbers up to `newest`, add up to.
+
+    `synced` is what the log recorded last as synced. `rt.Damaged` for whatever is wrong and may not be cut.
+    """
+    replay: Replay | None = None
+    path = ""
+    for number, path, data in segments:
+        header = decode_segment_header(data, path=path, number=number)
+        if replay is None:
+            entries = Entries(header.base)
+            replay = Replay(header, entries, header.term, header.voted_for, header.group, [header.base])
+        else:
+            _go_on(replay, header, path)
+        with memoryview(data) as view:
+            problem = _replay_groups(replay, view, path)
+        if problem is not None:
+            later = _find_group(data, replay.end, header.seed, path)
+            _check_may_be_cut(replay, problem, path, is_newest=number == newest, later=later)
+            replay.torn_bytes = len(data) - replay.end
+        if synced is not None and number == newest:
+            _check_synced_end(replay, synced, path, problem)
+    assert replay is not None, "no segments"
+    return replay
+
+
+def _go_on(replay: Replay, header: SegmentHeader, path: str) -> None:
+    """A segment's header says what all before it added up to, else one of the two is not what was synced."""
+    log, last = replay.header.log, replay.entries.last
+    wanted = SegmentHeader(header.number, log, last, replay.term, replay.voted_for, replay.group)
+    if header != wanted:
+        what = "a Raft log segment does not go on where the one before it ends"
+        raise Damaged(what, path=path, offset=0, got=header, wanted=wanted, hint=REPAIR_HINT)
+    replay.header = header
+    replay.bases.append(header.base)
+
+
+def _replay_groups(replay: Replay, view: memoryview, path: str) -> str | None:
+    """Replay whole groups from the segment's start; what is wrong with the first that is not one."""
+    replay.end = SEGMENT_HEADER_BYTES
+    seed = replay.header.seed
+    while replay.end < len(view):
+        group = group_at(view, replay.end, seed, path=path)
+        problem = _problem(replay, group, view, seed, path)
+        if problem is not None:
+            return problem
+        assert group is not None
+        try:
+            for record in decode_records(view[group.start : group.end]):
+                _apply(replay, record)
+        except ValueError as error:
+            what = f"a group of the Raft log holds what cannot be: {error}"
+            raise Damaged(what, path=path, offset=replay.end, hint=REPAIR_HINT) from error
+        replay.group += 1
+        replay.end = group.end
+    return None
+
+
+def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, path: str) -> str | None:
+    if group is None:
+        return "a group header that does not verify"
+    if group.number != replay.group:
+        # It was written here, so what was here before it, or stood before it, is gone.
+        what = "a group of the Raft log stands where another one must"
+        numbers = {"got": group.number, "wanted": replay.group}
+        raise Damaged(what, path=path, offset=replay.end, hint=REPAIR_HINT, **numbers)
+    if group.end > len(view):
+        return f"a group up to {group.end} in a file of {len(view)} bytes"
+    if not verify_records(view[group.start : group.end], group, seed):
+        return "a group whose records do not verify"
+    return None
+
+
+def _find_group(data: bytearray, end: int, seed: int, path: str) -> int | None:
+    """Where the first group behind `end` stands whose header verifies."""
+    places = (at for at in _occurrences(data, GROUP_MAGIC, end + 8) if at % 8 == 0)
+    return next((at for at in places if group_at(data, at, seed, path=path)), None)
+
+
+def _occurrences(data: bytearray, wanted: bytes, start: int) -> Iterator[int]:
+    while (start := data.find(wanted, start)) >= 0:
+        yield start
+        start += 1
+
+
+def _check_may_be_cut(replay: Replay, problem: str, path: str, *, is_newest: bool, later: int | None) -> None:
+    """Raise `rt.Damaged` if the bad group at `replay.end` was followed by what is written after its sync."""
+    if not is_newest:
+        proof = "a later segment was begun"
+    elif later is not None:
+        proof = f"a later group stands at {later}"
+    else:
+        return
+    raise _synced_but_bad(replay, problem, path, f"group {replay.group}, which was synced: {proof}")
+
+
+def _check_synced_end(replay: Replay, synced: SyncedEnd, path: str, problem: str | None) -> None:
+    """Raise `rt.Damaged` unless all that was recorded as synced has been replayed."""
+    if synced.log != replay.header.log:
+        what = "the recorded synced end is of another Raft log"
+        ids = {"got": replay.header.log.hex(), "wanted": synced.log.hex()}
+        raise Damaged(what, path=path, offset=0, hint=REPAIR_HINT, **ids)
+    if synced.segment > replay.header.number or synced.group >= replay.group:
+        wanted = f"groups up to {synced.group} in log.{synced.segment}, which were synced"
+        raise _synced_but_bad(replay, problem or f"groups up to {replay.group - 1}", path, wanted)
+
+
+def _synced_but_bad(replay: Replay, problem: str, path: str, wanted: str) -> Damaged:
+    what = "synced bytes of the Raft log are damaged"
+    return Damaged(what, path=path, offset=replay.end, got=problem, wanted=wanted, hint=REPAIR_HINT)
+
+
+def _apply(replay: Replay, record: Record) -> None:
+    """Do what the record says; `ValueError` if it cannot follow what came before."""
+    entries, place = replay.entries, record.place
+    if record.kind is Kind.ENTRY:
+        last = entries.last
+        if place.index != last.index + 1 or place.term < last.term:
+            raise ValueError(f"entry {place} behind {last}")
+        entries.append(Entry(record.content, *place))
+    elif record.kind is Kind.TRUNCATE:
+        if place.index < entries.base.index:
+            # It cut entries of a segment that was compacted away since.
+            entries.reset(place)
+        elif entries.term_at(place.index) == place.term:
+            entries.truncate(place.index + 1)
+        else:
+            raise ValueError(f"a cut behind {place} of a log from {entries.base} to {entries.last}")
+    elif record.kind is Kind.TERM:
+        vote = record.content.decode() or None
+        if place.term < replay.term or (place.term == replay.term and replay.voted_for not in (None, vote)):
+            raise ValueError(f"term {place.term} and vote {vote} behind {replay.term} and {replay.voted_for}")
+        replay.term, replay.voted_for = place.term, vote
+    else:
+        entries.reset(place)

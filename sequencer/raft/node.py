@@ -1,0 +1,532 @@
+"""A member of the cluster: the protocol, its disk, its network and its proposals, in one loop.
+
+`RaftNode` is what the loop does, without a thread: a simulation steps it. `Raft` is the node that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+from rt.errors import ClusterMismatch, DiskFull, FormatError
+from rt.log.disk import REAL, Disk
+from sequencer.raft.aside import Aside
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.consensus import Leadership, MemberStatus, StateMachine, Status
+from sequencer.raft.entries import Commands, decode_content
+from sequencer.raft.hardened import SyncObj
+from sequencer.raft.messages import (
+    CHUNK_BYTES_MAX,
+    NO_ID,
+    Adopt,
+    Chunk,
+    ChunkReply,
+    Claim,
+    Entry,
+    Forward,
+    Hello,
+    Message,
+    Place,
+)
+from sequencer.raft.network import Network
+from sequencer.raft.opening import adopt_cluster, check_members, joined_identity, open_directory
+from sequencer.raft.proposals import Proposals, Route
+from sequencer.raft.snapshots import Incoming, SnapshotMeta, SnapshotReader
+from sequencer.raft.state import ClusterState, decode_state, encode_state, initial_state
+from sequencer.raft.stock import now
+
+T = TypeVar("T")
+
+HOLD_FACTOR: Final = 8
+"""For a follower that is being served, so many times the usual tail of the log is kept."""
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class RaftNode:
+    """One life of a member, from opening its directory to `close`. One thread steps it; see `Consensus`.
+
+    Opening raises what `open_directory` does, and what the network's `start` does.
+    """
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        machine: StateMachine,
+        *,
+        network: Network,
+        aside: Aside,
+        rng: random.Random,
+        new_id: Callable[[], bytes],
+        disk: Disk = REAL,
+        on_disk_full: Callable[[DiskFull], None],
+        on_leadership: Callable[[Leadership], None] = lambda _: None,
+    ) -> None:
+        self._config, self._machine, self._network, self._aside = config, machine, network, aside
+        self._new_id, self._disk, self._wait_for_space = new_id, disk, on_disk_full
+        self._is_disk_full = False
+        self._on_leadership = on_leadership
+        self._leadership = Leadership(None, 0, False)
+        try:
+            kept = self._kept = open_directory(config, disk, new_id)
+            self._identity, self._log, self._snapshots = kept.identity, kept.log, kept.snapshots
+            self.state: ClusterState = kept.state
+            machine.restore(self.state.index, kept.machine_bytes)
+            kept.machine_bytes = b""
+            self.proposals = Proposals(
+                self._identity.disk,
+                self._identity.life,
+                commands_max=config.commands_max,
+                bytes_max=config.command_bytes_max,
+                retry_s=config.retry_ms / 1000,
+            )
+            self._hellos: dict[str, Hello] = {}
+            self._connections: dict[str, int] = {}
+            self._superseded_by: set[str] = set()
+            self._joins_asked: set[tuple[int, str, bytes]] = set()
+            self._incoming: Incoming | None = None
+            self._is_installing = False
+            self._is_freezing = False
+            self._snapshot_at = now() + config.snapshot_ms / 1000
+            self._raft = SyncObj(config, self, self._log, network, rng)
+            self._log_opening()
+            network.start(self, self._hello())
+            self._try_bootstrap()
+        except BaseException:
+            self.close()
+            raise
+
+    # The loop
+
+    def step(self) -> None:
+        """One round: commit, apply, take commands, queue messages, sync, send, wait for what comes."""
+        self._aside.collect()
+        self._raft.step()
+        self._report(Leadership(self._raft.leader, self._raft.term, self.is_leader))
+
+    def _report(self, leadership: Leadership) -> None:
+        if leadership != self._leadership:
+            self._leadership = leadership
+            self._on_leadership(leadership)
+
+    def wait_s(self) -> float:
+        """How long a step may be put off if nothing arrives."""
+        return self._raft.wait_s()
+
+    def close(self) -> None:
+        """Let go of disk and network, as they are: nothing more is synced or sent."""
+        self._network.close()
+        self._aside.close()
+        if hasattr(self, "_raft"):
+            self._raft.close()
+        if hasattr(self, "_kept"):
+            self._kept.close()
+
+    # What the protocol asks (hardened.Host)
+
+    @property
+    def claim(self) -> Claim:
+        """This disk, and the join it has applied."""
+        return self._identity.claim
+
+    def submit(self) -> None:
+        """Hand over what is to be proposed now, once there is a leader and this disk counts."""
+        leader = self._raft.leader
+        if leader is None or not self._raft.is_counted_here:
+            return
+        route = Route(leader, self._raft.term, self._connections.get(leader, 0))
+        for content in self.proposals.take(route, now()):
+            self._raft.submit(content)
+        if leader == self._config.name:
+            self._admit_disks()
+
+    def on_commit(self, entry: Entry) -> None:
+        """Apply a committed entry: to the cluster's state, then its commands to the machine."""
+        applied = self.state.apply(entry)
+        if applied is None:
+            self._note_join(self.state)
+            return
+        if applied.first is not None:
+            apply = self._machine.apply
+            for index, command in enumerate(applied.pack.commands, applied.first):
+                apply(index, command)
+        self.proposals.on_applied(applied, self.state, now())
+
+    def on_forward(self, peer: str, forward: Forward) -> bool:
+        """Whether it is what a node may ask for: commands of its own, that every node can apply."""
+        try:
+            content = decode_content(forward.content)
+        except FormatError as error:
+            logger.error("refused_commands peer=%s error=%r", peer, str(error))
+            return False
+        if not isinstance(content, Commands) or content.disk != self._hellos[peer].claim.disk:
+            logger.error("refused_commands peer=%s error='not its own'", peer)
+            return False
+        return True
+
+    def on_disk_full(self, error: DiskFull) -> None:
+        """Nothing has left this node since it could not be synced: to the others it is away."""
+        if not self._is_disk_full:
+            self._is_disk_full = True
+            logger.error("disk_full error=%r", str(error))
+            self._report(Leadership(None, self._raft.term, False))
+        self._wait_for_space(error)
+
+    def on_disk_space(self) -> None:
+        """What waited is synced."""
+        self._is_disk_full = False
+        logger.info("disk_has_space")
+
+    def _once_there_is_space(self, act: Callable[[], T]) -> T:
+        while True:
+            try:
+                result = act()
+            except DiskFull as error:
+                self.on_disk_full(error)
+            else:
+                if self._is_disk_full:
+                    self.on_disk_space()
+                return result
+
+    def due(self) -> float:
+        """When something here wants the loop to go round."""
+        can_submit = self._raft.leader is not None and self._raft.is_counted_here
+        due = self.proposals.due() if can_submit else float("inf")
+        return min(due, self._snapshot_at) if self._is_snapshot_wanted() else due
+
+    def housekeeping(self) -> None:
+        """Take a snapshot when it is time; give up one that was being received and is not needed any more."""
+        incoming = self._incoming
+        if (
+            incoming is not None
+            and not self._is_installing
+            and incoming.meta.place.index <= self.state.applied.index
+        ):
+            incoming.abandon()
+            self._incoming = None
+        if self._is_snapshot_wanted() and now() >= self._snapshot_at:
+            self._take_snapshot()
+
+    def open_snapshot(self) -> SnapshotReader:
+        """The newest one."""
+        return self._snapshots.open_newest()
+
+    # What arrives (network.Receiver)
+
+    def on_up(self, peer: str, hello: Hello) -> None:
+        """Hear who it is; talk to it if it is of this cluster, or blank as long as one of us is."""
+        self._hellos[peer] = hello
+        self._connections[peer] = self._connections.get(peer, 0) + 1
+        if not self._is_of_this_cluster(peer, hello):
+            return
+        self._raft.on_up(peer, hello.claim)
+        if hello.cluster == NO_ID:
+            self._offer_adoption(peer, hello)
+            self._try_bootstrap()
+
+    def on_message(self, peer: str, message: Message) -> None:
+        """Give it to the protocol, unless the peer is a stranger."""
+        hello = self._hellos.get(peer)
+        if hello is not None and self._is_talked_to(hello):
+            self._raft.on_message(peer, message)
+
+    def on_down(self, peer: str) -> None:
+        """Forget what it said."""
+        self._hellos.pop(peer, None)
+        self._superseded_by.discard(peer)
+        self._raft.on_down(peer)  # Whatever it is now: it may have been talked to while this node was blank.
+
+    def _is_talked_to(self, hello: Hello) -> bool:
+        own = self._identity
+        if NO_ID in {hello.cluster, own.cluster}:
+            return True
+        return (hello.cluster, hello.epoch) == (own.cluster, own.epoch)
+
+    def _is_of_this_cluster(self, peer: str, hello: Hello) -> bool:
+        own = self._identity
+        if self._is_talked_to(hello):
+            return True
+        if hello.cluster == own.cluster and hello.epoch > own.epoch:
+            self._superseded_by.add(peer)
+        if 2 * len(self._superseded_by) > len(self._config.members):  # One alone may be wrong.
+            raise ClusterMismatch(
+                "the cluster was reset while this node was away",
+                where=self._config.directory,
+                got=f"epoch {own.epoch}",
+                wanted=f"epoch {hello.epoch}, as {', '.join(sorted(self._superseded_by))} say",
+                hint="Empty the directory and start the node: it joins again.",
+            )
+        logger.error(
+            "refused_peer peer=%s cluster=%s epoch=%d own_cluster=%s own_epoch=%d",
+            *(peer, hello.cluster.hex(), hello.epoch, own.cluster.hex(), own.epoch),
+        )
+        return False
+
+    # A new cluster, a new disk (rule 6)
+
+    def _hello(self) -> Hello:
+        own = self._identity
+        return Hello(own.cluster, own.epoch, own.claim, self._config.bootstrap and own.is_blank)
+
+    def _try_bootstrap(self) -> None:
+        """Make the cluster if all members are here and blank, and nobody with a lower name wants to."""
+        if not (self._config.bootstrap and self._identity.is_blank) or self._is_installing:
+            return
+        hellos = {peer: self._hellos.get(peer) for peer in self._config.peers}
+        for peer, hello in hellos.items():
+            if hello is None or hello.cluster != NO_ID or peer not in self._network.connected:
+                return
+            if hello.wants_bootstrap and peer < self._config.name:
+                return
+        disks = {peer: hello.claim.disk for peer, hello in hellos.items() if hello is not None}
+        state = initial_state(self._new_id(), 1, disks | {self._config.name: self._identity.disk})
+        logger.info("bootstraps cluster=%s members=%s", state.cluster.hex(), ",".join(sorted(state.disks)))
+        self._become_member(state, encode_state(state))
+
+    def _offer_adoption(self, peer: str, hello: Hello) -> None:
+        """A blank disk that the cluster counts on gets a snapshot: without one it may not vote.
+
+        It has never voted or acknowledged, so any will do. A large one only a leader sends, in pieces.
+        """
+        newest, known = self._snapshots.newest, self.state.disks.get(peer)
+        if newest is None or known is None or known.disk != hello.claim.disk:
+            return
+        if newest.length <= CHUNK_BYTES_MAX:
+            self._raft.send(peer, Adopt(self._snapshots.read()))
+
+    def on_adopt(self, peer: str, adopt: Adopt) -> None:
+        """Become a member of the cluster, if it names this disk."""
+        if not self._identity.is_blank or self._is_installing:
+            return
+        try:
+            state, _ = decode_state(adopt.content)
+            check_members(self._config, state)
+        except (FormatError, ClusterMismatch) as error:
+            logger.error("refused_adoption peer=%s error=%r", peer, str(error))
+            return
+        known, hello = state.disks.get(self._config.name), self._hellos[peer]
+        is_peers = (state.cluster, state.epoch) == (hello.cluster, hello.epoch)
+        if known is None or known.disk != self._identity.disk or not is_peers:
+            logger.error("refused_adoption peer=%s cluster=%s", peer, state.cluster.hex())
+            return
+        logger.info("adopts cluster=%s peer=%s", state.cluster.hex(), peer)
+        self._become_member(state, adopt.content)
+
+    def _become_member(self, state: ClusterState, content: bytes) -> None:
+        """Each step is durable before the next, and opening the directory goes on from any of them."""
+        self._snapshots.write(state.cluster, state.epoch, state.applied, content)
+        self._become(state, decode_state(content)[1])
+
+    def _become(self, state: ClusterState, machine_bytes: bytes) -> None:
+        """Take over the state of the newest snapshot, which is above everything that was applied."""
+        is_new = self._identity.is_blank
+        if is_new:
+            blank = self._identity
+            self._identity = self._once_there_is_space(
+                lambda: adopt_cluster(self._config, self._disk, blank, state.cluster, state.epoch)
+            )
+        self._note_join(state)
+        self.state = state
+        self._raft.on_installed(state.applied)
+        self._machine.restore(state.index, machine_bytes)
+        self.proposals.on_restored(state, now())
+        if is_new:
+            self._network.introduce(self._hello())
+
+    def _note_join(self, state: ClusterState) -> None:
+        """Keep where this disk was admitted, if the state says so."""
+        identity = self._identity
+        self._identity = self._once_there_is_space(
+            lambda: joined_identity(self._config, self._disk, identity, state)
+        )
+
+    def _admit_disks(self) -> None:
+        """As leader: have each disk committed that speaks for a member and is not the one that counts."""
+        for join in self._raft.unknown_disks():
+            asked = (self._raft.term, join.name, join.disk)
+            if asked not in self._joins_asked:
+                self._joins_asked = {other for other in self._joins_asked if other[0] == asked[0]} | {asked}
+                logger.warning("admits_disk member=%s disk=%s", join.name, join.disk.hex())
+                self._raft.admit(join)
+
+    # Snapshots (rule 3)
+
+    def _is_snapshot_wanted(self) -> bool:
+        newest = self._snapshots.newest
+        return (
+            newest is not None
+            and self.state.applied.index > newest.place.index
+            and not self._is_freezing
+            and not self._is_installing
+            and self._incoming is None
+        )
+
+    def _take_snapshot(self) -> None:
+        state, place = self.state, self.state.applied
+        head, encode = encode_state(state), self._machine.snapshot()
+        self._is_freezing = True
+
+        def write() -> SnapshotMeta:
+            return self._snapshots.write(state.cluster, state.epoch, place, b"".join([head, encode()]))
+
+        self._aside.run(write, self._on_snapshot, self._on_snapshot_failed)
+
+    def _on_snapshot(self, meta: SnapshotMeta) -> None:
+        self._is_freezing = False
+        self._snapshot_at = now() + self._config.snapshot_ms / 1000
+        self._compact(meta.place)
+
+    def _compact(self, place: Place) -> None:
+        """Let go of what the snapshot covers, but for a tail that spares slow followers the snapshot.
+
+        What a connected follower needs next is kept within a wider bound: else one that is slower than the
+        log grows would get snapshot after snapshot and never the log behind one.
+        """
+        log, config, size = self._log, self._config, 0
+        needed = self._raft.keep_from() or place.index + 1
+        keep_from = place.index + 1
+        while keep_from > log.base.index + 1:
+            size += len(log.entry(keep_from - 1).content)
+            kept = place.index - keep_from + 2
+            held = max(size / config.keep_bytes, kept / config.keep_entries)
+            if held > (1 if keep_from <= needed else HOLD_FACTOR):
+                break
+            keep_from -= 1
+        try:
+            log.compact(keep_from)
+        except DiskFull as error:  # Some file systems need space to free some; the next snapshot tries again.
+            logger.error("compaction_failed error=%r", str(error))
+
+    def _on_snapshot_failed(self, error: BaseException) -> None:
+        self._is_freezing = False
+        if not isinstance(error, DiskFull):
+            raise error
+        logger.error("snapshot_failed error=%r", str(error))
+        self._snapshot_at = now() + self._config.snapshot_ms / 1000
+
+    def on_chunk(self, peer: str, chunk: Chunk) -> None:
+        """Take a piece of the leader's snapshot; the whole of it is made durable aside."""
+        hello = self._hellos[peer]
+        meta = SnapshotMeta(hello.cluster, hello.epoch, chunk.snapshot, chunk.length, chunk.digest)
+        if hello.cluster == NO_ID:
+            return  # A blank peer leads nobody.
+        reached = chunk.offset + len(chunk.data)
+        if self._is_installing:
+            if self._incoming is not None and self._incoming.meta == meta:
+                self._acknowledge(peer, chunk.term, meta, reached, self._incoming.received)
+            return
+        try:
+            if self._incoming is None or self._incoming.meta != meta:
+                self._incoming = self._snapshots.receive(meta)
+            incoming = self._incoming
+            received = incoming.write(chunk.offset, chunk.data)
+        except (FormatError, DiskFull) as error:
+            self._on_install_failed(error)
+            return
+        self._acknowledge(peer, chunk.term, meta, reached, received)
+        if received == meta.length:
+            self._is_installing = True
+            self._aside.run(
+                lambda: incoming.finish(lambda content: self._installable(meta, content)),
+                lambda content: self._on_installed(peer, chunk.term, meta, content),
+                self._on_install_failed,
+            )
+
+    def _installable(self, meta: SnapshotMeta, content: bytes) -> tuple[ClusterState, bytes]:
+        """The state in a leader's snapshot; `rt.FormatError` or `rt.ClusterMismatch` if it is another."""
+        state, machine_bytes = decode_state(content)
+        if (state.cluster, state.epoch, state.applied) != (meta.cluster, meta.epoch, meta.place):
+            raise FormatError("a snapshot holds another state than its leader said", got=state.applied)
+        check_members(self._config, state)
+        return state, machine_bytes
+
+    def _acknowledge(
+        self, peer: str, term: int, meta: SnapshotMeta, reached: int, received: int, *, is_all: bool = False
+    ) -> None:
+        self._raft.send(peer, ChunkReply(term, meta.place, reached, received, is_all, self.claim))
+
+    def _on_installed(self, peer: str, term: int, meta: SnapshotMeta, content: bytes) -> None:
+        self._incoming, self._is_installing = None, False
+        if meta.place.index <= self._raft.committed:
+            return  # The log was quicker.
+        state, machine_bytes = self._installable(meta, content)
+        logger.info("installed_snapshot index=%d bytes=%d", meta.place.index, meta.length)
+        self._become(state, machine_bytes)
+        self._acknowledge(peer, term, meta, meta.length, meta.length, is_all=True)
+
+    def _on_install_failed(self, error: BaseException) -> None:
+        """The leader sends it again; a failed disk ends the node."""
+        incoming, self._incoming, self._is_installing = self._incoming, None, False
+        if not isinstance(error, FormatError | ClusterMismatch | DiskFull):
+            raise error
+        logger.error("install_failed error=%r", str(error))
+        if incoming is not None:
+            incoming.abandon()
+
+    # How things stand
+
+    def status(self, *, is_stopped: bool = False) -> Status:
+        """May be asked from any thread; the parts may be an instant apart."""
+        raft, state, config = self._raft, self.state, self._config
+        log, newest = self._log, self._snapshots.newest
+        role = raft.role if raft.is_counted_here else "joining"
+        return Status(
+            name=config.name,
+            role="stopped" if is_stopped else "stalled" if self._is_disk_full else role,
+            leader=None if is_stopped else self.leader,
+            term=raft.term,
+            cluster="" if self._identity.is_blank else self._identity.cluster.hex(),
+            epoch=self._identity.epoch,
+            index=state.index,
+            log_start=log.base.index + 1,
+            log_end=log.last.index + 1,
+            committed=raft.committed,
+            applied=state.applied.index,
+            chain=state.chain,
+            snapshot=newest.place.index if newest is not None else 0,
+            in_flight=self.proposals.in_flight,
+            members=tuple(self._member_status(name) for name in sorted(config.members)),
+        )
+
+    def _member_status(self, name: str) -> MemberStatus:
+        raft, is_self = self._raft, name == self._config.name
+        claim = self.state.disks.get(name)
+        return MemberStatus(
+            name=name,
+            address=self._config.members[name],
+            is_self=is_self,
+            is_connected=is_self or name in self._network.connected,
+            disk=claim.disk.hex() if claim is not None else "",
+            is_counted=raft.is_counted_here if is_self else raft.is_counted(name),
+            match_index=self._log.synced.index
+            if is_self and raft.role == "leader"
+            else raft.match_index(name),
+        )
+
+    @property
+    def leader(self) -> str | None:
+        """The member that leads, as far as this node knows."""
+        return None if self._is_disk_full else self._raft.leader
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it is this one, and it has applied all that was committed in earlier terms."""
+        is_caught_up = self.state.applied.term == self._raft.term
+        return self._raft.role == "leader" and is_caught_up and not self._is_disk_full
+
+    def propose(self, command: bytes) -> Future[int]:
+        """See `Consensus.propose`; the caller wakes the loop."""
+        return self.proposals.add(command)
+
+    def _log_opening(self) -> None:
+        own, cut = self._identity, self._log.cut
+        logger.info(
+            "opened name=%s disk=%s life=%d cluster=%s epoch=%d snapshot=%d log_end=%d term=%d",
+            *(own.name, own.disk.hex(), own.life, own.cluster.hex(), own.epoch),
+            *(self.state.applied.index, self._log.last.index + 1, self._log.term),
+        )
+        if cut is not None:
+            logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])

@@ -1,0 +1,177 @@
+"""What a node finds on its disk, made whole: identity, snapshot, state, log.
+
+The law (rules 3, 6 and 7 of DESIGN.md, section 6.1): a disk that may have voted or acknowledged, and does not
+know all of it any more, does not start. It is wiped then, and joins again as a new disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from rt.errors import ClusterMismatch, Damaged, NotALog
+from rt.log.disk import Disk, Lock, storage_errors
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.identity import DiskIdentity, open_identity, store_identity
+from sequencer.raft.log import DurableLog
+from sequencer.raft.messages import NO_ID, NOWHERE
+from sequencer.raft.snapshots import SnapshotStore
+from sequencer.raft.state import ClusterState, decode_state
+
+LOCK_FILE = "lock"
+_WIPE = "Stop the node, empty the directory and start it: it joins again, if the others are a majority."
+
+
+@dataclass(slots=True)
+class Kept:
+    """A node's directory, open and locked."""
+
+    lock: Lock
+    identity: DiskIdentity
+    snapshots: SnapshotStore
+    log: DurableLog
+    state: ClusterState
+    machine_bytes: bytes
+    """The state machine's part of the snapshot."""
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.log.close()
+        self.snapshots.close()
+        self.lock.close()
+
+
+def open_directory(config: RaftConfig, disk: Disk, new_id: Callable[[], bytes]) -> Kept:
+    """Open a node's directory, a new blank one if there is none; a life begins.
+
+    Raises `rt.DirectoryLocked`, `rt.Damaged`, `rt.ClusterMismatch`, `rt.StorageError`.
+    """
+    directory = config.directory
+    with ExitStack() as undo:
+        with storage_errors(directory, "locking a Raft directory"):
+            disk.make_directory(directory)
+            lock = disk.lock(os.path.join(directory, LOCK_FILE))
+        undo.callback(lock.close)
+        identity = open_identity(directory, stream=config.stream, name=config.name, disk=disk, new_id=new_id)
+        snapshots = SnapshotStore.open(directory, disk=disk)
+        undo.callback(snapshots.close)
+        identity = _adopted(config, disk, identity, snapshots)
+        state, machine_bytes = _state_of(config, identity, snapshots)
+        identity = joined_identity(config, disk, identity, state)
+        log = _open_log(config, disk, identity, new_id)
+        undo.callback(log.close)
+        _connect(log, state, directory)
+        undo.pop_all()
+        return Kept(lock, identity, snapshots, log, state, machine_bytes)
+
+
+def joined_identity(
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, state: ClusterState
+) -> DiskIdentity:
+    """The identity with the place where `state` says that this disk joined; durable when it returns."""
+    claim = state.disks.get(config.name)
+    if claim is None or claim.disk != identity.disk or claim.joined == identity.joined:
+        return identity
+    identity = replace(identity, joined=claim.joined)
+    store_identity(config.directory, identity, disk=disk)
+    return identity
+
+
+def adopt_cluster(
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, cluster: bytes, epoch: int
+) -> DiskIdentity:
+    """The identity as one of that cluster; durable when it returns. Its snapshot is durable before."""
+    assert identity.cluster in {NO_ID, cluster}, identity
+    identity = replace(identity, cluster=cluster, epoch=epoch)
+    store_identity(config.directory, identity, disk=disk)
+    return identity
+
+
+def _adopted(
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, snapshots: SnapshotStore
+) -> DiskIdentity:
+    """A snapshot came to this disk, and the power went before the identity said so."""
+    if snapshots.newest is None or not identity.is_blank:
+        return identity
+    return adopt_cluster(config, disk, identity, snapshots.newest.cluster, snapshots.newest.epoch)
+
+
+def _state_of(
+    config: RaftConfig, identity: DiskIdentity, snapshots: SnapshotStore
+) -> tuple[ClusterState, bytes]:
+    newest = snapshots.newest
+    if newest is None:
+        if identity.is_blank:
+            return ClusterState(NO_ID, 0, {}, applied=NOWHERE), b""
+        raise Damaged("a member's directory without a snapshot", path=config.directory, offset=0, hint=_WIPE)
+    if (newest.cluster, newest.epoch) != (identity.cluster, identity.epoch):
+        raise ClusterMismatch(
+            "the snapshot is not of this disk's cluster",
+            where=config.directory,
+            got=f"cluster {newest.cluster.hex()}, epoch {newest.epoch}",
+            wanted=f"cluster {identity.cluster.hex()}, epoch {identity.epoch}",
+            hint=_WIPE,
+        )
+    state, machine_bytes = decode_state(snapshots.read())
+    if (state.cluster, state.epoch, state.applied) != (newest.cluster, newest.epoch, newest.place):
+        raise Damaged(
+            "a snapshot holds another state than it says", path=config.directory, offset=0, hint=_WIPE
+        )
+    check_members(config, state)
+    return state, machine_bytes
+
+
+def check_members(config: RaftConfig, state: ClusterState) -> None:
+    """`rt.ClusterMismatch` unless the cluster's members are those of the configuration.
+
+    Nodes that counted different majorities would commit different commands.
+    """
+    if set(state.disks) != set(config.members):
+        raise ClusterMismatch(
+            "the configuration names other members than the cluster has",
+            where=config.directory,
+            got=", ".join(sorted(state.disks)),
+            wanted=", ".join(sorted(config.members)),
+            hint="Start the node with the cluster's members; a reset changes them.",
+        )
+
+
+def _open_log(
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, new_id: Callable[[], bytes]
+) -> DurableLog:
+    try:
+        return DurableLog.open(
+            config.directory,
+            disk=disk,
+            create_at=NOWHERE if identity.is_blank else None,
+            segment_bytes=config.segment_bytes,
+            new_id=new_id,
+        )
+    except NotALog as error:
+        raise Damaged(
+            "a member's directory without its log: its vote is lost",
+            path=config.directory,
+            offset=0,
+            hint=_WIPE,
+        ) from error
+
+
+def _connect(log: DurableLog, state: ClusterState, directory: str) -> None:
+    """A log that does not reach the snapshot, or differs there, is older than it: begin anew behind it."""
+    place = state.applied
+    if log.base.index > place.index:
+        raise Damaged(
+            "the log begins behind the snapshot",
+            path=directory,
+            offset=0,
+            got=f"entry {log.base.index + 1}",
+            wanted=f"entry {place.index + 1} or before",
+            hint=_WIPE,
+        )
+    if log.term_at(place.index) != place.term:
+        if place.term > log.term:
+            log.set_term(place.term, None)
+        log.reset(place)
+        log.sync()

@@ -1,0 +1,220 @@
+"""Commands on their way: from `propose` into packs, to whoever leads, until they are seen applied.
+
+A pack is proposed again when the way to the leader changed, when it was overtaken, or when nothing came of
+any for a while; `ClusterState` applies it once all the same. The law: packs are applied in the order of their
+sequences, so commands in the order they were proposed; what is in flight is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rt.errors import Closed, Diverged, MessageTooLarge, Overloaded
+from sequencer.raft.entries import PACK_BYTES, PACK_COMMANDS_MAX, PACKS_MAX, encode_commands
+from sequencer.raft.messages import COMMAND_BYTES_MAX
+from sequencer.raft.state import Applied, ClusterState
+
+RETRY_S_MAX: Final = 60.0
+SMALL_PACKS_MAX: Final = 2
+"""With so many in flight a pack waits until it is full: one is being synced here while the other is
+elsewhere, and every further one would cost syncs and messages for few commands."""
+
+
+@dataclass(slots=True)
+class _Pack:
+    content: bytes
+    size: int
+    futures: list[Future[int]]
+
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class Route(NamedTuple):
+    """The way to whoever leads."""
+
+    leader: str
+    term: int
+    connection: int
+    """How often the leader was connected; 0 for this node itself."""
+
+
+class Proposals:
+    """The commands proposed on this node in this life. `add` and `close` may be called from any thread."""
+
+    def __init__(self, disk: bytes, life: int, *, commands_max: int, bytes_max: int, retry_s: float) -> None:
+        self._disk, self._life, self._retry_s = disk, life, retry_s
+        self._commands_max, self._bytes_max = commands_max, bytes_max
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[bytes, Future[int]]] = deque()
+        self._packs: dict[int, _Pack] = {}
+        self._in_flight = 0
+        self._bytes = 0
+        self._waiting_bytes = 0
+        self._next = 1
+        self._closed: BaseException | None = None
+        self._route: Route | None = None
+        self._wait_s = self._retry_at = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Commands whose outcome is open."""
+        return self._in_flight
+
+    def add(self, command: bytes) -> Future[int]:
+        """Take a command; see `Consensus.propose`."""
+        if not isinstance(command, bytes):
+            raise TypeError(f"a command is bytes, not {type(command).__name__}")
+        size = len(command)
+        if size > COMMAND_BYTES_MAX:
+            raise MessageTooLarge(
+                "a command too large", got=f"{size:,} bytes", wanted=f"{COMMAND_BYTES_MAX:,} at most"
+            )
+        future: Future[int] = Future()
+        with self._lock:
+            if self._closed is not None:
+                raise Closed("consensus has stopped", hint="Open the node again.") from self._closed
+            if self._in_flight >= self._commands_max or self._bytes + size > self._bytes_max:
+                raise Overloaded(
+                    "too many commands in flight",
+                    got=f"{self._in_flight:,} commands, {self._bytes + size:,} bytes",
+                    wanted=f"{self._commands_max:,} commands, {self._bytes_max:,} bytes at most",
+                    hint="Wait for the futures of earlier ones.",
+                )
+            self._in_flight += 1
+            self._bytes += size
+            self._waiting_bytes += size
+            self._waiting.append((command, future))
+        return future
+
+    def due(self) -> float:
+        """When `take` has something next: at once, when packs are to be proposed again, or never."""
+        if self._can_pack():
+            return 0.0
+        return self._retry_at if self._packs else float("inf")
+
+    def take(self, route: Route, now: float) -> list[bytes]:
+        """Contents of the entries to submit now, by this route.
+
+        On another route than before, everything in flight is proposed again. On the same one nothing should
+        be lost: but for the case that it is, the oldest is now and then; if others had overtaken it, they
+        follow.
+        """
+        contents: list[bytes] = []
+        if route != self._route:
+            contents += [pack.content for pack in self._packs.values()]
+            self._wait_anew(now)
+        elif self._packs and now >= self._retry_at:
+            contents.append(next(iter(self._packs.values())).content)
+            self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
+            self._retry_at = now + self._wait_s
+        self._route = route
+        while self._can_pack():
+            if not self._packs:
+                self._wait_anew(now)
+            contents.append(self._pack())
+        return contents
+
+    def on_applied(self, applied: Applied, state: ClusterState, now: float) -> None:
+        """A pack was committed: if it is ours, it is done, or has overtaken another one.
+
+        Raises `rt.Diverged` if it never can be carried out: the cluster knows of later ones of this disk.
+        """
+        pack, first = applied
+        if pack.disk != self._disk or pack.life != self._life:
+            return
+        if first is not None:
+            self._resolve(pack.sequence, first)
+            self._wait_anew(now)
+        elif pack.sequence in self._packs:
+            self._check_may_come(pack.sequence, state)
+            self._route = None
+
+    def on_restored(self, state: ClusterState, now: float) -> None:
+        """The state skipped ahead: packs of ours may have been applied in between."""
+        for sequence in list(self._packs):
+            first = state.first_index(self._disk, self._life, sequence)
+            if first is not None:
+                self._resolve(sequence, first)
+        self._wait_anew(now)
+
+    def close(self, error: BaseException) -> None:
+        """Take no more, and fail what is in flight: nobody knows here what becomes of it."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = error
+        futures = [future for pack in self._packs.values() for future in pack.futures]
+        futures += [future for _, future in self._waiting]
+        for future in futures:
+            closed = Closed("consensus stopped; the command may be committed or not", got=error)
+            closed.__cause__ = error
+            _settle(future, error=closed)
+
+    def _check_may_come(self, sequence: int, state: ClusterState) -> None:
+        proposer = state.proposers.get(self._disk)
+        if proposer is not None and (proposer.life, proposer.next) > (self._life, sequence):
+            raise Diverged(
+                "this disk is used twice, or was rolled back",
+                where=f"disk {self._disk.hex()}",
+                got=f"life {self._life}, pack {sequence}",
+                wanted=f"life {proposer.life}, pack {proposer.next}, as the cluster knows it",
+                hint="Stop other nodes on copies of it, then empty the directory: the node joins again.",
+            )
+
+    def _can_pack(self) -> bool:
+        if not self._waiting or len(self._packs) >= PACKS_MAX:
+            return False
+        is_full = self._waiting_bytes >= PACK_BYTES or len(self._waiting) >= PACK_COMMANDS_MAX
+        return is_full or len(self._packs) < SMALL_PACKS_MAX
+
+    def _wait_anew(self, now: float) -> None:
+        self._wait_s = self._retry_s
+        self._retry_at = now + self._wait_s
+
+    def _pack(self) -> bytes:
+        commands: list[bytes] = []
+        futures: list[Future[int]] = []
+        size = 0
+        while self._waiting and len(commands) < PACK_COMMANDS_MAX:
+            command, future = self._waiting[0]
+            if commands and size + len(command) > PACK_BYTES:
+                break
+            self._waiting.popleft()
+            commands.append(command)
+            futures.append(future)
+            size += len(command)
+        with self._lock:
+            self._waiting_bytes -= size
+        sequence, self._next = self._next, self._next + 1
+        floor = next(iter(self._packs), sequence)
+        content = encode_commands(self._disk, self._life, sequence, floor, commands)
+        self._packs[sequence] = _Pack(content, size, futures)
+        return content
+
+    def _resolve(self, sequence: int, first: int) -> None:
+        pack = self._packs.pop(sequence, None)
+        if pack is None:
+            return
+        with self._lock:
+            self._in_flight -= len(pack.futures)
+            self._bytes -= pack.size
+        for index, future in enumerate(pack.futures, first):
+            _settle(future, index)
+
+
+def _settle(future: Future[int], index: int = 0, error: Exception | None = None) -> None:
+    try:
+        if error is None:
+            future.set_result(index)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        pass  # Given up by its owner; the command is not.
+    except BaseException:  # What a callback raises that is no Exception, say SystemExit, ends nothing here.
+        logger.exception("callback_failed")

@@ -1,0 +1,132 @@
+"""`Raft`: consensus as the sequencer uses it, on real disk, network and thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rt.errors import Closed, DiskFull
+from rt.log.disk import REAL, Disk
+from rt.net.tls import TLS
+from sequencer.raft.aside import Worker
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.consensus import Leadership, StateMachine, Status
+from sequencer.raft.messages import ID_BYTES
+from sequencer.raft.node import RaftNode
+from sequencer.raft.transport import TlsMesh
+
+EXIT_FAILED = 70
+"""What the process ends with when consensus had to stop: EX_SOFTWARE of sysexits.h."""
+DISK_FULL_PAUSE_S = 0.1
+
+logger = logging.getLogger("sequencer.raft")
+
+
+def end_process(_error: BaseException) -> None:
+    """Stop at once: what failed here (an fsync, a replica that differs) must not be followed by anything."""
+    logging.shutdown()
+    os._exit(EXIT_FAILED)
+
+
+class Raft:
+    """A member of the cluster, running on a thread of its own; implements `Consensus`.
+
+    Opening it takes the directory's lock and listens; it joins, follows or leads by itself from then on.
+    `listen` is where to listen, by default the port of its own address on all interfaces. Both callbacks come
+    on the consensus thread: `on_leadership` whenever that changed, between two calls of the machine;
+    `on_failure` when it had to stop, after every future failed. By default that ends the process with
+    status 70.
+
+    Raises `rt.StorageError`, `rt.Damaged`, `rt.ClusterMismatch`, `rt.CertificateError`, `OSError` for a port
+    that is taken.
+    """
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        machine: StateMachine,
+        *,
+        tls: TLS,
+        listen: tuple[str, int] | None = None,
+        disk: Disk = REAL,
+        on_leadership: Callable[[Leadership], None] = lambda _: None,
+        on_failure: Callable[[BaseException], None] = end_process,
+    ) -> None:
+        _, _, port = config.members[config.name].rpartition(":")
+        self._mesh = TlsMesh(
+            name=config.name, listen=listen or ("", int(port)), members=config.members, tls=tls
+        )
+        self._on_failure = on_failure
+        self._is_stopping = threading.Event()
+        try:
+            self._node = RaftNode(
+                config,
+                machine,
+                network=self._mesh,
+                aside=Worker(f"raft-{config.name}-aside", self._mesh.wake),
+                rng=random.Random(),
+                new_id=lambda: os.urandom(ID_BYTES),
+                disk=disk,
+                on_disk_full=self._wait_for_space,
+                on_leadership=on_leadership,
+            )
+        except BaseException:
+            self._mesh.close()
+            raise
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name=f"raft-{config.name}", daemon=True)
+        self._thread.start()
+
+    def propose(self, command: bytes) -> Future[int]:
+        """See `Consensus.propose`."""
+        future = self._node.propose(command)
+        if threading.get_ident() != self._thread.ident:
+            self._mesh.wake()
+        return future
+
+    @property
+    def is_leader(self) -> bool:
+        """See `Consensus.is_leader`."""
+        return not self._has_ended and self._node.is_leader
+
+    @property
+    def leader(self) -> str | None:
+        """The member that leads, as far as this node knows."""
+        return None if self._has_ended else self._node.leader
+
+    def status(self) -> Status:
+        """How things stand."""
+        return self._node.status(is_stopped=self._has_ended)
+
+    def stop(self) -> None:
+        """End it; what is in flight fails with `rt.Closed`. Not from the state machine's own calls."""
+        self._is_stopping.set()
+        self._mesh.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            while not self._is_stopping.is_set():
+                self._node.step()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may go on
+            if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):
+                failure = error
+        self._has_ended = True
+        # First nothing more is said or promised; then whoever waits is told; then the helper is waited for.
+        self._mesh.close()
+        self._node.proposals.close(failure or Closed("consensus was stopped"))
+        try:
+            if failure is not None:
+                logger.critical("stopped error=%r", str(failure), exc_info=failure)
+                self._on_failure(failure)
+        finally:
+            self._node.close()
+
+    def _wait_for_space(self, error: DiskFull) -> None:
+        if self._is_stopping.wait(DISK_FULL_PAUSE_S):
+            raise error

@@ -1,0 +1,103 @@
+"""PySyncObj's log, outbox and clock, as its own code sees them, on ours.
+
+The law: whatever PySyncObj's own code appends, truncates, sends or asks the time of goes through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pysyncobj.syncobj
+from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
+
+from sequencer.raft.disks import Admissions
+from sequencer.raft.log import DurableLog
+from sequencer.raft.messages import Entry, Forward, Place, RequestVote
+from sequencer.raft.network import Network
+
+PYSYNCOBJ_VERSION: Final = "0.3.17"
+
+if VERSION != PYSYNCOBJ_VERSION:
+    raise ImportError(f"sequencer.raft needs PySyncObj {PYSYNCOBJ_VERSION}, not {VERSION}")
+
+
+def now() -> float:
+    """Seconds on PySyncObj's clock, which a simulation may have replaced; it never goes back."""
+    return float(pysyncobj.syncobj.monotonicTime())
+
+
+@contextlib.contextmanager
+def clock(read: Callable[[], float]) -> Iterator[None]:
+    """Put another clock in PySyncObj's place, for every node of this process: a simulated one."""
+    real = pysyncobj.syncobj.monotonicTime
+    pysyncobj.syncobj.monotonicTime = read
+    try:
+        yield
+    finally:
+        pysyncobj.syncobj.monotonicTime = real
+
+
+class Journal:
+    """The durable log, which PySyncObj reads and extends as if it were its own journal."""
+
+    def __init__(self, log: DurableLog, admissions: Admissions) -> None:
+        self._log, self._admissions = log, admissions
+
+    def add(self, content: bytes, index: int, term: int) -> None:
+        """Append an entry; it is durable after the next sync."""
+        entry = Entry(content, index, term)
+        self._log.append(entry)
+        self._admissions.on_appended(entry)
+
+    def truncate(self, index: int) -> None:
+        """Drop the entries from `index` on."""
+        self._log.truncate(index)
+        self._admissions.on_truncated(index)
+
+    def reset(self, base: Place) -> None:
+        """Go on behind `base`, without what was there."""
+        self._log.reset(base)
+        self._admissions.on_truncated(0)
+
+    # PySyncObj's names
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._log[item]
+
+    def setCurrentTerm(self, term: int, voted_for: str | None) -> None:
+        """Keep term and vote; durable after the next sync."""
+        self._log.set_term(term, voted_for)
+
+    def setRaftCommitIndex(self, index: int) -> None:
+        """Not kept: after a restart the snapshot is what is known to be committed."""
+
+    def onOneSecondTimer(self) -> None:
+        """Nothing to do."""
+
+    def _destroy(self) -> None:
+        """The node closes the log."""
+
+
+class Outbox(Transport):  # type: ignore[misc]  # PySyncObj is untyped
+    """What PySyncObj's own code sends, in our messages. What it would receive, `hardened` does."""
+
+    def __init__(self, network: Network, admissions: Admissions) -> None:
+        super().__init__(None, None, ())
+        self._network, self._admissions = network, admissions
+
+    def send(self, node: Any, message: dict[str, Any]) -> bool:
+        """Queue it."""
+        match message["type"]:
+            case "request_vote":
+                last = Place(message["last_log_index"], message["last_log_term"])
+                claim = self._admissions.own_claim
+                return self._network.send(node.id, RequestVote(message["term"], last, claim, pre=False))
+            case "apply_command":
+                return self._network.send(node.id, Forward(message["command"]))
+        raise AssertionError(f"PySyncObj sends {message['type']}")

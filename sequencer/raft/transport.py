@@ -1,0 +1,441 @@
+"""The network of a Raft node: one TLS 1.3 connection with each other member, in one thread.
+
+    send -> queued -> flush -> flushed -> kernel          kernel -> frames -> receiver.on_message
+            (may depend on what is not synced)                      (only from inside poll)
+
+The law: whoever is at the other end has shown a certificate of this stream for a node and a name among the
+members; there is never more than one connection up with it, its end is reported before the next one's
+beginning, and nothing of an ended one is delivered. Memory is bounded whatever a peer does or leaves undone,
+and no call but `poll` waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from random import Random
+from typing import Any, Final
+
+from rt.errors import CertificateError, Closed
+from rt.names import check_name
+from rt.net.tls import TLS
+from sequencer.raft.admittance import Contexts, Lost, Refused, check_peer
+from sequencer.raft.codec import encode, ping
+from sequencer.raft.connection import BURST_BYTES, Connection, Step
+from sequencer.raft.dial import Dialer, bound, connecting, split_address
+from sequencer.raft.messages import Hello, Message
+from sequencer.raft.network import Receiver
+
+SETUPS_MAX: Final = 16
+"""Accepted connections that are not up yet; another one takes the place of one of them. Each may take memory
+and a handshake."""
+OUTBOX_BYTES_MAX: Final = 64 << 20
+_BACKLOG: Final = 64
+_ACCEPT_PAUSE_S: Final = 1.0
+"""How long not to accept after the process has run out of files: the listener would be ready all the time."""
+_LOG_PAUSE_S: Final = 1.0
+"""Refusals for the same reason are logged this often; all are counted."""
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class TlsMesh:
+    """`network.Network` over TLS. Made, it holds its port; `start` makes it listen and dial.
+
+    `members` are all names, ours too, each with `host:port`; identity and trust come from `tls`, whose files
+    are looked at every `reload_s` seconds. A peer that is silent for `silence_s` is down: each side says
+    something every `ping_s`. A connection must be up within `setup_s`; after about `age_s`, and when the
+    peer's certificate ends, it is made anew, so that both sides are checked again. An attempt that failed is
+    followed by the next after `backoff_s[0]` to `backoff_s[1]` seconds. A peer that leaves more than
+    `outbox_bytes_max` untaken is down.
+
+    `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for members that make
+    no sense; OSError if the port cannot be had.
+    """
+
+    refused: Counter[str]
+    """How many connections were refused, by reason: busy, direction, epoch, frame, hello, identity, member,
+    name, outbox, role, slow, stream, tls."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        listen: tuple[str, int],
+        members: Mapping[str, str],
+        tls: TLS,
+        ping_s: float = 1.0,
+        silence_s: float = 4.0,
+        setup_s: float = 5.0,
+        backoff_s: tuple[float, float] = (0.05, 1.0),
+        outbox_bytes_max: int = OUTBOX_BYTES_MAX,
+        reload_s: float = 5.0,
+        age_s: float = 3600.0,
+        random: Random | None = None,
+    ) -> None:
+        self._identity = tls.identity
+        self._members = frozenset(members)
+        self._check(name, members)
+        self._ping_s, self._silence_s, self._setup_s = ping_s, silence_s, setup_s
+        self._outbox_bytes_max = outbox_bytes_max
+        self.refused = Counter()
+        self._log_again_s: dict[str, float] = {}
+        random = self._random = random or Random()
+        self._age_s = age_s
+        self._dialers = {
+            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self.wake)
+            for peer, address in members.items()
+            if peer < name
+        }
+        self._contexts = Contexts(tls, reload_s=reload_s)
+        self._receiver: Receiver | None = None
+        self._connections: dict[int, Connection] = {}
+        self._up: dict[str, Connection] = {}
+        self._undrained: set[Connection] = set()
+        self._downs: deque[str] = deque()
+        self._accept_again_s = math.inf
+        self._is_closed = False
+        # A signal handler may wake us while its thread is about to wake or close us: it must not wait then.
+        self._waking = threading.RLock()
+        self._listener = bound(listen)
+        self.port: int = self._listener.getsockname()[1]
+        """Where we listen, also if `listen` left the choice to the system."""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+
+    @property
+    def connected(self) -> Collection[str]:
+        """Peers whose connection stands, both hellos exchanged."""
+        return frozenset(self._up)
+
+    def start(self, receiver: Receiver, hello: Hello) -> None:
+        """See `Network`."""
+        self._check_open()
+        assert self._receiver is None, "started twice"
+        self._receiver = receiver
+        self._take_hello(hello)
+        self._listener.listen(_BACKLOG)
+        self._epoll.register(self._listener, select.EPOLLIN)
+
+    def introduce(self, hello: Hello) -> None:
+        """See `Network`. What was queued or under way is lost; `poll` reports the ends."""
+        if self._is_closed:
+            return
+        self._take_hello(hello)
+        now_s = time.monotonic()
+        for connection in list(self._connections.values()):
+            self._drop(connection, Lost("introduced_anew"))
+        for dialer in self._dialers.values():
+            dialer.hasten(now_s)
+
+    def send(self, peer: str, message: Message) -> bool:
+        """See `Network`. A peer whose outbox is full is dropped, and `poll` reports its end."""
+        connection = self._up.get(peer)
+        if connection is None:
+            return False
+        buffers = encode(message, self._hello.epoch)
+        size = sum(map(len, buffers))
+        if connection.unsent_bytes + size > self._outbox_bytes_max:
+            self._drop(connection, Refused("outbox", f"{connection.unsent_bytes} bytes were not taken"))
+            return False
+        connection.queue(buffers, size)
+        return True
+
+    def flush(self) -> None:
+        """See `Network`. What the kernel does not take now leaves in later polls."""
+        for connection in list(self._up.values()):
+            if connection.flush():
+                self._write(connection, time.monotonic())
+
+    def poll(self, timeout_s: float) -> None:
+        """See `Network`; may return early. What the receiver raises passes through, and nothing else."""
+        self._check_open()
+        assert self._receiver is not None, "not started"
+        wait_s = 0.0 if self._downs else timeout_s
+        self._report_downs()
+        if self._is_closed:
+            return
+        events = self._epoll.poll(self._wait_s(wait_s))
+        now_s = time.monotonic()
+        # Looked up before any callback: a connection made meanwhile may get the number of a closed one.
+        ready = dict.fromkeys(self._undrained)
+        ready |= dict.fromkeys(self._connections[fd] for fd, _ in events if fd in self._connections)
+        for fd, _ in events:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+            elif fd == self._listener.fileno():
+                self._accept(now_s)
+        for connection in ready:
+            self._serve(connection, now_s)
+        if not self._is_closed:
+            self._keep_time(now_s)
+        self._report_downs()
+
+    def wake(self) -> None:
+        """See `Network`. Nothing after `close`."""
+        with self._waking:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """See `Network`. Nothing is reported any more, and a running `poll` returns after this callback."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for connection in self._connections.values():
+            connection.close()
+        for kept in (self._connections, self._up, self._undrained, self._downs):
+            kept.clear()
+        self._listener.close()
+        self._epoll.close()
+        with self._waking:
+            fd, self._wake_fd = self._wake_fd, -1
+            os.close(fd)
+        self._contexts.close()
+
+    # Connections
+
+    def _accept(self, now_s: float) -> None:
+        for _ in range(_BACKLOG):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    logger.error("accept_failed error=%r pause_s=%s", str(error), _ACCEPT_PAUSE_S)
+                    self._epoll.unregister(self._listener)
+                    self._accept_again_s = now_s + _ACCEPT_PAUSE_S
+                    return
+                continue
+            self._make_room()
+            self._adopt(sock, address, None, now_s)
+
+    def _make_room(self) -> None:
+        """Keep below the bound on connections that are not up: the host with most of them loses its oldest.
+
+        So one that only holds connections keeps nobody else out.
+        """
+        waiting = [other for other in self._setups() if other.dialled is None]
+        if len(waiting) >= SETUPS_MAX:
+            counts = Counter(other.host for other in waiting)
+            oldest = max(waiting, key=lambda other: (counts[other.host], -other.born_s))
+            self._drop(oldest, Refused("busy", f"{SETUPS_MAX} are not up yet"))
+
+    def _dial(self, peer: str, dialer: Dialer, now_s: float) -> None:
+        try:
+            target = dialer.target()
+            if target is None:
+                return
+            sock = connecting(target)
+        except OSError as error:
+            self._dial_failed(peer, dialer, now_s, error)
+            return
+        self._adopt(sock, target.address, peer, now_s)
+
+    def _adopt(
+        self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float
+    ) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # it may be gone already; reading will tell
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._silence_s))
+        connection = Connection(sock, address=_text(address), dialled=dialled, now_s=now_s)
+        connection.polled = select.EPOLLIN if dialled is None else select.EPOLLOUT
+        self._connections[connection.fd] = connection
+        self._epoll.register(connection.fd, connection.polled)
+        if dialled is None:
+            self._try(connection, lambda: connection.secure(self._contexts.server))
+
+    def _serve(self, connection: Connection, now_s: float) -> None:
+        """Take a connection as far as it goes, and deliver what it holds, a burst at most."""
+        self._undrained.discard(connection)
+        burst = BURST_BYTES
+        while connection.is_open:
+            messages = self._try(connection, lambda: self._advance(connection, now_s)) or []
+            if connection.step is Step.GREETING and connection.hello is not None:
+                self._rise(connection, connection.hello, now_s)
+            self._deliver(connection, messages)
+            burst -= connection.capacity_bytes
+            if connection.is_drained:
+                break
+            if burst <= 0:
+                self._undrained.add(connection)
+                break
+        if connection.is_open:
+            self._write(connection, now_s)
+
+    def _deliver(self, connection: Connection, messages: list[Message]) -> None:
+        assert self._receiver is not None
+        for message in messages:
+            if not connection.is_open:  # a callback may have ended it
+                return
+            self._receiver.on_message(connection.peer, message)
+
+    def _advance(self, connection: Connection, now_s: float) -> list[Message]:
+        step = connection.step
+        if step is Step.CONNECTING:
+            connection.connected()
+            connection.secure(self._contexts.client)
+        if step in {Step.CONNECTING, Step.SHAKING}:
+            identity = connection.shake()
+            if identity is None:
+                return []
+            check_peer(identity, own=self._identity, members=self._members, dialled=connection.dialled)
+            connection.greet(identity.name, self._hello_frame)
+        return connection.receive(now_s)
+
+    def _rise(self, connection: Connection, hello: Hello, now_s: float) -> None:
+        assert self._receiver is not None
+        if older := self._up.get(connection.peer):
+            self._drop(older, Lost("replaced"))
+        self._report_downs()
+        if connection.is_open:
+            expires_in_s = max(0.0, connection.expires_s - time.time())
+            age_s = self._age_s * self._random.uniform(0.9, 1.1)
+            connection.rise(now_s, now_s + min(age_s, expires_in_s))
+            self._up[connection.peer] = connection
+            logger.info("peer_up peer=%s epoch=%d", connection.peer, hello.epoch)
+            self._receiver.on_up(connection.peer, hello)
+
+    def _write(self, connection: Connection, now_s: float) -> None:
+        self._try(connection, lambda: connection.write(now_s))
+        if connection.is_open:
+            polled = select.EPOLLIN | (select.EPOLLOUT if connection.wants_write else 0)
+            if polled != connection.polled:
+                connection.polled = polled
+                self._epoll.modify(connection.fd, polled)
+
+    def _try(self, connection: Connection, act: Callable[[], list[Message] | None]) -> list[Message] | None:
+        """Act on a connection, and end it where the peer is at fault; never calls the receiver."""
+        try:
+            return act()
+        except Lost as lost:
+            self._drop(connection, lost)
+            return None
+
+    def _drop(self, connection: Connection, lost: Lost) -> None:
+        """End a connection; if it was up, its end is reported before anything else is."""
+        if not connection.is_open:
+            return
+        is_up, peer, now_s = connection.step is Step.UP, connection.peer, time.monotonic()
+        del self._connections[connection.fd]
+        self._undrained.discard(connection)
+        self._epoll.unregister(connection.fd)
+        connection.close()
+        if is_up:
+            del self._up[peer]
+            self._downs.append(peer)
+            logger.info("peer_down peer=%s reason=%s detail=%r", peer, lost.reason, str(lost.detail)[:300])
+        if isinstance(lost, Refused):
+            self._refuse(lost, connection.address)
+        if connection.dialled is not None:
+            dialer = self._dialers[connection.dialled]
+            if is_up:
+                dialer.ended(now_s, now_s - connection.up_s)
+            else:
+                self._dial_failed(peer, dialer, now_s, lost.detail)
+
+    def _report_downs(self) -> None:
+        assert self._receiver is not None
+        while self._downs:
+            self._receiver.on_down(self._downs.popleft())
+
+    # Time
+
+    def _wait_s(self, timeout_s: float) -> float:
+        if self._undrained:
+            return 0.0
+        due_s = min(
+            self._contexts.due_s,
+            self._accept_again_s,
+            min((dialer.due_s for dialer in self._dialers.values()), default=math.inf),
+            min(map(self._due_s, self._connections.values()), default=math.inf),
+        )
+        return max(0.0, min(timeout_s, due_s - time.monotonic()))
+
+    def _due_s(self, connection: Connection) -> float:
+        if connection.step is not Step.UP:
+            return connection.born_s + self._setup_s
+        silent_s = min(connection.received_s + self._silence_s, connection.until_s)
+        return silent_s if connection.stuck_bytes else min(silent_s, connection.sent_s + self._ping_s)
+
+    def _keep_time(self, now_s: float) -> None:
+        """Do what is due at `now_s`, when the events were had: what came while we slept counts as heard."""
+        for connection in list(self._connections.values()):
+            if now_s >= self._due_s(connection):
+                self._time_out(connection, now_s)
+        for peer, dialer in self._dialers.items():
+            if dialer.is_due(now_s):
+                self._dial(peer, dialer, now_s)
+        if now_s >= self._accept_again_s:
+            self._accept_again_s = math.inf
+            self._epoll.register(self._listener, select.EPOLLIN)
+        self._contexts.refresh(now_s)
+
+    def _time_out(self, connection: Connection, now_s: float) -> None:
+        if connection.step is not Step.UP:
+            self._drop(connection, Refused("slow", f"not up within {self._setup_s} s"))
+        elif now_s >= connection.until_s:
+            self._drop(connection, Lost("aged", "its certificates are to be checked again"))
+        elif now_s >= connection.received_s + self._silence_s and connection not in self._undrained:
+            self._drop(connection, Lost("silent", f"for {self._silence_s} s"))
+        elif not connection.stuck_bytes:
+            connection.push(ping(self._hello.epoch))
+            self._write(connection, now_s)
+
+    # The rest
+
+    def _check(self, name: str, members: Mapping[str, str]) -> None:
+        for member, address in members.items():
+            check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
+            split_address(address)
+        if name not in members:
+            raise ValueError(f"{name!r:.200} is not among the members {sorted(members)}")
+        if self._identity.role != "node" or self._identity.name != name:
+            raise CertificateError(
+                "the certificate is not this member's",
+                got=self._identity.uri,
+                wanted=f"rt://{self._identity.stream}/node/{name}",
+                hint="`rt certs issue` makes one.",
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the network was closed")
+
+    def _take_hello(self, hello: Hello) -> None:
+        self._hello = hello
+        self._hello_frame = b"".join(encode(hello, hello.epoch))
+
+    def _setups(self) -> list[Connection]:
+        return [connection for connection in self._connections.values() if connection.step is not Step.UP]
+
+    def _refuse(self, refused: Refused, where: str) -> None:
+        self.refused[refused.reason] += 1
+        now_s = time.monotonic()
+        if now_s >= self._log_again_s.get(refused.reason, 0.0):
+            self._log_again_s[refused.reason] = now_s + _LOG_PAUSE_S
+            detail = str(refused.detail)[:300]
+            logger.warning("connection_refused reason=%s address=%s detail=%r", refused.reason, where, detail)
+
+    def _dial_failed(self, peer: str, dialer: Dialer, now_s: float, error: object) -> None:
+        dialer.ended(now_s, None)
+        level = logging.INFO if dialer.failures == 1 else logging.DEBUG
+        logger.log(level, "dial_failed peer=%s failures=%d error=%r", peer, dialer.failures, str(error)[:300])
+
+
+def _text(address: tuple[Any, ...]) -> str:
+    return f"{address[0]}:{address[1]}"

@@ -1,0 +1,152 @@
+"""A simulated cluster: its members, each with a disk and at most one life, and what may happen to them.
+
+Law: a disk is lost only while a majority of the others has all that it promised: at most a minority of the
+members at a time is without a disk that counts. The nodes promise nothing beyond that.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from rt.testing.disk import Keep, MemoryDisk
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.node import RaftNode
+from sequencer.testing.checks import Checks
+from sequencer.testing.history import History
+from sequencer.testing.life import Life
+from sequencer.testing.network import Weather, Wires
+from sequencer.testing.settings import Settings
+from sequencer.testing.timeline import Clocks, Timeline
+
+TRACE_EVENTS = 300
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One member, alive or not."""
+
+    name: str
+    disk: MemoryDisk
+    life: Life | None = None
+    is_wiped: bool = True
+    """The disk it has does not count: it is new, and the cluster has not taken it in yet."""
+    keep: Keep = "all"
+    """What the next power cut inside a disk change leaves."""
+    attic: MemoryDisk | None = None
+    """A disk that was taken out."""
+    is_faulty: bool = False
+    """Storage errors are to be expected."""
+
+
+class Cluster:
+    """All of it. `rng` decides everything that is left open."""
+
+    def __init__(self, settings: Settings, rng: random.Random, node_class: type[RaftNode] = RaftNode) -> None:
+        self.settings, self.rng, self.node_class = settings, rng, node_class
+        self.timeline = Timeline()
+        self.clocks = Clocks()
+        self.checks = Checks()
+        self.history = History()
+        self.weather = Weather(lost=settings.lost, doubled=settings.doubled, overtaken=settings.overtaken)
+        self.wires = Wires(self.timeline, rng, self.weather)
+        self.members = {f"n{at}": Member(f"n{at}", MemoryDisk()) for at in range(1, settings.nodes + 1)}
+        self.recent: deque[tuple[object, ...]] = deque(maxlen=TRACE_EVENTS)
+        self.digest = 0
+        self.seen: Counter[str] = Counter()
+        """How often each kind of event was traced; of faults and log lines by their names."""
+        self.lives_begun = 0
+        self.running = ""
+        """The member whose code runs, or ran last."""
+
+    # What goes on
+
+    def trace(self, *event: object) -> None:
+        """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
+        is_named = event[0] in {"fault", "logs"}
+        self.seen[str(event[-1 if event[0] == "logs" else is_named]).split(" ", maxsplit=1)[0]] += 1
+        line = (round(self.timeline.now, 6), *event)
+        self.recent.append(line)
+        self.digest = zlib.crc32(repr(line).encode(), self.digest)
+
+    def config_of(self, name: str) -> RaftConfig:
+        """How a member is set up."""
+        keep = self.settings.keep_entries
+        return RaftConfig(
+            name=name,
+            members={member: f"{member}:1" for member in self.members},
+            directory="/raft",
+            stream="simulated",
+            bootstrap=True,
+            snapshot_ms=self.settings.snapshot_ms,
+            keep_entries=keep[list(self.members).index(name) % len(keep)],
+        )
+
+    def lives(self) -> list[Life]:
+        """Those that run, their directory open."""
+        return [m.life for m in self.members.values() if m.life is not None and m.life.view is not None]
+
+    def leader(self) -> Life | None:
+        """The one that leads in the latest term."""
+        leaders = [life for life in self.lives() if life.node.is_leader]
+        return max(leaders, key=lambda life: life.node._raft.term, default=None)
+
+    # Lives
+
+    def start(self, name: str) -> None:
+        """Begin a life, unless one goes on."""
+        member = self.members[name]
+        if member.life is not None:
+            return
+        self.lives_begun += 1
+        life = member.life = Life(self, name, self.lives_begun, member.disk)
+        self.trace("starts", name, life.number)
+        life.open()
+
+    def kill(self, name: str, *, keep: Keep = "all") -> None:
+        """End a life: "all" as by kill -9, else as by a power cut. The disk is the next one's."""
+        member = self.members[name]
+        is_process = keep == "all"
+        self.trace("ends", name, keep)
+        member.disk = member.disk.after_power_cut(keep, self.rng.getrandbits(32))
+        if member.life is not None:
+            member.life.end()
+            notice = self.rng.uniform(0.0, 0.004) if is_process else self.rng.uniform(0.0, 2.0)
+            self.wires.detach(member.life.endpoint, notice_after=notice)
+            member.life = None
+
+    def on_power_cut(self, life: Life) -> None:
+        """The disk went off inside a change."""
+        self.stop_and_restart(life.name, self.members[life.name].keep)
+
+    def on_stopped(self, life: Life) -> None:
+        """The node ended by itself, for its disk's sake."""
+        self.stop_and_restart(life.name, "all")
+
+    def stop_and_restart(self, name: str, keep: Keep) -> None:
+        """End a life, and begin another one some time later."""
+        self.kill(name, keep=keep)
+        self.timeline.after(self.rng.choice((0.01, 0.3, 2.0)) * self.rng.random(), lambda: self.start(name))
+
+    def is_disk_faulty(self, life: Life) -> bool:
+        """Whether an error of its disk is to be expected."""
+        return self.members[life.name].is_faulty
+
+    # Disks
+
+    def may_wipe(self) -> bool:
+        """Whether another disk may be lost now; sees which of the lost ones are made up for."""
+        for member in self.members.values():
+            if member.is_wiped and member.life is not None and member.life.view is not None:
+                member.is_wiped = self.checks.disks_that_count.get(member.name) != member.life.node.claim
+        wiped = sum(member.is_wiped for member in self.members.values())
+        return wiped + 1 <= (len(self.members) - 1) // 2
+
+    def replace_disk(self, name: str, *, by: MemoryDisk | None = None) -> None:
+        """Stop the node, take its disk out, and put a new one in, or one that was taken out before."""
+        self.kill(name)
+        member = self.members[name]
+        self.trace("replaces_disk", name, by is not None)
+        member.attic, member.disk, member.is_wiped = member.disk, by or MemoryDisk(), True

@@ -1,0 +1,244 @@
+"""One life of a simulated node: a process from its start to its end, on a disk that outlives it.
+
+Law: a life that ended does nothing any more: its disk is off, its work aside is not begun, its messages that
+have not left are lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rt.errors import DiskFull, Overloaded, StorageError
+from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.raft.aside import Done, Failed, Work
+from sequencer.raft.messages import Entry, Message
+from sequencer.raft.node import RaftNode
+from sequencer.testing.endpoint import Endpoint
+from sequencer.testing.history import Violation
+from sequencer.testing.machine import Command, Machine
+from sequencer.testing.promises import View
+from sequencer.testing.timeline import NodeClock
+
+if TYPE_CHECKING:
+    from sequencer.testing.cluster import Cluster
+
+ROUND_S = 0.00005
+"""What a round of the loop takes at least."""
+
+
+class _Aside:
+    """Work is done as a whole at a moment of its own, and heard of later (`sequencer.raft.aside.Aside`)."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._queue: deque[tuple[Work, Done, Failed]] = deque()
+        self._finished: deque[Callable[[], None]] = deque()
+
+    def run(self, work: Work, done: Done, failed: Failed) -> None:
+        """See `Aside`."""
+        self._queue.append((work, done, failed))
+        if len(self._queue) == 1:
+            self._later(self._work)
+
+    def collect(self) -> None:
+        """See `Aside`."""
+        while self._finished:
+            self._finished.popleft()()
+
+    def close(self) -> None:
+        """See `Aside`."""
+        self._queue.clear()
+
+    def _later(self, action: Callable[[], None]) -> None:
+        cluster = self._life.cluster
+        delay = cluster.settings.aside_s * cluster.rng.random()
+        cluster.timeline.after(delay, lambda: self._life.do(action))
+
+    def _work(self) -> None:
+        work, done, failed = self._queue[0]
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the node decides
+            outcome = partial(failed, error)
+        else:
+            outcome = partial(done, result)
+        self._later(partial(self._finish, outcome))
+
+    def _finish(self, outcome: Callable[[], None]) -> None:
+        self._finished.append(outcome)
+        self._queue.popleft()
+        if self._queue:
+            self._later(self._work)
+        self._life.wake()
+
+
+class Life:
+    """A node that runs. `open` begins it, `end` ends it; it runs itself by events in between."""
+
+    def __init__(self, cluster: Cluster, name: str, number: int, disk: MemoryDisk) -> None:
+        self.cluster, self.name, self.number, self.disk = cluster, name, number, disk
+        self.is_alive = True
+        self.paused_until = 0.0
+        self.sync_s = 0.0005
+        self.apply_s = 0.0
+        self.full_until = 0.0
+        self.dies_of_full_disk = False
+        self.in_flight: deque[tuple[Command, bytes, Future[int]]] = deque()
+        self.proposed = 0
+        self.view: View | None = None
+        self.clock = NodeClock(
+            cluster.timeline,
+            offset=cluster.rng.uniform(0.0, 1e6),
+            rate=1.0 + cluster.rng.uniform(-0.5, 0.5) * cluster.settings.drift,
+        )
+        self.endpoint = Endpoint(name, cluster.wires, self._on_flush)
+        self.endpoint.on_arrival = self.wake
+        self.machine = Machine(self, cluster.settings.padding)
+        self._busy_until = 0.0
+        self._wakes_at = float("inf")
+        self._node: RaftNode | None = None
+
+    @property
+    def node(self) -> RaftNode:
+        """The node, which has opened its directory."""
+        assert self._node is not None
+        return self._node
+
+    def open(self) -> None:
+        """Open the directory, and go round for the first time."""
+        self.do(self._open)
+
+    def _open(self) -> None:
+        cluster = self.cluster
+        cluster.wires.attach(self.endpoint)
+        self._node = cluster.node_class(
+            cluster.config_of(self.name),
+            self.machine,
+            network=self.endpoint,
+            aside=_Aside(self),
+            rng=cluster.rng,
+            new_id=lambda: cluster.rng.randbytes(16),
+            disk=self.disk,
+            on_disk_full=self._on_disk_full,
+        )
+        on_commit = self._node.on_commit
+
+        def watched(entry: Entry) -> None:
+            cluster.checks.on_entry(self._viewed(), entry)
+            on_commit(entry)
+
+        self._node.on_commit = watched  # type: ignore[method-assign]
+        self._viewed()
+        self.wake()
+
+    def _viewed(self) -> View:
+        if self.view is None:
+            self.view = self.cluster.checks.on_open(self.name, self.number, self.node)
+        return self.view
+
+    def wake(self, after: float = 0.0) -> None:
+        """Go round so many seconds from now, or before."""
+        timeline = self.cluster.timeline
+        when = max(timeline.now + after, self._busy_until, self.paused_until)
+        if when < self._wakes_at:
+            self._wakes_at = when
+            timeline.at(when, partial(self._on_wake, when))
+
+    def pause(self, seconds: float) -> None:
+        """Stand still, as after SIGSTOP."""
+        self.paused_until = max(self.paused_until, self.cluster.timeline.now + seconds)
+
+    def propose(self, size: int) -> bool:
+        """Have a new command proposed; False if the node takes no more."""
+        command = Command(self.number, self.proposed + 1)
+        content = command.encode(size)
+        try:
+            future = self.node.propose(content)
+        except Overloaded:
+            return False
+        self.proposed += 1
+        self.in_flight.append((command, content, future))
+        self.wake()
+        return True
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Let the node's code run, and see how it ends."""
+        if not self.is_alive:
+            return
+        self.clock.spent = 0.0
+        self.cluster.running = self.name
+        try:
+            with self.cluster.clocks.running(self.clock):
+                action()
+        except PowerCut:
+            self.cluster.on_power_cut(self)
+        except Violation:
+            raise
+        except StorageError as error:
+            if not self.cluster.is_disk_faulty(self):
+                raise
+            self.cluster.trace("stops", self.name, error.what)
+            self.cluster.on_stopped(self)
+        finally:
+            self._busy_until = max(self._busy_until, self.cluster.timeline.now + self.clock.spent)
+            self.clock.spent = 0.0
+
+    def end(self) -> None:
+        """The process is gone."""
+        self.is_alive = False
+
+    def _on_wake(self, when: float) -> None:
+        if when != self._wakes_at:
+            return  # Another wake came before.
+        self._wakes_at = float("inf")
+        if max(self._busy_until, self.paused_until) > self.cluster.timeline.now:
+            self.wake()
+        else:
+            self.do(self._round)
+
+    def _round(self) -> None:
+        """Deliver what has arrived, and all of one round of the loop up to where it waits again."""
+        node = self.node
+        self.clock.spent = ROUND_S * (1.0 + self.cluster.rng.random())
+        self.endpoint.deliver()
+        if node._log.is_dirty:
+            self.clock.spent += self.sync_s * (0.5 + self.cluster.rng.random())
+        node.step()
+        view = self._viewed()
+        self.cluster.checks.look(view)
+        while self.in_flight and self.in_flight[0][2].done():
+            _, content, future = self.in_flight.popleft()
+            self.cluster.history.on_acknowledged(future.result(), content)
+        wait = 0.0 if self.endpoint.inbox else self.clock.real(node.wait_s())
+        self.wake(self.clock.spent + max(wait, ROUND_S))
+
+    def _on_flush(self, queued: list[tuple[str, Message]]) -> None:
+        self.endpoint.departs_after = self.clock.spent
+        self.cluster.checks.promises.on_flush(self._viewed(), queued)
+        self.cluster.trace("sends", self.name, [(peer, *_brief(message)) for peer, message in queued])
+
+    def _on_disk_full(self, error: DiskFull) -> None:
+        if self.dies_of_full_disk:
+            raise error
+        self.clock.spent += 0.1
+        if self.cluster.timeline.now + self.clock.spent >= self.full_until:
+            self.disk.capacity_bytes = None
+
+    # What the machine does
+
+    def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
+        """See `machine.Watcher`."""
+        self.clock.spent += self.apply_s
+        self.cluster.history.on_apply(machine, index, command)
+
+    def on_applied(self, machine: Machine) -> None:
+        """See `machine.Watcher`."""
+        self.cluster.history.on_applied(machine)
+
+
+def _brief(message: Message) -> tuple[object, ...]:
+    return (type(message).__name__, *(field for field in message if isinstance(field, (int, bool))))

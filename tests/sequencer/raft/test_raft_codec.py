@@ -1,0 +1,304 @@
+"""The codec of Raft messages: what it encodes it decodes, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import tracemalloc
+
+import pytest
+from dump import Dump, diagram
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sequencer.raft.codec
+from rt.errors import FormatError, UnknownVersion
+from sequencer.raft.codec import (
+    APPEND_ENTRIES_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_HEADER_BYTES,
+    NUMBER_MAX,
+    Kind,
+    decode,
+    decode_header,
+    encode,
+    ping,
+)
+from sequencer.raft.messages import (
+    APPEND_BYTES_MAX,
+    CHUNK_BYTES_MAX,
+    ENTRY_BYTES_MAX,
+    NOWHERE,
+    SNAPSHOT_BYTES_MAX,
+    Adopt,
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Claim,
+    Entry,
+    Forward,
+    Hello,
+    Message,
+    Place,
+    RequestVote,
+    VoteReply,
+)
+
+CLAIM = Claim(b"D" * 16, Place(3, 2))
+EXAMPLES: list[Message | Hello] = [
+    Hello(b"C" * 16, 7, CLAIM, wants_bootstrap=True),
+    RequestVote(5, Place(9, 4), CLAIM, pre=True),
+    VoteReply(5, granted=True, claim=CLAIM, pre=False),
+    Append(5, Place(9, 4), 8, 7, 0x1234567, ()),
+    Append(5, Place(9, 4), 8, 7, 0x1234567, (Entry(b"ten", 10, 4), Entry(b"", 11, 5))),
+    AppendReply(5, matched=True, prev=9, index=11, claim=CLAIM),
+    Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
+    ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
+    Forward(b"a command"),
+    Adopt(b"a state"),
+]
+
+OFFSETS = st.integers(0, SNAPSHOT_BYTES_MAX)
+NUMBERS = st.integers(0, NUMBER_MAX) | st.integers(0, 300)
+IDS = st.binary(min_size=16, max_size=16)
+PLACES = st.builds(Place, st.integers(1, NUMBER_MAX), NUMBERS) | st.just(NOWHERE)
+CLAIMS = st.builds(Claim, IDS, PLACES)
+
+
+def in_order(message: RequestVote | Chunk) -> RequestVote | Chunk:
+    """Nobody speaks of a later term than the one it speaks in."""
+    place = message.last if isinstance(message, RequestVote) else message.snapshot
+    return message._replace(term=max(message.term, place.term))
+
+
+@st.composite
+def appends(draw: st.DrawFn) -> Append:
+    contents = draw(st.lists(st.binary(max_size=40), max_size=6))
+    terms = sorted(draw(st.lists(NUMBERS, min_size=len(contents) + 2, max_size=len(contents) + 2)))
+    index = draw(st.integers(1, NUMBER_MAX - len(contents)))
+    entries = [Entry(content, index + 1 + i, terms[1 + i]) for i, content in enumerate(contents)]
+    chain = draw(st.integers(0, 2**64 - 1))
+    return Append(terms[-1], Place(index, terms[0]), draw(NUMBERS), draw(NUMBERS), chain, tuple(entries))
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> Chunk:
+    data = draw(st.binary(max_size=60))
+    offset = draw(st.integers(0, SNAPSHOT_BYTES_MAX - len(data)))
+    length = draw(st.integers(offset + len(data), SNAPSHOT_BYTES_MAX))
+    return Chunk(draw(NUMBERS), draw(PLACES), length, draw(st.binary(min_size=32, max_size=32)), offset, data)
+
+
+MESSAGES = st.one_of(
+    st.builds(Hello, IDS, st.integers(0, 2**32 - 1), CLAIMS, st.booleans()),
+    st.builds(RequestVote, NUMBERS, PLACES, CLAIMS, st.booleans()).map(in_order),
+    st.builds(VoteReply, NUMBERS, st.booleans(), CLAIMS, st.booleans()),
+    appends(),
+    st.builds(AppendReply, NUMBERS, st.booleans(), NUMBERS, NUMBERS, CLAIMS),
+    chunks().map(in_order),
+    st.builds(ChunkReply, NUMBERS, PLACES, OFFSETS, OFFSETS, st.booleans(), CLAIMS),
+    st.builds(Forward, st.binary()),
+    st.builds(Adopt, st.binary()),
+)
+
+
+def parts(message: Message | Hello) -> tuple[int, bytearray]:
+    """Kind and body of a message's frame, to be changed."""
+    frame = b"".join(encode(message, 1))
+    return decode_header(frame).kind, bytearray(frame[FRAME_HEADER_BYTES:])
+
+
+def patched(message: Message | Hello, offset: int, layout: str, *values: object) -> tuple[int, bytearray]:
+    kind, body = parts(message)
+    struct.pack_into(layout, body, offset, *values)
+    return kind, body
+
+
+@given(MESSAGES, st.integers(0, 2**32 - 1))
+@settings(max_examples=300)
+def test_a_message_survives_its_bytes(message: Message | Hello, epoch: int) -> None:
+    frame = b"".join(encode(message, epoch))
+    length, kind, read_epoch = decode_header(frame)
+    assert (FRAME_HEADER_BYTES + length, read_epoch) == (len(frame), epoch)
+    assert decode(kind, frame[FRAME_HEADER_BYTES:]) == message
+    assert decode(kind, memoryview(frame)[FRAME_HEADER_BYTES:]) == message
+
+
+@given(MESSAGES, st.data())
+@settings(max_examples=500)
+def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
+    message: Message | Hello, data: st.DataObject
+) -> None:
+    kind, body = parts(message)
+    for _ in range(data.draw(st.integers(1, 3))):
+        if body:
+            place = data.draw(st.integers(0, len(body) - 1))
+            body[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    check_total(kind, bytes(body))
+
+
+@given(st.sampled_from(Kind) | st.integers(0, 255), st.binary(max_size=200))
+@settings(max_examples=500)
+def test_random_bytes_are_a_message_within_the_bounds_or_a_format_error(kind: int, body: bytes) -> None:
+    check_total(kind, body)
+
+
+@given(st.binary(min_size=FRAME_HEADER_BYTES, max_size=FRAME_HEADER_BYTES))
+def test_a_random_header_is_within_the_bounds_or_a_format_error(data: bytes) -> None:
+    try:
+        header = decode_header(data)
+    except FormatError:
+        return
+    assert FRAME_HEADER_BYTES + header.length <= FRAME_BYTES_MAX
+
+
+def check_total(kind: int, body: bytes) -> None:
+    try:
+        message = decode(kind, body)
+    except FormatError:
+        return
+    # Whatever passes is canonical: it has these bytes and no others, and encode finds it within its bounds.
+    assert b"".join(encode(message, 1))[FRAME_HEADER_BYTES:] == body
+
+
+@pytest.mark.parametrize("message", EXAMPLES[:-2], ids=range(len(EXAMPLES) - 2))
+def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) -> None:
+    kind, body = parts(message)
+    if kind != Kind.CHUNK:
+        with pytest.raises(FormatError):
+            decode(kind, bytes(body) + b"\0")
+    for size in range(len(body) - (10 if kind == Kind.CHUNK else 0)):
+        with pytest.raises(FormatError):
+            decode(kind, bytes(body[:size]))
+
+
+BAD = {
+    "a kind that nobody has": (99, b""),
+    "a ping, which is no message": (Kind.PING, b""),
+    "neither yes nor no": patched(EXAMPLES[5], 8, "B", 2),
+    "an absurd term": patched(EXAMPLES[1], 0, "<Q", 1 << 63),
+    "an absurd index": patched(EXAMPLES[1], 8, "<Q", 1 << 63),
+    "a term where no entry stands": patched(EXAMPLES[1], 8, "<Q", 0),
+    "an absurd commit": patched(EXAMPLES[3], 24, "<Q", 1 << 63),
+    "indexes that pass the largest": patched(EXAMPLES[4], 8, "<Q", NUMBER_MAX - 1),
+    "more entries than bytes": patched(EXAMPLES[4], 48, "<I", 1000),
+    "more entries than any body has": patched(EXAMPLES[4], 48, "<I", 2**32 - 1),
+    "fewer entries than bytes": patched(EXAMPLES[4], 48, "<I", 1),
+    "no entries, but bytes": patched(EXAMPLES[4], 48, "<I", 0),
+    "a content that ends too early": patched(EXAMPLES[4], 52, "<I", 2),
+    "a content that ends too late": patched(EXAMPLES[4], 52, "<I", 4),
+    "a content above the limit": patched(EXAMPLES[4], 52, "<I", ENTRY_BYTES_MAX + 1),
+    "sizes that sum up beyond 32 bits": patched(EXAMPLES[4], 52, "<II", 2**32 - 1, 4),
+    "an entry of an older term than the one before": patched(EXAMPLES[4], 60, "<Q", 3),
+    "terms that fall": patched(EXAMPLES[4], 60, "<QQ", 5, 4),
+    "an entry of a later term than the message": patched(EXAMPLES[4], 68, "<Q", 6),
+    "a chunk behind the snapshot": patched(EXAMPLES[6], 64, "<Q", 91),
+    "a chunk of a snapshot above the limit": patched(EXAMPLES[6], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
+    "an offset above any snapshot": patched(EXAMPLES[7], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
+    "a command above the limit": (Kind.FORWARD, bytes(ENTRY_BYTES_MAX + 1)),
+    "a first snapshot above the limit": (Kind.ADOPT, bytes(CHUNK_BYTES_MAX + 1)),
+    "a chunk above the limit": (Kind.CHUNK, bytes(72 + CHUNK_BYTES_MAX + 1)),
+    "a pickle": (Kind.APPEND, pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []})),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), BAD.values(), ids=BAD)
+def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode(kind, bytes(body))
+    with pytest.raises(FormatError):
+        decode(kind, memoryview(body))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        struct.pack("<IBBHI", 0, 0, 1, 0, 1),
+        struct.pack("<IBBHI", 0, 11, 1, 0, 1),
+        struct.pack("<IBBHI", 0, Kind.PING, 1, 1, 1),
+        struct.pack("<IBBHI", 1, Kind.PING, 1, 0, 1),
+        struct.pack("<IBBHI", 54, Kind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHI", 52, Kind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHI", 2**32 - 1, Kind.APPEND, 1, 0, 1),
+        struct.pack("<IBBHI", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, Kind.APPEND, 1, 0, 1),
+        b"GET / HTTP/1.1"[:FRAME_HEADER_BYTES],
+        pickle.dumps(list(range(9)))[:FRAME_HEADER_BYTES],
+    ],
+)
+def test_a_header_that_no_frame_has_is_refused(header: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_header(header)
+
+
+def test_a_newer_version_is_told_from_nonsense() -> None:
+    with pytest.raises(UnknownVersion):
+        decode_header(struct.pack("<IBBHI", 0, Kind.PING, 2, 0, 1))
+
+
+def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame() -> None:
+    contents = [bytes(16)] * APPEND_ENTRIES_MAX
+    largest = Append(1, Place(1, 1), 0, 0, 0, tuple(Entry(c, i + 2, 1) for i, c in enumerate(contents)))
+    assert APPEND_ENTRIES_MAX * 16 == APPEND_BYTES_MAX
+    for message in [
+        largest,
+        Append(1, Place(1, 1), 0, 0, 0, (Entry(bytes(ENTRY_BYTES_MAX), 2, 1),)),
+        Chunk(1, NOWHERE, CHUNK_BYTES_MAX, bytes(32), 0, bytes(CHUNK_BYTES_MAX)),
+        Forward(bytes(ENTRY_BYTES_MAX)),
+        Adopt(bytes(CHUNK_BYTES_MAX)),
+    ]:
+        frame = b"".join(encode(message, 1))
+        header = decode_header(frame)
+        assert decode(header.kind, frame[FRAME_HEADER_BYTES:]) == message
+        assert len(frame) <= FRAME_BYTES_MAX
+    assert len(b"".join(encode(largest, 1))) == FRAME_BYTES_MAX
+
+
+def test_contents_are_not_copied_by_encode_and_come_back_as_bytes() -> None:
+    content = bytes(1000)
+    buffers = encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(content, 5, 1),)), 1)
+    assert buffers[1] is content
+    assert encode(Forward(content), 1)[1] is content
+    kind, body = parts(Append(1, Place(4, 1), 0, 0, 0, (Entry(content, 5, 1),)))
+    decoded = decode(kind, memoryview(body))
+    assert isinstance(decoded, Append)
+    assert type(decoded.entries[0].content) is bytes
+
+
+def test_a_frame_that_our_own_peer_would_refuse_is_not_made() -> None:
+    with pytest.raises(AssertionError):
+        encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(b"", 6, 1),)), 1)
+    with pytest.raises(AssertionError):
+        encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(bytes(ENTRY_BYTES_MAX + 1), 5, 1),)), 1)
+    with pytest.raises(AssertionError):
+        encode(Forward(bytes(ENTRY_BYTES_MAX + 1)), 1)
+    with pytest.raises(struct.error):
+        encode(AppendReply(-1, matched=True, prev=0, index=0, claim=CLAIM), 1)
+
+
+def test_a_claimed_count_takes_no_memory() -> None:
+    kind, body = BAD["more entries than any body has"]
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            decode(kind, bytes(body))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 10
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_bytes_of_version_1(golden) -> None:
+    header = diagram(sequencer.raft.codec)
+    frames = [ping(7), *(b"".join(encode(message, 7)) for message in EXAMPLES)]
+    dump = Dump(b"".join(frames))
+    for frame, message in zip(frames, ["a ping", *EXAMPLES], strict=True):
+        dump.title(str(message))
+        dump.fields(header)
+        dump.part(len(frame) - FRAME_HEADER_BYTES, "body")
+    kept = golden("raft/codec/v1", dump.data, dump.text())
+    for message in [None, *EXAMPLES]:
+        length, kind, epoch = decode_header(kept)
+        assert epoch == 7
+        body, kept = kept[FRAME_HEADER_BYTES:][:length], kept[FRAME_HEADER_BYTES + length :]
+        assert kind == Kind.PING if message is None else decode(kind, body) == message
+    assert not kept

@@ -1,0 +1,371 @@
+"""PySyncObj is what it was when its private members were replaced.
+
+`hardened` and `stock` lean on the text of one version. Every member they override or use, and every one that
+then runs on the way of `_onTick` without having been replaced, is kept in pinned.txt with a hash of its
+source. After an upgrade the test names what changed: read it, decide, then `pytest --rewrite`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import os
+import pickle
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pysyncobj
+import pysyncobj.journal
+import pysyncobj.pickle
+import pysyncobj.serializer
+import pysyncobj.syncobj
+import pytest
+from raft_bench import Clock, Lockstep, virtual_clock
+
+import sequencer.raft
+from sequencer.raft import hardened, stock
+
+PINNED = Path(__file__).parents[2] / "testdata" / "raft" / "pinned.txt"
+STOCK = pysyncobj.syncobj.SyncObj
+OURS = hardened.SyncObj
+HEAD = """\
+# Members of PySyncObj that sequencer.raft replaces or runs, with the SHA-256 of their source.
+# Made by test_raft_pinned.py with --rewrite, after each line that changed was read in PySyncObj.
+"""
+
+
+# --- Reading sources -------------------------------------------------------------------------------------
+
+
+def mangled(name: str) -> str:
+    """A name as it stands in a class called SyncObj."""
+    return f"_SyncObj{name}" if name.startswith("__") and not name.endswith("__") else name
+
+
+@cache
+def parsed(member: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(member)))
+
+
+def plain(member: Any) -> Any:
+    """The function behind a method or a property."""
+    return member.fget if isinstance(member, property) else member
+
+
+def of_self(tree: ast.AST) -> Iterator[str]:
+    """Attributes of `self` and of `super()`, as the interpreter looks them up."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of = node.value
+            is_super = isinstance(of, ast.Call) and isinstance(of.func, ast.Name) and of.func.id == "super"
+            if is_super or (isinstance(of, ast.Name) and of.id == "self"):
+                yield mangled(node.attr)
+
+
+def called_on_self(tree: ast.AST) -> Iterator[str]:
+    """Methods that are called, not those that are only handed on as callbacks; and properties."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from of_self(ast.Expr(node.func)) if isinstance(node.func, ast.Attribute) else ()
+    yield from (name for name in of_self(tree) if isinstance(STOCK.__dict__.get(name), property))
+
+
+def called_on_super(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+            of = node.value.func
+            if isinstance(of, ast.Name) and of.id == "super":
+                yield mangled(node.attr)
+
+
+def assigned(tree: ast.AST) -> Iterator[str]:
+    """Attributes of `self` that are assigned."""
+    for node in ast.walk(tree):
+        is_stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_stored and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield mangled(node.attr)
+
+
+def from_pysyncobj(tree: ast.AST, module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Classes and functions of PySyncObj that code in `module` names, by the last part of their names."""
+    for node in ast.walk(tree):
+        name, found = "", None
+        if isinstance(node, ast.Name):
+            name, found = node.id, module.__dict__.get(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("pysyncobj."):
+            name, found = node.attr, _resolved(ast.unparse(node))
+        is_code = inspect.isclass(found) or inspect.isfunction(found)
+        if is_code and found.__module__.startswith("pysyncobj") and found is not STOCK and found is not OURS:
+            yield name, found
+
+
+def _resolved(dotted: str) -> Any:
+    found: Any = pysyncobj
+    for name in dotted.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
+
+# --- What is leaned on -----------------------------------------------------------------------------------
+
+
+@cache
+def overridden() -> set[str]:
+    """Names that our class and the stock class both define."""
+    return {name for name in OURS.__dict__ if name in STOCK.__dict__} - {"__module__", "__doc__"}
+
+
+@cache
+def used() -> set[str]:
+    """Stock methods and properties that our class names without replacing them."""
+    names = set(of_self(parsed(OURS)))
+    return {name for name in names if name in STOCK.__dict__} - overridden()
+
+
+@cache
+def running() -> set[str]:
+    """Stock methods that run when ours does: what we call, and what `__init__` and `_onTick` call in turn."""
+    todo = [*used(), "_onTick", *called_on_super(parsed(OURS))]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in found or name not in STOCK.__dict__:
+            continue
+        found.add(name)
+        called = called_on_self(parsed(plain(STOCK.__dict__[name])))
+        todo += [other for other in called if other not in overridden()]
+    return found
+
+
+@cache
+def helpers() -> dict[str, Any]:
+    """Classes and functions of PySyncObj beside `SyncObj` that our modules or that stock code names."""
+    trees: list[tuple[ast.AST, ModuleType]] = [
+        (ast.parse(inspect.getsource(module)), module) for module in (hardened, stock)
+    ]
+    trees += [(parsed(plain(STOCK.__dict__[name])), pysyncobj.syncobj) for name in running()]
+    return dict(item for tree, module in trees for item in from_pysyncobj(tree, module))
+
+
+def pins() -> dict[str, str]:
+    """Each member with how we lean on it, and the hash of its source."""
+    lines: dict[str, Any] = {}
+    for name in overridden() | running():
+        how = "replaced" if name in overridden() else "runs"
+        if name in overridden() & running():
+            how = "replaced, and runs by super()"
+        lines[f"SyncObj.{name.removeprefix('_SyncObj')} ({how})"] = plain(STOCK.__dict__[name])
+    lines |= {f"{name} (named)": item for name, item in helpers().items()}
+    return {
+        name: hashlib.sha256(inspect.getsource(item).encode()).hexdigest()
+        for name, item in sorted(lines.items())
+    }
+
+
+def kept() -> dict[str, str]:
+    """What pinned.txt holds."""
+    lines = [line for line in PINNED.read_text().splitlines() if not line.startswith("#")]
+    return {name: digest for digest, name in (line.split(" ", 1) for line in lines)}
+
+
+def differences(found: dict[str, str], read: dict[str, str]) -> dict[str, list[str]]:
+    """What to read again, and why; nothing if all is as it was."""
+    told = {
+        "changed in PySyncObj": [name for name in found if found[name] != read.get(name, found[name])],
+        "leaned on, and never read": sorted(found.keys() - read.keys()),
+        "not leaned on any more": sorted(read.keys() - found.keys()),
+    }
+    return {why: names for why, names in told.items() if names}
+
+
+def test_every_member_that_we_lean_on_is_the_one_that_was_read(request: pytest.FixtureRequest) -> None:
+    found = pins()
+    if request.config.getoption("--rewrite"):
+        PINNED.write_text(HEAD + "".join(f"{digest} {name}\n" for name, digest in found.items()))
+    assert differences(found, kept()) == {}
+
+
+def test_a_member_that_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource
+    changed = STOCK.__dict__["_onTick"]
+    monkeypatch.setattr(inspect, "getsource", lambda item: source(item) + "#" * (item is changed))
+    found = pins()
+    found["SyncObj.new (runs)"] = found.pop("Node (named)")
+    assert differences(found, kept()) == {
+        "changed in PySyncObj": ["SyncObj._onTick (runs)"],
+        "leaned on, and never read": ["SyncObj.new (runs)"],
+        "not leaned on any more": ["Node (named)"],
+    }
+
+
+def test_what_is_leaned_on_is_found() -> None:
+    """The derivation itself: some members that it must not miss, and some that must not run."""
+    runs = running()
+    assert {"_onTick", "__init__", "_applyCommand", "_checkCommandsToApply", "addOnTickCallback"} <= runs
+    assert {"_SyncObj__onBecomeLeader", "_SyncObj__setState", "_SyncObj__getEntries"} <= runs
+    assert {"_SyncObj__applyLogEntries", "_SyncObj__sendAppendEntries"} <= overridden()
+    named = {"FastQueue", "Node", "Transport", "SyncObjConf", "RaftState", "monotonicTime", "createJournal"}
+    assert named <= set(helpers())
+    assert (
+        not {
+            "_SyncObj__onMessageReceived",
+            "_SyncObj__doApplyCommand",
+            "_SyncObj__loadDumpFile",
+            "_SyncObj__deleteEntriesTo",
+            "_SyncObj__deleteEntriesFrom",
+            "_autoTickThread",
+        }
+        & runs
+    )
+
+
+def test_only_two_modules_lean_on_pysyncobj() -> None:
+    package = Path(sequencer.raft.__file__ or "").parent
+    leaning = {
+        path.stem
+        for path in package.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import) and any(alias.name.startswith("pysyncobj") for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pysyncobj"))
+    }
+    assert leaning == {"hardened", "stock"}
+
+
+def test_overrides_override() -> None:
+    """A private method of ours that the stock class has not would never be called."""
+    private = {
+        name for name in OURS.__dict__ if name.startswith("_SyncObj__") and callable(OURS.__dict__[name])
+    }
+    assert private
+    assert private <= set(STOCK.__dict__)
+    for name in private | {"_checkCommandsToApply"}:
+        ours, theirs = (inspect.signature(of.__dict__[name]).parameters for of in (OURS, STOCK))
+        assert list(ours) == list(theirs), name
+
+
+def test_private_attributes_are_the_stock_ones() -> None:
+    """One that the stock constructor does not make would be a second truth."""
+    private = {name for name in of_self(parsed(OURS)) if name.startswith("_SyncObj__")}
+    made = set(assigned(parsed(STOCK.__init__)))
+    assert private - set(STOCK.__dict__) <= made
+
+
+def test_attributes_of_ours_do_not_collide_with_stock_ones() -> None:
+    made = {
+        name
+        for member in STOCK.__dict__.values()
+        if inspect.isfunction(member)
+        for name in assigned(parsed(member))
+    }
+    ours = {name for name in assigned(parsed(OURS)) if not name.startswith("_SyncObj__")}
+    assert ours & (made | set(STOCK.__dict__)) == {"_poller"}
+    public = {name for name in OURS.__dict__ if not name.startswith("_SyncObj__")} - {
+        "__module__",
+        "__doc__",
+        "__init__",
+    }
+    ignored = {"__annotations__", "__static_attributes__", "__firstlineno__"}
+    assert public & (made | set(STOCK.__dict__)) - ignored == {"_checkCommandsToApply"}
+
+
+def test_the_stand_in_journal_has_what_stock_code_asks_of_it() -> None:
+    asked = {
+        node.attr
+        for name in running() - {"__init__"}
+        for node in ast.walk(parsed(plain(STOCK.__dict__[name])))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "__raftLog"
+    }
+    assert asked <= set(dir(stock.Journal)), asked
+    assert {"add", "setCurrentTerm", "setRaftCommitIndex", "onOneSecondTimer"} <= asked
+
+
+# --- What never runs -------------------------------------------------------------------------------------
+
+
+def forbidden(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError(f"{name} was called")
+
+    return refuse
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+def forbid_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pickle, pysyncobj.pickle):
+        for name in ("load", "loads", "dump", "dumps"):
+            monkeypatch.setattr(module, name, forbidden(f"{module.__name__}.{name}"))
+    for name in ("fork", "forkpty"):
+        monkeypatch.setattr(os, name, forbidden(name))
+    serializer = pysyncobj.serializer.Serializer
+    for name in [name for name in serializer.__dict__ if not name.startswith("__")]:
+        monkeypatch.setattr(serializer, name, forbidden(name))
+    for name in ("add", "clear", "deleteEntriesFrom", "deleteEntriesTo", "setCurrentTerm"):
+        if name != "add":  # The constructor puts its first entry into a journal in memory, which is dropped.
+            monkeypatch.setattr(pysyncobj.journal.MemoryJournal, name, forbidden(name))
+    unreached = set(STOCK.__dict__) - running() - overridden()
+    for name in unreached:
+        if inspect.isfunction(STOCK.__dict__[name]):
+            monkeypatch.setattr(STOCK, name, forbidden(name))
+
+
+def test_no_stock_code_that_pickles_forks_or_was_not_read_ever_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elections, commands, snapshots, an install, a join, restarts: with all of it forbidden."""
+    forbid_stock(monkeypatch)
+    cluster = Lockstep(clock, snapshot_ms=50, keep_entries=1)
+    leader = cluster.lead()
+    name = next(name for name in cluster.names if name != leader.name)
+    cluster.commit(b"first", via=name)
+    cluster.isolate(name)
+    for turn in range(4):
+        for member in cluster.members.values():
+            member.log._segment_bytes = 1
+        cluster.commit(b"%d" % turn, via=leader.name)
+        cluster.idle(0.2)
+    assert leader.log.base.index > cluster.members[name].log.last.index
+    cluster.heal()
+    cluster.converge()
+    assert cluster.members[name].log.base.index > 1, "it was sent a snapshot"
+    cluster.wipe(name)
+    cluster.run(lambda: cluster.members[name].raft.is_counted_here)
+    cluster.restart(leader.name, "none")
+    cluster.commit(b"last")
+    cluster.converge()
+    assert len(cluster.members[name].commands) == 6
+
+
+def test_the_stock_snapshot_path_is_closed() -> None:
+    """Whatever should come to call it."""
+    method = OURS.__dict__["_SyncObj__loadDumpFile"]
+    with pytest.raises(AssertionError, match="not PySyncObj's"):
+        method(None, clearJournal=True)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pysyncobj.version.VERSION", "0.3.18")
+    with pytest.raises(ImportError, match=r"needs PySyncObj 0\.3\.17, not 0\.3\.18"):
+        _import_again("sequencer.raft.stock")
+
+
+def _import_again(name: str) -> ModuleType:
+    """Run a module's code anew, in a module of its own."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,350 @@
+"""The bytes of the Raft log, and what is decided about them after a crash."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from dump import Dump, diagram
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sequencer.raft.record
+from rt.errors import Damaged, UnknownVersion
+from rt.log.checksum import crc32c, sealed
+from sequencer.raft.log_recovery import Replay, newest_run, replay_segments
+from sequencer.raft.messages import NOWHERE, Entry, Place
+from sequencer.raft.record import (
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    SEGMENT_HEADER_BYTES,
+    SYNCED_END_BYTES,
+    Kind,
+    Record,
+    SegmentHeader,
+    SyncedEnd,
+    add_entries,
+    add_record,
+    decode_records,
+    decode_segment_header,
+    encode_group_header,
+    encode_segment_header,
+    encode_synced_end,
+    group_at,
+    newest_synced_end,
+    parse_segment_name,
+    verify_records,
+)
+
+LOG = bytes(range(16))
+HEADER = SegmentHeader(1, LOG, NOWHERE, 0, None, 1)
+SEGMENT, GROUP, RECORD, SYNCED_END = (diagram(sequencer.raft.record, which) for which in range(4))
+
+u64 = st.integers(0, 2**64 - 1)
+places = st.builds(Place, u64, u64)
+records = st.builds(Record, st.sampled_from(Kind), places, st.binary(max_size=20))
+names = st.none() | st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1)
+
+
+def bytes_of(records: Sequence[Record]) -> bytes:
+    pieces: list[bytes] = []
+    for record in records:
+        add_record(pieces, record.kind, *record.place, record.content)
+    return b"".join(pieces)
+
+
+def entry(index: int, term: int = 1, content: bytes = b"entry") -> Record:
+    return Record(Kind.ENTRY, Place(index, term), content)
+
+
+def grown(segment: bytes, header: SegmentHeader, number: int, *records: Record) -> bytes:
+    """The segment with a group more."""
+    payload = bytes_of(records)
+    return segment + encode_group_header(header.seed, number, len(segment), payload) + payload
+
+
+def segment_of(*groups: Sequence[Record], header: SegmentHeader = HEADER) -> bytes:
+    data = encode_segment_header(header)
+    for number, group in enumerate(groups, header.group):
+        data = grown(data, header, number, *group)
+    return data
+
+
+def replay(*segments: bytes, synced: SyncedEnd | None = None) -> Replay:
+    fed = ((number, f"log.{number}", bytearray(data)) for number, data in enumerate(segments, 1))
+    return replay_segments(fed, len(segments), synced)
+
+
+# --- Structures ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(records))
+def test_records_are_read_as_they_were_written(written: list[Record]) -> None:
+    data = bytes_of(written)
+    assert len(data) % 8 == 0
+    assert list(decode_records(memoryview(data))) == written
+
+
+@given(st.lists(st.builds(Entry, st.binary(max_size=20), u64, u64)))
+def test_entries_are_records_like_any_other(entries: list[Entry]) -> None:
+    pieces: list[bytes] = []
+    add_entries(pieces, entries)
+    assert b"".join(pieces) == bytes_of([Record(Kind.ENTRY, e.place, e.content) for e in entries])
+
+
+@pytest.mark.parametrize("data", [bytes(8), bytes(24), bytes_of([entry(1)])[:-8]])
+def test_records_that_are_cut_short_or_of_no_kind_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="a record"):
+        list(decode_records(memoryview(data)))
+
+
+@given(st.integers(1, 2**63), st.binary(min_size=16, max_size=16), places, u64, names, u64)
+def test_a_segment_header_is_read_as_it_was_written(
+    number: int, log: bytes, base: Place, term: int, vote: str | None, group: int
+) -> None:
+    header = SegmentHeader(number, log, base, term, vote and vote[:255], group)
+    data = encode_segment_header(header)
+    assert len(data) == SEGMENT_HEADER_BYTES
+    assert decode_segment_header(data, path="log.1", number=number) == header
+
+
+def test_a_segment_under_the_name_of_another_one_is_damage() -> None:
+    with pytest.raises(Damaged, match="segment 1, wanted 2"):
+        decode_segment_header(encode_segment_header(HEADER), path="log.2", number=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("log.1", 1),
+        ("log.100", 100),
+        ("log.0", None),
+        ("log.01", None),
+        ("log.durable", None),
+        (".log.1.new", None),
+    ],
+)
+def test_segments_are_named_in_decimal(name: str, number: int | None) -> None:
+    assert parse_segment_name(name) == number
+
+
+def test_a_group_verifies_only_in_its_place() -> None:
+    payload = bytes_of([entry(1)])
+    header = encode_group_header(HEADER.seed, 7, 400, payload)
+    data = bytes(400) + header + payload
+    group = group_at(data, 400, HEADER.seed, path="log.1")
+    assert group == (7, 448, len(data), crc32c(payload, group_start(400)))
+    assert verify_records(memoryview(payload), group, HEADER.seed)
+    for other in (replace(HEADER, number=2), replace(HEADER, log=bytes(16))):
+        assert group_at(data, 400, other.seed, path="log.1") is None
+    assert group_at(bytes(8) + data, 408, HEADER.seed, path="log.1") is None
+
+
+def group_start(offset: int) -> int:
+    return crc32c(offset.to_bytes(8, "little"), HEADER.seed)
+
+
+ends = st.builds(SyncedEnd, u64, u64, u64, u64, st.binary(min_size=16, max_size=16))
+
+
+@given(ends)
+def test_a_synced_end_is_read_as_it_was_written(end: SyncedEnd) -> None:
+    assert len(encode_synced_end(end)) == SYNCED_END_BYTES
+    assert newest_synced_end(encode_synced_end(end)) == end
+
+
+def test_of_two_synced_ends_the_newer_one_that_verifies_counts() -> None:
+    older, newer = (SyncedEnd(sequence, 1, 400 + sequence, sequence, LOG) for sequence in (8, 9))
+    assert (older.file_offset, newer.file_offset) == (0, 64)
+    data = encode_synced_end(older) + encode_synced_end(newer)
+    assert newest_synced_end(data) == newer
+    assert newest_synced_end(data[:127]) == older
+    assert newest_synced_end(data[:64] + bytes(64)) == older
+    assert newest_synced_end(bytes(64) + data[64:]) == newer
+    assert newest_synced_end(bytes(128)) is None
+
+
+def with_version(data: bytes, version: int = 2) -> bytes:
+    return data[:8] + version.to_bytes(2, "little") + data[10:]
+
+
+def test_what_a_newer_rt_wrote_is_named_not_taken_for_damage() -> None:
+    with pytest.raises(UnknownVersion, match="segment of an unknown version"):
+        replay(sealed(with_version(encode_segment_header(HEADER))))
+    with pytest.raises(UnknownVersion, match="synced end"):
+        newest_synced_end(sealed(with_version(encode_synced_end(SyncedEnd(1, 1, 400, 1, LOG)))))
+    data = with_version(segment_of([entry(1)])[SEGMENT_HEADER_BYTES:])
+    head = data[:GROUP_HEADER_BYTES]
+    checksum = crc32c(head[16:], crc32c(head[:12], group_start(SEGMENT_HEADER_BYTES)))
+    newer = head[:12] + checksum.to_bytes(4, "little") + data[16:]
+    with pytest.raises(UnknownVersion, match="group of an unknown version"):
+        replay(encode_segment_header(HEADER) + newer)
+
+
+# --- Golden bytes ----------------------------------------------------------------------------------------
+
+
+def test_golden_segment(golden: Callable[..., bytes]) -> None:
+    header = SegmentHeader(3, LOG, Place(41, 6), 7, "north", 12)
+    groups = [
+        [Record(Kind.TERM, Place(0, 8), b"south"), entry(42, 8, b"forty-two"), entry(43, 8, b"")],
+        [Record(Kind.TRUNCATE, Place(42, 8), b""), Record(Kind.TERM, Place(0, 9), b"")],
+        [Record(Kind.RESET, Place(100, 9), b"")],
+    ]
+    data = segment_of(*groups, header=header)
+    dump = Dump(data)
+    dump.title("the segment's header")
+    dump.fields(SEGMENT)
+    for records in groups:
+        dump.title("a group's header")
+        end = dump.fields(GROUP)["bytes of the records behind it"] + dump.at
+        for record in records:
+            dump.title(f"a record: {record.kind.name.lower()}")
+            dump.part(dump.fields(RECORD)["bytes of the content"], "content")
+            dump.padding()
+        assert dump.at == end
+    found = golden("raft/log/segment", data, dump.text())
+    result = replay_segments([(3, "log.3", bytearray(found))], 3, None)
+    assert (result.term, result.voted_for, result.entries.base, len(result.entries)) == (9, None, (100, 9), 1)
+
+
+def test_golden_synced_end(golden: Callable[..., bytes]) -> None:
+    ends = [SyncedEnd(4, 2, 8_000_384, 11, LOG), SyncedEnd(5, 3, 520, 12, LOG)]
+    data = b"".join(map(encode_synced_end, ends))
+    dump = Dump(data)
+    for number in range(2):
+        dump.title(f"record {number}")
+        dump.fields(SYNCED_END)
+    assert newest_synced_end(golden("raft/log/synced_end", data, dump.text())) == ends[1]
+
+
+# --- Decisions -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "run"),
+    [([1], [1]), ([1, 2, 3], [1, 2, 3]), ([1, 3, 4], [3, 4]), ([9, 2, 3, 7, 8], [7, 8, 9]), ([1, 2, 9], [9])],
+)
+def test_the_run_of_segments_that_ends_at_the_newest_counts(numbers: list[int], run: list[int]) -> None:
+    assert list(newest_run(numbers)) == run
+
+
+def test_a_torn_group_loses_only_itself() -> None:
+    data = segment_of([entry(1)], [entry(2)])
+    end = len(segment_of([entry(1)]))
+    for size in range(end + 1, len(data)):
+        result = replay(data[:size])
+        assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), end, size - end)
+
+
+def test_any_pages_of_the_last_group_may_be_missing() -> None:
+    before = segment_of([entry(1)])
+    data = segment_of([entry(1)], [entry(2, content=GROUP_MAGIC * 250)])
+    places = [*range(512, len(data), 512)]
+    pages = list(zip([len(before), *places], [*places, len(data)], strict=True))
+    for kept in itertools.product([False, True], repeat=len(pages)):
+        torn = bytearray(data)
+        for (start, end), is_kept in zip(pages, kept, strict=True):
+            torn[start:end] = data[start:end] if is_kept else bytes(end - start)
+        assert replay(bytes(torn)).entries.last == ((2, 1) if all(kept) else (1, 1))
+
+
+def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
+    whole = segment_of([entry(1)], [entry(2, content=bytes(50))], [entry(3)])
+    start, behind = (
+        len(segment_of([entry(1)])),
+        len(whole) - len(segment_of([entry(3)])) + SEGMENT_HEADER_BYTES,
+    )
+    for at in range(start, behind):
+        bad = bytearray(whole)
+        bad[at] ^= 1
+        with pytest.raises(Damaged, match=f"a later group stands at {behind}") as caught:
+            replay(bytes(bad))
+        assert (caught.value.path, caught.value.offset) == ("log.1", start)
+
+
+def test_a_bad_later_group_still_proves_if_its_header_verifies() -> None:
+    bad = bytearray(segment_of([entry(1)], [entry(2)]))
+    bad[SEGMENT_HEADER_BYTES] ^= 1
+    bad[-1] ^= 1
+    with pytest.raises(Damaged, match="later group"):
+        replay(bytes(bad))
+
+
+def test_a_copy_of_a_group_elsewhere_proves_nothing() -> None:
+    inner = segment_of([entry(1)])[SEGMENT_HEADER_BYTES:]
+    torn = bytearray(segment_of([entry(1, content=inner + bytes(8) + inner)]))
+    torn[-1] ^= 1
+    assert replay(bytes(torn)).torn_bytes == len(torn) - SEGMENT_HEADER_BYTES
+
+
+def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None:
+    first = segment_of([entry(1)])
+    second = encode_segment_header(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2))
+    assert replay(first, second).bases == [(0, 0), (1, 1)]
+    with pytest.raises(Damaged, match="a later segment was begun"):
+        replay(first[:-1], second)
+    with pytest.raises(Damaged, match="does not go on"):
+        replay(first[:SEGMENT_HEADER_BYTES], second)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"log": bytes(16)},
+        {"base": Place(0, 0)},
+        {"base": Place(1, 2)},
+        {"term": 3},
+        {"voted_for": "x"},
+        {"group": 3},
+    ],
+)
+def test_a_segment_must_go_on_where_the_one_before_it_ends(change: dict[str, object]) -> None:
+    header = replace(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2), **change)
+    with pytest.raises(Damaged, match="does not go on"):
+        replay(segment_of([entry(1)]), encode_segment_header(header))
+
+
+def test_what_is_recorded_as_synced_is_never_cut() -> None:
+    data = segment_of([entry(1)], [entry(2)])
+    first, second = (SyncedEnd(number, 1, end, number, LOG) for number, end in ((1, 456), (2, len(data))))
+    for size in range(len(segment_of([entry(1)])), len(data)):
+        assert replay(data[:size], synced=first).entries.last == (1, 1)
+        with pytest.raises(Damaged, match=r"groups up to 2 in log\.1, which were synced"):
+            replay(data[:size], synced=second)
+    with pytest.raises(Damaged, match=r"in log\.2, which were synced"):
+        replay(data, synced=SyncedEnd(3, 2, SEGMENT_HEADER_BYTES, 2, LOG))
+    with pytest.raises(Damaged, match="of another Raft log"):
+        replay(data, synced=first._replace(log=bytes(16)))
+
+
+def test_a_group_out_of_turn_is_damage() -> None:
+    with pytest.raises(Damaged, match="got 3, wanted 2"):
+        replay(grown(segment_of([entry(1)]), HEADER, 3, entry(2)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        entry(3),
+        entry(1),
+        entry(2, term=0),
+        Record(Kind.TRUNCATE, Place(1, 2), b""),
+        Record(Kind.TRUNCATE, Place(2, 1), b""),
+        Record(Kind.TERM, Place(0, 4), b""),
+        Record(Kind.TERM, Place(0, 5), b"b"),
+        Record(Kind.TERM, Place(0, 5), b""),
+    ],
+)
+def test_whole_groups_that_contradict_what_came_before_are_damage(record: Record) -> None:
+    start = [Record(Kind.TERM, Place(0, 5), b"a"), entry(1)]
+    with pytest.raises(Damaged, match="holds what cannot be"):
+        replay(segment_of(start, [record]))
+
+
+def test_a_cut_below_the_first_segment_kept_takes_the_base_down() -> None:
+    header = SegmentHeader(1, LOG, Place(10, 2), 3, None, 5)
+    result = replay(segment_of([Record(Kind.TRUNCATE, Place(7, 1), b""), entry(8, 3)], header=header))
+    assert (result.entries.base, result.entries.last) == ((7, 1), (8, 3))

@@ -1,0 +1,815 @@
+"""What PySyncObj breaks and this package keeps: each hazard on the stock class first, then on ours.
+
+The stock class runs as released, but for a transport that a test reads and feeds, and no thread. A test of it
+asserts that it *does* break: should a later version mend something, the test says so, and what we replace
+may shrink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import mmap
+import os
+import pickle
+import shutil
+import socket
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pysyncobj.journal
+import pysyncobj.syncobj
+import pysyncobj.tcp_connection
+import pytest
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf, replicated
+from pysyncobj.config import SERIALIZER_STATE
+from pysyncobj.journal import createJournal
+from pysyncobj.node import Node
+from pysyncobj.poller import POLL_EVENT_TYPE
+from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
+from pysyncobj.transport import Transport
+from raft_bench import (
+    DIRECTORY,
+    Clock,
+    Driven,
+    claim_of,
+    config_of,
+    disk_id,
+    entries_of,
+    only,
+    virtual_clock,
+)
+
+import rt
+from rt.errors import Damaged, FormatError
+from rt.testing.disk import PowerCut
+from sequencer.raft.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
+from sequencer.raft.entries import encode_commands
+from sequencer.raft.log import DurableLog
+from sequencer.raft.messages import (
+    COMMAND_BYTES_MAX,
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Entry,
+    Forward,
+    Place,
+)
+from sequencer.raft.state import INITIAL, initial_state
+
+# PySyncObj leaves files to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+Message = dict[str, Any]
+NO_OP = (b"\x01", 1, 0)
+"""What the stock log begins with."""
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+class Recorder(Transport):
+    """Keeps what the stock class sends."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None, ())
+        self.sent: list[tuple[str, Message]] = []
+
+    def send(self, node: Node, message: Message) -> bool:
+        self.sent.append((node.id, message))
+        return True
+
+    def of(self, kind: str) -> list[Message]:
+        return [message for _, message in self.sent if message["type"] == kind]
+
+
+class Stock(SyncObj):
+    """A stock node that keeps what was added, and acknowledges as released."""
+
+    def __init__(self, name: str = "a", members: str = "abc", **settings: Any) -> None:
+        self.recorder = Recorder()
+        conf = SyncObjConf(autoTick=False, useFork=False, **settings)
+        peers = [Node(peer) for peer in members if peer != name]
+        super().__init__(Node(name), peers, conf, transport=self.recorder)
+        self.items: list[str] = []
+        for peer in peers:
+            self.recorder._onNodeConnected(peer)
+
+    @replicated
+    def add(self, item: str) -> None:
+        self.items.append(item)
+
+    def private(self, name: str) -> Any:
+        return getattr(self, f"_SyncObj__{name}")
+
+    def hear(self, peer: str, **message: Any) -> None:
+        self.recorder._onMessageReceived(Node(peer), message)
+
+    def append(
+        self, term: int, prev: tuple[int, int], entries: list[Any], commit: int, peer: str = "b"
+    ) -> None:
+        place = {"prevLogIdx": prev[0], "prevLogTerm": prev[1]}
+        self.hear(peer, type="append_entries", term=term, commit_index=commit, entries=entries, **place)
+
+    def entry(self, item: str, index: int, term: int) -> tuple[bytes, int, int]:
+        return b"\0" + pickle.dumps((self._methodToID["add_v0"], (item,)), 2), index, term
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.doTick(0.0)
+
+    def lead(self, clock: Clock) -> None:
+        """Win an election against silent peers, whose votes are fed."""
+        clock.advance(2.0)
+        self.tick()
+        for peer in self.otherNodes:
+            self.hear(peer.id, type="response_vote", term=self.raftCurrentTerm)
+        self.tick()
+        assert self._isLeader()
+
+    def index(self) -> int:
+        return self.private("raftLog")[-1][1]
+
+
+def acknowledged(outcomes: list[Any]) -> Callable[[Any, Any], None]:
+    """A callback that notes what was acknowledged."""
+    return lambda _result, reason: outcomes.append(reason)
+
+
+def ours(clock: Clock, members: int = 3, **settings: Any) -> Driven:
+    driven = Driven(clock, config_of("n1", ["n1", "n2", "n3", "n4", "n5"][:members], **settings))
+    driven.adopt()
+    return driven
+
+
+def our_single(clock: Clock, **settings: Any) -> Driven:
+    """A cluster of one, which leads."""
+    driven = Driven(clock, config_of("n1", ["n1"], bootstrap=True, **settings))
+    run(driven)
+    assert driven.raft.role == "leader"
+    return driven
+
+
+def run(driven: Driven, rounds: int = 4) -> None:
+    for _ in range(rounds):
+        driven.clock.advance(0.001)
+        driven.step()
+
+
+# --- A. What survives ------------------------------------------------------------------------------------
+
+
+def test_a1_stock_acknowledges_what_no_power_cut_would_leave(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is synced on the way to an acknowledgement: neither the mapped journal nor any file."""
+    synced: list[str] = []
+
+    class Watched(mmap.mmap):
+        def flush(self, *arguments: Any) -> None:
+            synced.append("mmap")
+            super().flush(*arguments)
+
+    monkeypatch.setattr(pysyncobj.journal, "mmap", SimpleNamespace(mmap=Watched))
+    for name in ("fsync", "fdatasync", "sync"):
+        monkeypatch.setattr(os, name, lambda *_, name=name: synced.append(name))
+    outcomes: list[Any] = []
+    stock = Stock(members="a", journalFile=str(tmp_path / "journal"))
+    clock.advance(2.0)
+    stock.tick(2)
+    stock.add("x", callback=acknowledged(outcomes))
+    stock.tick(3)
+    assert (outcomes, stock.items) == ([FAIL_REASON.SUCCESS], ["x"])
+    assert synced == []
+    stock.destroy()
+    assert synced == ["mmap"], "the watch works"
+
+
+def test_a1_ours_has_synced_what_it_acknowledges(clock: Clock) -> None:
+    driven = our_single(clock)
+    [future] = driven.propose(b"x")
+    run(driven)
+    assert future.done()
+    later = driven.reopened("none")
+    run(later)
+    assert later.commands == [b"x"]
+
+
+def test_a2_stock_votes_twice_when_its_vote_is_unreadable(clock: Clock, tmp_path: Path) -> None:
+    """What a power cut leaves of a file that was renamed and never synced may be empty."""
+    journal = tmp_path / "journal"
+    vote = {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4}
+    for turn, peer in enumerate("bc"):
+        if turn:
+            (tmp_path / "journal.meta").write_bytes(b"")
+        stock = Stock(journalFile=str(journal))
+        stock.hear(peer, **vote)
+        assert stock.recorder.of("response_vote") == [{"type": "response_vote", "term": 5}]
+        stock.destroy()
+
+
+def test_a2_ours_does_not_start_without_its_vote(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.request_vote("n2", 5, Place(9, 4))
+    disk = driven.kept("none")
+    for path in [path for path in disk.paths() if "/log." in path]:
+        disk.remove(path)
+    disk.sync_directory(DIRECTORY)
+    with pytest.raises(Damaged, match="its vote is lost"):
+        Driven(clock, driven.config, disk)
+
+
+def test_a3_stock_clears_a_journal_that_is_older_than_its_dump(clock: Clock, tmp_path: Path) -> None:
+    """The state of the disk between the child's rename of the dump and the parent's compaction."""
+    settings = {"journalFile": str(tmp_path / "journal"), "fullDumpFile": str(tmp_path / "dump")}
+    stock = Stock(members="a", **settings)
+    clock.advance(2.0)
+    stock.tick(2)
+    for item in "abcde":
+        stock.add(item)
+        stock.tick(2)
+    stock.forceLogCompaction()
+    stock.tick()
+    # The child has renamed the dump; the parent has not waited for it yet, and goes on.
+    stock.private("serializer").checkSerializing = lambda: (SERIALIZER_STATE.SERIALIZING, 1)
+    outcomes: list[Any] = []
+    for item in "fgh":
+        stock.add(item, callback=acknowledged(outcomes))
+        stock.tick(2)
+    assert outcomes == [FAIL_REASON.SUCCESS] * 3
+    stock.private("raftLog").flush()  # kill -9: what was written is still there.
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for name in ("journal", "journal.meta", "dump"):
+        shutil.copy(tmp_path / name, killed / name)
+    stock.destroy()
+    settings = {"journalFile": str(killed / "journal"), "fullDumpFile": str(killed / "dump")}
+    again = Stock(members="a", **settings)
+    clock.advance(2.0)
+    again.tick(5)
+    assert again.items == list("abcde"), "the acknowledged f, g and h are gone"
+    again.destroy()
+
+
+def test_a3_ours_keeps_what_is_behind_the_snapshot(clock: Clock) -> None:
+    driven = our_single(clock, snapshot_ms=100, keep_entries=1)
+    for item in (b"a", b"b", b"c"):
+        driven.propose(item)
+        run(driven)
+    driven.aside.is_held = True
+    clock.advance(0.2)
+    run(driven)
+    assert driven.aside.waiting
+    driven.aside.work()  # The snapshot is durable and named; the loop does not know yet.
+    futures = driven.propose(b"d", b"e")
+    driven.aside.collect, collect = (lambda: None), driven.aside.collect
+    run(driven)
+    assert all(future.done() for future in futures)
+    driven.aside.collect = collect
+    later = driven.reopened("none")
+    assert later.commands == [b"a", b"b", b"c"]
+    run(later)
+    assert later.commands == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_a4_stock_acknowledges_without_a_majority_below_a_stale_commit_index(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """The journal's end was lost, the commit index beside it was not."""
+    journal = createJournal(str(tmp_path / "journal"))
+    journal.add(*NO_OP)
+    journal.setCurrentTerm(1, None)
+    journal.setRaftCommitIndex(10)
+    journal.onOneSecondTimer()
+    journal._destroy()
+    stock = Stock(journalFile=str(tmp_path / "journal"))
+    stock.lead(clock)
+    outcomes: list[Any] = []
+    stock.add("no majority", callback=acknowledged(outcomes))
+    stock.tick(3)
+    assert (outcomes, stock.items) == ([FAIL_REASON.SUCCESS], ["no majority"])
+    assert not stock.recorder.of("next_node_idx")
+    stock.destroy()
+
+
+def test_a4_ours_knows_nothing_to_be_committed_but_its_snapshot(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=4)
+    driven.step()
+    assert driven.status.committed == 4
+    driven = driven.reopened()
+    assert driven.status.committed == 1
+    driven.lead()
+    [future] = driven.propose(b"no majority")
+    run(driven)
+    assert (driven.status.committed, driven.commands, future.done()) == (1, [], False)
+
+
+class Killed(BaseException):
+    """kill -9, as code sees it."""
+
+
+def test_a5_stock_loses_the_tail_when_it_is_killed_while_it_compacts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    journal = createJournal(str(path))
+    for index in range(1, 21):
+        journal.add(b"command", index, 1)
+    added: list[int] = []
+    add = type(journal).add
+
+    def add_until_killed(self: Any, command: bytes, index: int, term: int) -> None:
+        if len(added) == 3:
+            raise Killed
+        added.append(index)
+        add(self, command, index, term)
+
+    monkeypatch.setattr(type(journal), "add", add_until_killed)
+    with pytest.raises(Killed):
+        journal.deleteEntriesTo(10)
+    monkeypatch.undo()
+    journal._destroy()
+    again = createJournal(str(path))
+    assert [entry[1] for entry in again[:]] == [11, 12, 13], "14 to 20 were acknowledged"
+    again._destroy()
+
+
+@pytest.mark.parametrize("keep", ["all", "none", "some"])
+def test_a5_ours_keeps_the_tail_wherever_it_dies_while_it_compacts(clock: Clock, keep: Any) -> None:
+    for change in range(1, 60):
+        driven = ours(clock)
+        driven.log._segment_bytes = 1
+        for index in range(2, 12):
+            driven.append(2, Place(index - 1, 2 if index > 2 else 1), entries_of([2], start=index))
+        driven.disk.cut_power_at(driven.disk.changes + change)
+        with contextlib.suppress(PowerCut):
+            driven.log.compact(9)
+        is_cut = driven.disk.is_off
+        disk = driven.kept(keep, change)
+        log = DurableLog.open(DIRECTORY, disk=disk)
+        assert log.base.index < 9
+        assert log.last == Place(11, 2)
+        log.close()
+        if not is_cut:
+            return
+    pytest.fail("it never ends")
+
+
+def dump(stock: Stock, items: list[str], index: int, term: int) -> bytes:
+    """A stock snapshot of these items that covers the log up to `index`."""
+    entries = [stock.entry("-", at, term) for at in (index, index - 1)]
+    return gzip.compress(pickle.dumps(({"items": items}, *entries, set()), 2))
+
+
+def install(stock: Stock, content: bytes, *, term: int, commit: int, peer: str = "b") -> None:
+    for serialized in ((content, True, False), (b"", False, True)):
+        stock.hear(peer, type="append_entries", term=term, commit_index=commit, serialized=serialized)
+
+
+def test_a7_stock_runs_with_an_empty_state_when_its_snapshot_is_damaged(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "dump").write_bytes(b"damaged")
+    stock = Stock(fullDumpFile=str(tmp_path / "dump"))
+    stock.tick(3)
+    assert (stock.items, stock.raftLastApplied) == ([], 1)
+    stock.append(1, (1, 0), [], 1)
+    assert stock.recorder.of("next_node_idx")[-1]["success"] is True, "it takes part"
+    stock.destroy()
+
+
+def test_a7_stock_acknowledges_a_log_that_nobody_compared_when_an_install_fails(clock: Clock) -> None:
+    stock = Stock()
+    stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("xyz", 2)], 1)
+    stock.recorder.sent.clear()
+    install(stock, b"damaged", term=2, commit=1, peer="c")
+    [reply] = stock.recorder.of("next_node_idx")
+    assert (reply["success"], reply["next_node_idx"]) == (True, 5), "entries 2 to 4 were never compared"
+
+
+def test_a7_ours_neither_starts_with_nor_takes_a_damaged_snapshot(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
+    sent = driven.hear("n3", Chunk(3, Place(9, 3), 3, bytes(32), 0, b"bad"))
+    run(driven)
+    assert not any(isinstance(message, ChunkReply) and message.installed for message in sent)
+    assert driven.append(3, Place(9, 3), peer="n3").matched is False
+    disk = driven.kept("all")
+    disk.flip_bit(f"{DIRECTORY}/snapshot.1", 120, 0)
+    with pytest.raises(Damaged):
+        Driven(clock, driven.config, disk)
+
+
+# --- B. The protocol -------------------------------------------------------------------------------------
+
+
+def test_b1_stock_applies_an_uncommitted_tail_at_a_snapshots_message(clock: Clock) -> None:
+    """Fatal where every node is to build the same bytes: even an empty chunk does it."""
+    stock = Stock()
+    stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("xyz", 2)], 1)
+    stock.hear("c", type="append_entries", term=2, commit_index=4, serialized=None)
+    stock.tick()
+    assert stock.items == ["x", "y", "z"], "the leader of term 2 may have other entries there"
+
+
+def test_b1_ours_commits_only_what_was_compared(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
+    driven.hear("n3", Chunk(3, Place(9, 3), 10, bytes(32), 0, b"abc"))
+    driven.append(3, INITIAL, commit=4, peer="n3")
+    run(driven)
+    assert (driven.commands, driven.status.committed) == ([], 1)
+
+
+def test_b2_stock_applies_twice_when_a_callback_fails(clock: Clock) -> None:
+    def fail(_result: Any, _reason: Any) -> None:
+        raise LookupError
+
+    stock = Stock(members="a")
+    clock.advance(2.0)
+    stock.tick(2)
+    stock.add("x", callback=fail)
+    with pytest.raises(LookupError):
+        stock.tick(3)
+    stock.tick(3)
+    assert stock.items == ["x", "x"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_b2_ours_applies_once_when_a_callback_fails(clock: Clock) -> None:
+    def fail(_future: Any) -> None:
+        raise LookupError
+
+    driven = our_single(clock)
+    driven.propose(b"x")[0].add_done_callback(fail)
+    run(driven)
+    assert driven.commands == [b"x"]
+
+
+def test_b2_ours_ends_when_its_machine_fails_and_does_not_apply_again(clock: Clock) -> None:
+    def fail(index: int, command: bytes) -> None:
+        applied.append((index, command))
+        raise LookupError
+
+    applied: list[tuple[int, bytes]] = []
+    driven = our_single(clock)
+    driven.machine.apply = fail
+    driven.propose(b"x")
+    with pytest.raises(LookupError):
+        run(driven)
+    driven.step()
+    assert applied == [(1, b"x")]
+    later = driven.reopened("none")
+    run(later)
+    assert later.commands == [b"x"]
+
+
+def test_b4_stock_drops_acknowledged_entries_at_a_late_append(clock: Clock) -> None:
+    stock = Stock()
+    entries = [stock.entry(item, at, 1) for at, item in enumerate("wxyz", 2)]
+    stock.append(1, (1, 0), entries, 5)
+    stock.tick()
+    assert (stock.items, stock.recorder.of("next_node_idx")[-1]["next_node_idx"]) == (list("wxyz"), 6)
+    stock.append(1, (1, 0), entries[:1], 5)
+    assert (stock.index(), stock.raftLastApplied) == (2, 5)
+
+
+def test_b4_ours_drops_nothing_at_a_late_append(clock: Clock) -> None:
+    driven = ours(clock)
+    entries = entries_of([2, 2, 2, 2])
+    driven.append(2, INITIAL, entries, commit=5)
+    driven.append(2, INITIAL, entries[:1], commit=5)
+    assert driven.log.last == Place(5, 2)
+    assert driven.reopened("none").log.last == Place(5, 2)
+
+
+def test_b5_stock_counts_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
+    """It does not say of which term it is: what stood at that index then has been cut since."""
+    stock = Stock()
+    stock.lead(clock)
+    for item in ("old", "older"):
+        stock.add(item)
+        stock.tick()
+    assert stock.index() == 4
+    late = {"type": "next_node_idx", "next_node_idx": 5, "reset": False, "success": True}
+    term = stock.raftCurrentTerm + 1
+    stock.append(term, (1, 0), [(b"\x01", 2, term)], 1, peer="c")
+    stock.lead(clock)
+    outcomes: list[Any] = []
+    stock.add("x", callback=acknowledged(outcomes))
+    stock.tick()
+    assert stock.index() == 4
+    stock.hear("b", **late)
+    stock.tick(2)
+    assert (outcomes, stock.items) == ([FAIL_REASON.SUCCESS], ["x"]), "on one node of three"
+
+
+def test_b5_ours_does_not_count_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
+    driven = ours(clock)
+    term = driven.lead()
+    driven.hear("n3", AppendReply(term + 1, False, 2, 1, claim_of("n3")))
+    driven.lead()
+    driven.propose(b"x")
+    driven.step()
+    driven.acknowledge("n2", driven.log.last.index, term=term)
+    run(driven)
+    assert (driven.commands, driven.status.committed) == ([], 1)
+
+
+def test_b7_stock_throws_a_log_away_that_is_ahead_of_the_snapshot(clock: Clock) -> None:
+    stock = Stock()
+    stock.append(1, (1, 0), [stock.entry(item, at, 1) for at, item in enumerate("vwxyz", 2)], 6)
+    stock.tick()
+    assert (stock.items, stock.raftLastApplied) == (list("vwxyz"), 6)
+    install(stock, dump(stock, list("vw"), 3, 1), term=1, commit=6)
+    assert (stock.items, stock.index()) == (list("vw"), 3)
+
+
+def test_b7_ours_keeps_a_log_that_is_ahead_of_the_snapshot(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.append(2, INITIAL, entries_of([2] * 5), commit=6)
+    run(driven)
+    driven.hear("n2", Chunk(2, Place(3, 2), 100, bytes(32), 0, b"abc"))
+    run(driven)
+    assert (driven.status.applied, driven.log.last, len(driven.commands)) == (6, Place(6, 2), 5)
+
+
+def test_b8_stock_counts_a_voter_twice(clock: Clock) -> None:
+    stock = Stock(members="abcde")
+    clock.advance(2.0)
+    stock.tick()
+    for _ in range(2):
+        stock.hear("b", type="response_vote", term=stock.raftCurrentTerm)
+    assert stock._isLeader(), "with two of five"
+
+
+def test_b8_ours_counts_a_voter_once(clock: Clock) -> None:
+    driven = ours(clock, 5)
+    term = driven.stand()
+    for _ in range(3):
+        driven.grant("n2", term, pre=False)
+    assert driven.raft.role == "candidate"
+
+
+def test_b10_stock_takes_a_large_command_for_finished_before_it_is(clock: Clock) -> None:
+    """The pickled entry is longer than the command, and the last piece is told by the command's length."""
+    leader = Stock(appendEntriesBatchSizeBytes=100)
+    leader.lead(clock)
+    leader.hear("b", type="next_node_idx", next_node_idx=leader.index() + 1, reset=False, success=True)
+    leader.recorder.sent.clear()
+    leader._applyCommand(b"\x01" + bytes(189), None)
+    leader.tick()
+    clock.advance(1.0)
+    leader.tick()
+    pieces = [message for to, message in leader.recorder.sent if to == "b" and "transmission" in message]
+    assert [piece["transmission"] for piece in pieces].count("finish") > 1
+    follower = Stock("b")
+    follower.append(1, (1, 0), [(b"\x01", 2, pieces[0]["prevLogTerm"])], 1, peer="a")
+    with pytest.raises((pickle.UnpicklingError, EOFError, ValueError)):
+        for piece in pieces:
+            follower.recorder._onMessageReceived(Node("a"), piece)
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 131_070, COMMAND_BYTES_MAX])
+def test_b10_ours_sends_a_command_of_any_size_whole(clock: Clock, size: int) -> None:
+    driven = ours(clock)
+    driven.lead()
+    driven.acknowledge("n2", 2)
+    command = os.urandom(size)
+    driven.propose(command)
+    append = only([message for to, message in driven.step() if to == "n2"], Append)
+    [follower] = [ours(clock)]
+    frame = b"".join(encode(append._replace(prev=INITIAL, entries=_moved(append, 2)), 1))
+    header = decode_header(frame)
+    assert len(frame) == FRAME_HEADER_BYTES + header.length
+    received = decode(header.kind, frame[FRAME_HEADER_BYTES:])
+    assert isinstance(received, Append)
+    follower.hear("n2", received._replace(applied=0))
+    assert follower.log.entry(2).content == append.entries[0].content
+
+
+def _moved(append: Append, index: int) -> tuple[Entry, ...]:
+    return tuple(entry._replace(index=at) for at, entry in enumerate(append.entries, index))
+
+
+def test_b11_stock_leaves_a_stale_leader_in_the_dark(clock: Clock) -> None:
+    stock = Stock()
+    stock.append(7, (1, 0), [], 1)
+    stock.recorder.sent.clear()
+    stock.append(3, (1, 0), [], 1, peer="c")
+    assert stock.recorder.sent == []
+
+
+def test_b11_ours_tells_a_stale_leader(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.append(7, INITIAL)
+    assert driven.append(3, INITIAL, peer="n3").term == 7
+
+
+def test_b13_stock_deposes_a_leader_by_a_term_that_grew_alone(clock: Clock) -> None:
+    stock = Stock()
+    stock.lead(clock)
+    stock.hear("c", type="request_vote", term=1000, last_log_index=0, last_log_term=0)
+    assert (stock._isLeader(), stock.raftCurrentTerm) == (False, 1000)
+
+
+def test_b13_ours_stays_leader(clock: Clock) -> None:
+    driven = ours(clock)
+    term = driven.lead()
+    driven.request_vote("n3", 1000, INITIAL)
+    assert (driven.raft.role, driven.raft.term) == ("leader", term)
+
+
+def test_b14_stock_forgets_callbacks_that_a_snapshot_covers(clock: Clock) -> None:
+    stock = Stock()
+    stock.append(1, (1, 0), [], 1)
+    outcomes: list[Any] = []
+    stock.add("mine", callback=acknowledged(outcomes))
+    stock.tick()
+    [request] = stock.recorder.of("apply_command")
+    answer = {"request_id": request["request_id"], "log_idx": 5, "log_term": 1}
+    stock.hear("b", type="apply_command_response", **answer)
+    install(stock, dump(stock, ["mine"], 9, 1), term=1, commit=9)
+    stock.append(1, (9, 1), [stock.entry("more", 10, 1)], 10)
+    stock.tick(10)
+    assert (stock.items, outcomes) == (["mine", "more"], []), "it is applied, and nobody will ever be told"
+
+
+def test_b14_stock_applies_a_command_twice_that_was_asked_for_again(clock: Clock) -> None:
+    stock = Stock()
+    stock.lead(clock)
+    entry, _, _ = stock.entry("x", 0, 0)
+    for _ in range(2):
+        stock.hear("b", type="apply_command", command=entry)
+        stock.tick()
+    stock.hear("b", type="next_node_idx", next_node_idx=stock.index() + 1, reset=False, success=True)
+    stock.tick()
+    assert stock.items == ["x", "x"]
+
+
+def test_b14_ours_applies_it_once(clock: Clock) -> None:
+    driven = ours(clock)
+    driven.lead()
+    pack = Forward(encode_commands(disk_id("n2"), 1, 1, 1, [b"x"]))
+    driven.hear("n2", pack, pack, pack)
+    run(driven)
+    assert driven.log.last.index == 5
+    driven.acknowledge("n2", 5)
+    run(driven)
+    assert (driven.status.applied, driven.commands) == (5, [b"x"])
+
+
+# --- C. Process and network ------------------------------------------------------------------------------
+
+
+class StillPoller:
+    """A poller that a test asks for events itself."""
+
+    def subscribe(self, descriptor: int, callback: Callable[[int, int], None], _mask: int) -> None:
+        self.event = lambda: callback(descriptor, POLL_EVENT_TYPE.READ)
+
+    def unsubscribe(self, descriptor: int) -> None:
+        pass
+
+
+@pytest.fixture
+def ends(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[TcpConnection, StillPoller, socket.socket]]:
+    """A stock connection, its poller, and the socket at the other end."""
+    monkeypatch.setattr(pysyncobj.tcp_connection, "monotonicTime", lambda: clock.now)
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    poller = StillPoller()
+    connection = TcpConnection(poller, socket=near, timeout=3.5)
+    yield connection, poller, far
+    connection.disconnect()
+    far.close()
+
+
+def test_b16_stock_closes_a_quiet_link_at_the_first_vote(
+    clock: Clock, ends: tuple[TcpConnection, StillPoller, socket.socket]
+) -> None:
+    """Followers say nothing to each other: the first request_vote of an election is lost with the link.
+
+    That ours keeps a quiet link by pings is shown in test_raft_transport.
+    """
+    connection, _, far = ends
+    clock.advance(4.0)
+    connection.send({"type": "request_vote"})
+    assert connection.state == CONNECTION_STATE.DISCONNECTED
+    assert far.recv(100) == b""
+
+
+class MakesDirectory:
+    """Pickled, a call of os.mkdir."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+def stock_frame(message: Any) -> bytes:
+    data = zlib.compress(pickle.dumps(message, 2))
+    return len(data).to_bytes(4, "little") + data
+
+
+def test_c1_stock_does_what_a_stranger_sends(
+    ends: tuple[TcpConnection, StillPoller, socket.socket], tmp_path: Path
+) -> None:
+    """Before it has asked who that is."""
+    _, poller, far = ends
+    far.send(stock_frame(MakesDirectory(str(tmp_path / "made by a stranger"))))
+    poller.event()
+    assert (tmp_path / "made by a stranger").is_dir()
+
+
+def test_c1_stock_does_what_a_command_says(clock: Clock, tmp_path: Path) -> None:
+    stock = Stock(members="a")
+    clock.advance(2.0)
+    stock.tick(2)
+    stock.hear(
+        "b", type="apply_command", command=b"\0" + pickle.dumps(MakesDirectory(str(tmp_path / "made")), 2)
+    )
+    with pytest.raises(KeyError):
+        stock.tick(3)
+    assert (tmp_path / "made").is_dir()
+
+
+def test_c1_ours_refuses_it_unread(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames, commands and snapshots: nothing that arrives is ever unpickled."""
+    pickled = pickle.dumps(MakesDirectory(str(tmp_path / "made")), 2)
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, None)
+    with pytest.raises(FormatError):
+        decode_header(stock_frame_of(pickled))
+    for kind in range(2, 11):
+        try:
+            decode(kind, pickled)
+        except FormatError:
+            continue
+        assert kind in {9, 10}, "only commands and snapshots are bytes as they come"
+    driven = ours(clock)
+    driven.lead()
+    last = driven.log.last
+    driven.hear("n2", *(Forward(head + pickled) for head in (b"", b"\0", b"\1", b"\2", b"\3", b"\x10")))
+    assert driven.log.last == last
+    driven.hear("n2", Forward(encode_commands(disk_id("n2"), 1, 1, 1, [pickled])))
+    driven.acknowledge("n2", driven.log.last.index)
+    run(driven)
+    assert driven.commands == [pickled], "a command is bytes, and stays bytes"
+    assert not (tmp_path / "made").exists()
+
+
+def stock_frame_of(pickled: bytes) -> bytes:
+    data = zlib.compress(pickled)
+    return len(data).to_bytes(4, "little") + data
+
+
+def test_c4_stock_goes_on_after_a_failure_of_its_storage(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread logs the error and ticks again: what was not kept is in memory, and is acknowledged."""
+    stock = Stock(members="a")
+    clock.advance(2.0)
+    stock.tick(2)
+    log = stock.private("raftLog")
+    add = log.add
+
+    def fails_behind_memory(command: bytes, index: int, term: int) -> None:
+        add(command, index, term)
+        raise OSError(5, "no such luck")
+
+    monkeypatch.setattr(log, "add", fails_behind_memory)
+    stock.add("x")
+    with pytest.raises(OSError, match="no such luck"):
+        stock.tick()
+    stock.tick(3)
+    assert stock.items == ["x"]
+
+
+def test_c4_ours_ends_at_a_failure_of_its_storage(clock: Clock) -> None:
+    driven = our_single(clock)
+    [future] = driven.propose(b"x")
+    driven.disk.fail("sync")
+    for _ in range(3):
+        with pytest.raises(rt.StorageFailed):
+            run(driven)
+    assert (driven.commands, future.done()) == ([], False)
+
+
+def test_a_proposers_disk_must_be_a_members(clock: Clock) -> None:
+    """Stock takes commands from whoever connects as "readonly"; here the log itself says who may."""
+    state = initial_state(b"c" * 16, 1, {"n1": disk_id("n1")})
+    applied = state.apply(Entry(encode_commands(disk_id("stranger"), 1, 1, 1, [b"x"]), 2, 1))
+    assert applied is not None
+    assert applied.first is None
