@@ -13,7 +13,7 @@
      2 HELLO        cluster 16, epoch 4, claim, wants bootstrap 1
      3 REQUEST_VOTE term 8, last place, claim, pre 1
      4 VOTE_REPLY   term 8, granted 1, claim, pre 1
-     5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, count 4,
+     5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
                     count times: bytes of the content 4; count times: term 8; the contents
      6 APPEND_REPLY term 8, matched 1, prev 8, index 8, claim
      7 CHUNK        term 8, snapshot place, length 8, digest 32, offset 8, data
@@ -98,7 +98,7 @@ _CLAIM: Final = f"{ID_BYTES}sQQ"
 _HELLO: Final = struct.Struct(f"<{ID_BYTES}sI{_CLAIM}B")
 _REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}B")
 _VOTE_REPLY: Final = struct.Struct(f"<QB{_CLAIM}B")
-_APPEND: Final = struct.Struct("<QQQQQQI")
+_APPEND: Final = struct.Struct("<QQQQQQBI")
 _APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
 _CHUNK: Final = struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ")
 _CHUNK_REPLY: Final = struct.Struct(f"<QQQQQB{_CLAIM}")
@@ -205,8 +205,8 @@ def _flat(claim: Claim) -> tuple[bytes, int, int]:
 
 
 def _encode_append(message: Append, epoch: int) -> list[bytes]:
-    term, prev, commit, applied, chain, entries = message
-    fixed = _APPEND.pack(term, *prev, commit, applied, chain, len(entries))
+    term, prev, commit, applied, chain, entries, wants_reply = message
+    fixed = _APPEND.pack(term, *prev, commit, applied, chain, wants_reply, len(entries))
     if not entries:
         return [_HEADER.pack(len(fixed), Kind.APPEND, VERSION, 0, epoch) + fixed]
     contents, indexes, terms = zip(*entries, strict=True)
@@ -222,7 +222,7 @@ def _encode_append(message: Append, epoch: int) -> list[bytes]:
 
 
 def _decode_append(body: Buffer) -> Append:
-    term, prev_index, prev_term, commit, applied, chain, count = _APPEND.unpack_from(body)
+    term, prev_index, prev_term, commit, applied, chain, wants_reply, count = _APPEND.unpack_from(body)
     prev = _place(prev_index, prev_term)
     _check_numbers(term, commit, applied, prev_index + count)
     start = _APPEND.size + count * _ENTRY_BYTES
@@ -245,7 +245,7 @@ def _decode_append(body: Buffer) -> Append:
         )
     contents = [bytes(body[low:high]) for low, high in pairwise(ends)]
     entries = tuple(map(Entry, contents, range(prev_index + 1, prev_index + 1 + count), terms))
-    return Append(term, prev, commit, applied, chain, entries)
+    return Append(term, prev, commit, applied, chain, entries, _yes_or_no(wants_reply))
 
 
 def _decode_append_reply(body: Buffer) -> AppendReply:

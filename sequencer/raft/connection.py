@@ -194,10 +194,11 @@ class Connection:
                 self._piece = memoryview(self._next_piece())
             # After "try again" OpenSSL wants the same bytes again, which these then are.
             try:
-                with _losing("tls"):
-                    sent = self._sock.send(self._piece[:PIECE_BYTES])
+                sent = self._sock.send(self._piece[:PIECE_BYTES])
             except _AGAIN:
                 return
+            except (OSError, ValueError) as error:
+                raise _lost("tls", error) from error
             self._piece = self._piece[sent:]
             self.sent_s = now_s
             burst -= sent
@@ -240,18 +241,18 @@ class Connection:
         start = self._filled
         self.is_drained = False
         try:
-            with _losing("tls"):
-                while self._filled < len(self._buffer):
-                    got = self._sock.recv_into(self._buffer[self._filled :])
-                    if not got:
-                        raise Lost("ended", "closed by the peer")
-                    self._filled += got
+            while self._filled < len(self._buffer):
+                got = self._sock.recv_into(self._buffer[self._filled :])
+                if not got:
+                    self._ended = Lost("ended", "closed by the peer")
+                    break
+                self._filled += got
         except _AGAIN:
             self.is_drained = True
-        except Lost as lost:
-            if self._filled == start:
-                raise
-            self._ended = lost
+        except (OSError, ValueError) as error:
+            self._ended = _lost("tls", error)
+        if self._ended is not None and self._filled == start:
+            raise self._ended
         return self._filled - start
 
     def _take_messages(self) -> list[Message]:
@@ -300,9 +301,11 @@ def _losing(reason: str) -> Iterator[None]:
         yield
     except _AGAIN:
         raise
-    except ssl.SSLEOFError as error:
-        raise Lost("ended", error) from error
-    except ssl.SSLError as error:
-        raise Refused(reason, error) from error
     except (OSError, ValueError) as error:
-        raise Lost("ended", error) from error
+        raise _lost(reason, error) from error
+
+
+def _lost(reason: str, error: Exception) -> Lost:
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return Refused(reason, error)
+    return Lost("ended", error)

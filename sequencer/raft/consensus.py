@@ -118,4 +118,7 @@ class Consensus(Protocol):
         """How things stand."""
 
     def stop(self) -> None:
-        """End it: no thread and no connection is left when this returns. Stopping twice is allowed."""
+        """End it: no connection is left when this returns, and no thread but one that waits for a resolver.
+
+        Stopping twice is allowed.
+        """

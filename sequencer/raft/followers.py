@@ -99,7 +99,7 @@ class Followers:
             has_sent = True
         is_behind = progress.mode is Mode.STREAM and progress.commit_sent < committed
         if not has_sent and (is_heartbeat or is_behind):
-            self._send(peer, progress, term, committed, state, ())
+            self._send(peer, progress, term, committed, state, (), wants_reply=is_heartbeat)
 
     def _send(
         self,
@@ -109,10 +109,14 @@ class Followers:
         committed: int,
         state: ClusterState,
         entries: tuple[Entry, ...],
+        *,
+        wants_reply: bool = True,
     ) -> None:
         following = progress.next - 1
         prev = progress.snapshot or Place(following, self._log.term_at(following) or 0)
-        self._network.send(peer, Append(term, prev, committed, state.applied.index, state.chain, entries))
+        applied = state.applied.index
+        message = Append(term, prev, committed, applied, state.chain, entries, wants_reply)
+        self._network.send(peer, message)
         progress.commit_sent = committed
 
     def _begin_snapshot(self, peer: str, progress: Progress) -> None:

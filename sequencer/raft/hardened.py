@@ -487,7 +487,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._verified = Place(max(self._verified.index, verdict.matched), message.term)
         self.__raftCommitIndex = max(committed, min(message.commit, self._verified.index))
         self.__leaderCommitIndex = message.commit
-        self.send(peer, AppendReply(message.term, True, message.prev.index, verdict.matched, claim))
+        if message.wants_reply:
+            self.send(peer, AppendReply(message.term, True, message.prev.index, verdict.matched, claim))
 
     def _on_chunk(self, peer: str, chunk: Chunk) -> None:
         if chunk.term < self.__raftCurrentTerm:

@@ -23,11 +23,8 @@ class Entries:
         self.base = base
         """The place before the first entry kept."""
         self._kept = list(kept)
-
-    @property
-    def last(self) -> Place:
+        self.last = self._find_last()
         """The place of the newest entry, `base` if there is none."""
-        return self._kept[-1].place if self._kept else self.base
 
     def term_at(self, index: int) -> int | None:
         """The term of `base` or of the entry with that index; None for any other index."""
@@ -95,6 +92,7 @@ class Entries:
         assert entry.index == last.index + 1, (entry.index, last)
         assert entry.term >= last.term, (entry.place, last)
         self._kept.append(entry)
+        self.last = entry.place
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Add entries, of which the first follows `last`."""
@@ -105,15 +103,17 @@ class Entries:
             assert term >= at_least, (index, term, at_least)
             at_least = term
         self._kept.extend(entries)
+        self.last = self._find_last()
 
     def truncate(self, index: int) -> None:
         """Drop the entries from `index` on, which is behind `base`."""
         assert index > self.base.index, (index, self.base)
         del self._kept[index - self.base.index - 1 :]
+        self.last = self._find_last()
 
     def reset(self, base: Place) -> None:
         """Drop every entry and go on behind `base`."""
-        self.base = base
+        self.base = self.last = base
         self._kept.clear()
 
     def forget(self, base: Place) -> None:
@@ -121,3 +121,6 @@ class Entries:
         assert self.term_at(base.index) == base.term, (base, self.base, self.last)
         del self._kept[: base.index - self.base.index]
         self.base = base
+
+    def _find_last(self) -> Place:
+        return self._kept[-1].place if self._kept else self.base

@@ -100,6 +100,8 @@ class Append(NamedTuple):
     chain: int
     """... the running checksum of what it applied: a follower that applied as much compares."""
     entries: tuple[Entry, ...]
+    wants_reply: bool = True
+    """False: it only brings the commit index, and is to be answered only if it does not match."""
 
 
 class AppendReply(NamedTuple):

@@ -86,7 +86,7 @@ class RaftNode:
             self._hellos: dict[str, Hello] = {}
             self._connections: dict[str, int] = {}
             self._superseded_by: set[str] = set()
-            self._joins_asked: set[tuple[int, str, bytes]] = set()
+            self._admit_again_at: dict[str, float] = {}
             self._incoming: Incoming | None = None
             self._is_installing = False
             self._is_freezing = False
@@ -346,9 +346,9 @@ class RaftNode:
     def _admit_disks(self) -> None:
         """As leader: have each disk committed that speaks for a member and is not the one that counts."""
         for join in self._raft.unknown_disks():
-            asked = (self._raft.term, join.name, join.disk)
-            if asked not in self._joins_asked:
-                self._joins_asked = {other for other in self._joins_asked if other[0] == asked[0]} | {asked}
+            # One for each member in an election timeout: copies of a disk that take turns cost no more.
+            if now() >= self._admit_again_at.get(join.name, 0.0):
+                self._admit_again_at[join.name] = now() + self._config.election_ms_max / 1000
                 logger.warning("admits_disk member=%s disk=%s", join.name, join.disk.hex())
                 self._raft.admit(join)
 

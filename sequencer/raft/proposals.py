@@ -151,6 +151,7 @@ class Proposals:
             self._closed = error
         futures = [future for pack in self._packs.values() for future in pack.futures]
         futures += [future for _, future in self._waiting]
+        self._in_flight = 0
         for future in futures:
             closed = Closed("consensus stopped; the command may be committed or not", got=error)
             closed.__cause__ = error

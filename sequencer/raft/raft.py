@@ -103,10 +103,14 @@ class Raft:
         return self._node.status(is_stopped=self._has_ended)
 
     def stop(self) -> None:
-        """End it; what is in flight fails with `rt.Closed`. Not from the state machine's own calls."""
+        """End it; what is in flight fails with `rt.Closed`.
+
+        Called on the consensus thread, by the machine or a future's callback, it does not wait for the end.
+        """
         self._is_stopping.set()
         self._mesh.wake()
-        self._thread.join()
+        if threading.get_ident() != self._thread.ident:
+            self._thread.join()
 
     def _run(self) -> None:
         failure: BaseException | None = None

@@ -274,7 +274,7 @@ class TlsMesh:
             if burst <= 0:
                 self._undrained.add(connection)
                 break
-        if connection.is_open:
+        if connection.is_open and (connection.wants_write or connection.polled != select.EPOLLIN):
             self._write(connection, now_s)
 
     def _deliver(self, connection: Connection, messages: list[Message]) -> None:
