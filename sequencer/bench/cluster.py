@@ -70,6 +70,15 @@ class BenchCluster:
         node.kill()
         return at
 
+    def pause(self, name: str) -> float:
+        """Stop a process where it is, its connections open; when."""
+        self.nodes[name].signal(signal.SIGSTOP)
+        return time.monotonic()
+
+    def resume(self, name: str) -> None:
+        """Let it go on."""
+        self.nodes[name].signal(signal.SIGCONT)
+
     def status(self, name: str) -> Answer:
         """How things stand on one node."""
         return self.nodes[name].ask("status")

@@ -143,23 +143,29 @@ class RaftBench:
     # What takes a while
 
     def _failover(self) -> Iterator[Figure]:
-        taken = []
         with self._cluster() as cluster:
-            for _ in range(self.failovers):
-                leader, others = cluster.settle()
-                client = cluster.nodes[others[0]]
-                client.ask("probe")
-                client.ask("first_after", timeout_s=_WAIT_S, since=time.monotonic(), within_s=_WAIT_S / 2)
-                killed = cluster.kill(leader)
-                done = client.ask("first_after", timeout_s=_WAIT_S, since=killed, within_s=_WAIT_S / 2)["at"]
-                if done is None:
-                    raise Timeout("no commit after the leader was killed", where=leader)
-                taken.append(done - killed)
-                client.ask("unprobe")
-                cluster.start(leader)
-        name = self._name("leader killed, next commit at a follower")
-        yield Figure(name, tuple(taken), "s", 0.5)
-        yield Figure(f"{name}, p90", (sorted(taken)[len(taken) * 9 // 10],), "s")
+            ways = {"killed": (cluster.kill, cluster.start), "paused": (cluster.pause, cluster.resume)}
+            for way, (stop, go_on) in ways.items():
+                taken = [self._failed_over(cluster, stop, go_on) for _ in range(self.failovers)]
+                name = self._name(f"leader {way}, next commit at a follower")
+                yield Figure(name, tuple(taken), "s", 0.5 if way == "killed" else None)
+                yield Figure(f"{name}, p90", (sorted(taken)[len(taken) * 9 // 10],), "s")
+
+    def _failed_over(
+        self, cluster: BenchCluster, stop: Callable[[str], float], go_on: Callable[[str], None]
+    ) -> float:
+        """Seconds from the end of a leader to the next commit that a client on a follower sees."""
+        leader, others = cluster.settle()
+        client = cluster.nodes[others[0]]
+        client.ask("probe")
+        client.ask("first_after", timeout_s=_WAIT_S, since=time.monotonic(), within_s=_WAIT_S / 2)
+        stopped = stop(leader)
+        done = client.ask("first_after", timeout_s=_WAIT_S, since=stopped, within_s=_WAIT_S / 2)["at"]
+        if done is None:
+            raise Timeout("no commit after the leader ended", where=leader)
+        client.ask("unprobe")
+        go_on(leader)
+        return float(done) - stopped
 
     def _catch_up(self) -> Iterator[Figure]:
         taken = []
