@@ -9,7 +9,7 @@ entry, so that the cost of an entry is shared:
          2      2  0
          4      4  count of commands, at least 1
          8     16  disk of the proposer
-        24      8  life of the proposer: how often it was started on that disk
+        24      8  life of the proposer: how often it was started on that disk, then 32 random bits
         32      8  sequence: ordinal of this pack in that life, from 1
         40      8  floor: the outcome of every pack below is known to the proposer
         48    4 n  length of each command

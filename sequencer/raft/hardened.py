@@ -25,12 +25,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import random
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, Protocol
 
 import pysyncobj.syncobj
 from pysyncobj.config import SyncObjConf
+from pysyncobj.fast_queue import FastQueue
 from pysyncobj.node import Node
 from pysyncobj.syncobj import _RAFT_STATE as RaftState
 
@@ -124,6 +126,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     __raftMatchIndex: dict[Node, int]
     __lastResponseTime: dict[Node, float]
     __newAppendEntriesTime: float
+    __commandsQueue: FastQueue
 
     def __init__(
         self, config: RaftConfig, host: Host, log: DurableLog, network: Network, rng: random.Random
@@ -148,6 +151,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._verified_by = ""
         """That leader; this node itself while it leads."""
         self._pumped = (0, 0)
+        self._led = False
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             RequestVote: self._on_request_vote,
             VoteReply: self._on_vote_reply,
@@ -348,6 +352,13 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         return False
 
     def _checkCommandsToApply(self) -> None:
+        leads = self.__raftState == RaftState.LEADER
+        if self._led and not leads:
+            # What others wanted of this leader and did not get they want of the next one, by themselves.
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self.__commandsQueue.get_nowait()
+        self._led = leads
         self._host.submit()
         super()._checkCommandsToApply()
 

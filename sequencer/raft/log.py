@@ -4,6 +4,10 @@ Laws. Changes are queued, and `sync` makes all of them durable as one group, wit
 after a crash either the whole group counts or nothing of it. `synced` never says more than an fsync has
 returned for. A failed fsync is final. What recovery accepted is on the medium when `open` returns. The
 formats are in `record`, what a crash left is judged in `log_recovery`.
+
+An fsync behind a write that grows the file waits for the file system's journal; one behind a write over
+blocks that were written before does not. So segments are filled with zeros ahead: the newest on opening, the
+next one as a spare that another thread makes (`prepare_spare`). Where that fails the log is only slower.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from rt.log.layout import Buffer
 from sequencer.raft.log_entries import Entries
 from sequencer.raft.log_opening import recover_log, segment_numbers
 from sequencer.raft.log_recovery import Replay
+from sequencer.raft.log_spare import Spare
 from sequencer.raft.messages import ID_BYTES, NOWHERE, Entry, Place
 from sequencer.raft.record import (
     GROUP_HEADER_BYTES,
@@ -56,7 +61,13 @@ class DurableLog(Entries):
     """
 
     def __init__(
-        self, disk: Disk, directory: str, replay: Replay, synced: SyncedEnd, segment_bytes: int
+        self,
+        disk: Disk,
+        directory: str,
+        replay: Replay,
+        synced: SyncedEnd,
+        segment_bytes: int,
+        fill_bytes: int,
     ) -> None:
         super().__init__(replay.entries.base, replay.entries.entries(replay.entries.base.index + 1))
         self.directory = directory
@@ -67,7 +78,10 @@ class DurableLog(Entries):
         self.cut: Cut | None = None
         """What recovery cut, for the line in the node's log."""
         self._disk = disk
+        self._spare_disk = disk  # The same; only a simulation of threads looks at it apart.
         self._segment_bytes = segment_bytes
+        self._fill_bytes = fill_bytes
+        self._spare: Spare | None = None
         self._header = replay.header
         self._seed = replay.header.seed
         self._path = os.path.join(directory, replay.header.file_name)
@@ -91,17 +105,19 @@ class DurableLog(Entries):
         disk: Disk = REAL,
         create_at: Place | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        fill_bytes: int = 0,
         new_id: Callable[[], bytes] = lambda: os.urandom(ID_BYTES),
     ) -> DurableLog:
         """Open the log in a directory that the caller has locked, and make what recovery accepted durable.
 
         Where there never was one, a new log begins behind `create_at`, or `rt.NotALog` is raised if that is
         None. `base` may stand above what a compaction left: the caller compares it with its snapshot.
+        Segments are filled up to `fill_bytes`, best as much as `segment_bytes`; 0: they grow.
         `rt.Damaged` and `rt.UnknownVersion` leave the files as they are; storage errors.
         """
         with storage_errors(directory, "opening the Raft log"):
-            replay, synced = recover_log(disk, directory, create_at, new_id)
-            return cls(disk, directory, replay, synced, segment_bytes)
+            replay, synced = recover_log(disk, directory, create_at, new_id, fill_bytes)
+            return cls(disk, directory, replay, synced, segment_bytes, fill_bytes)
 
     @property
     def is_dirty(self) -> bool:
@@ -185,6 +201,20 @@ class DurableLog(Entries):
             with self._broken_off_is_final():
                 self._begin_segment()
 
+    def prepare_spare(self) -> Callable[[], None] | None:
+        """Work, for any thread, that makes the file of the next segment; None if it is not time for it.
+
+        It is time once the segment is half full, unless there is a spare, or work on one is under way. A
+        storage error of the work is no failure of the log, which goes on without; the work is offered again.
+        The caller stops its worker before it closes the log.
+        """
+        if self._unusable is not None or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
+            return None
+        if self._spare is not None and not self._spare.has_failed:
+            return None
+        self._spare = Spare(self._spare_disk, self.directory, self._fill_bytes)
+        return self._spare.prepare
+
     def compact(self, keep_from: int) -> None:
         """Let whole old segments go, from the disk and from memory, that hold only entries below `keep_from`.
 
@@ -211,11 +241,14 @@ class DurableLog(Entries):
                 self.forget(Place(base, term))
 
     def close(self) -> None:
-        """Release the files; nothing is synced. Closing twice is allowed."""
+        """Release the files, and remove the spare; nothing is synced. Closing twice is allowed."""
         if self._unusable is None:
             self._unusable = Closed("the Raft log is closed", where=self.directory)
         self._file.close()
         self._synced_end_file.close()
+        if self._spare is not None:
+            self._spare.drop()
+            self._spare = None
 
     # Steps
 
@@ -262,19 +295,27 @@ class DurableLog(Entries):
         number = self._header.number + 1
         header = SegmentHeader(number, self._header.log, self.last, self.term, self.voted_for, self._group)
         path = os.path.join(self.directory, header.file_name)
-        doing = "beginning a segment of the Raft log"
         try:
-            write_whole(self._disk, path, encode_segment_header(header))
+            file = self._make_segment(path, encode_segment_header(header))
         except OSError as error:
-            raise self._failed(error, path, doing) from error
-        try:
-            file = self._disk.open(path, write=True)
-        except OSError as error:
-            raise self._failed(error, path, doing, is_final=True) from error
+            raise self._failed(error, path, "beginning a segment of the Raft log") from error
         self._file.close()
         self._file, self._path = file, path
         self._header, self._seed, self._offset = header, header.seed, SEGMENT_HEADER_BYTES
         self._segments.append((number, header.base))
+
+    def _make_segment(self, path: str, header: bytes) -> File:
+        """The file of a new segment: the spare if there is one, else one that will grow."""
+        spare = self._spare
+        if spare is not None and spare.file is not None:
+            self._spare = None
+            return spare.become(path, header)
+        write_whole(self._disk, path, header)
+        try:
+            return self._disk.open(path, write=True)
+        except OSError as error:
+            # It has its name already: this is nothing that could be tried again.
+            raise OSError(errno.EIO, f"opening it: {error.strerror}") from error
 
     def _remove_segments(self, first: int) -> None:
         """Remove every segment below number `first`, oldest first."""

@@ -1,7 +1,8 @@
 """Opening a Raft log: its files are read, judged, cut and made durable.
 
 Laws. Nothing is changed before all of it is judged, and nothing at all where something is damaged. When
-`recover_log` returns, what it accepted is on the medium, whatever a failed sync left.
+`recover_log` returns, what it accepted is on the medium, whatever a failed sync left, and behind it there is
+nothing but zeros.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 
-from rt.errors import Damaged, NotALog
-from rt.log.disk import Disk, write_whole
+from rt.errors import Damaged, DiskFull, NotALog
+from rt.log.disk import Disk, File, storage_error, write_whole
 from sequencer.raft.log_recovery import Replay, newest_run, replay_segments
+from sequencer.raft.log_spare import write_zeros
 from sequencer.raft.messages import Place
 from sequencer.raft.record import (
     REPAIR_HINT,
@@ -31,12 +33,13 @@ _COPY_BYTES = 1 << 20
 
 
 def recover_log(
-    disk: Disk, directory: str, create_at: Place | None, new_id: Callable[[], bytes]
+    disk: Disk, directory: str, create_at: Place | None, new_id: Callable[[], bytes], fill_bytes: int
 ) -> tuple[Replay, SyncedEnd]:
     """What the log of the directory adds up to, all of it durable now, and the synced end that says so.
 
-    A new log begins behind `create_at` where there never was one, or `rt.NotALog`. `rt.Damaged`,
-    `rt.UnknownVersion`; `OSError` as the disk raises it.
+    A new log begins behind `create_at` where there never was one, or `rt.NotALog`. The newest segment is
+    filled up to `fill_bytes`, if there is room. `rt.Damaged`, `rt.UnknownVersion`; `OSError` as the disk
+    raises it.
     """
     numbers = segment_numbers(disk, directory)
     synced = _read_synced_end(disk, directory)
@@ -54,7 +57,7 @@ def recover_log(
     run = newest_run(numbers)
     replay = replay_segments(_read_segments(disk, directory, run), run[-1], synced)
     _remove_leftovers(disk, directory)
-    _cut_and_sync(disk, directory, replay, synced)
+    _cut_and_sync(disk, directory, replay, synced, fill_bytes)
     return replay, _store_synced_end(disk, directory, replay, synced)
 
 
@@ -107,26 +110,41 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
             disk.remove(os.path.join(directory, name))
 
 
-def _cut_and_sync(disk: Disk, directory: str, replay: Replay, synced: SyncedEnd | None) -> None:
-    """Cut the torn tail, and make what recovery accepted durable, names too.
+def _cut_and_sync(
+    disk: Disk, directory: str, replay: Replay, synced: SyncedEnd | None, fill_bytes: int
+) -> None:
+    """Cut the torn tail, fill the segment, and make what recovery accepted durable, names too.
 
-    What is not known to be synced is written again first: if a sync of it failed, the system holds the
-    bytes for clean, and another sync would do nothing.
+    What is not known to be synced is written again first, the zeros too: if a sync of it failed, the system
+    holds the bytes for clean, and another sync would do nothing.
     """
-    file = disk.open(os.path.join(directory, replay.header.file_name), write=True)
+    path = os.path.join(directory, replay.header.file_name)
+    file = disk.open(path, write=True)
     try:
-        if replay.torn_bytes:
-            file.truncate(replay.end)
         is_known = synced is not None and synced.segment == replay.header.number
         start = synced.offset if synced is not None and is_known else SEGMENT_HEADER_BYTES
         for at in range(start, replay.end, _COPY_BYTES):
             data = file.pread(min(_COPY_BYTES, replay.end - at), at)
             if file.pwritev([data], at) != len(data):
                 raise OSError(errno.ENOSPC, "short write")
+        _fill(file, path, replay.end, fill_bytes)
         file.sync()
     finally:
         file.close()
     disk.sync_directory(directory)
+
+
+def _fill(file: File, path: str, start: int, fill_bytes: int) -> None:
+    """Write zeros from `start` over all that stands there, and on to `fill_bytes`.
+
+    On a full disk the file ends at `start`, and will grow again.
+    """
+    try:
+        write_zeros(file, start, max(file.size(), fill_bytes))
+    except OSError as error:
+        if not isinstance(storage_error(error, path, "filling a segment"), DiskFull):
+            raise
+        file.truncate(start)
 
 
 def _store_synced_end(disk: Disk, directory: str, replay: Replay, synced: SyncedEnd | None) -> SyncedEnd:

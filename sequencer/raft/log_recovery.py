@@ -4,6 +4,10 @@ Pure: the caller reads the files and does the cutting. The law: bit rot is not a
 written after the one before it was synced, and a segment only after all before it was. So a bad group may be
 cut only if nothing shows that it was synced: no group behind it whose header verifies, no later segment, no
 recorded synced end above it. Pages of the bad group itself show nothing: a torn write may have left any.
+
+Where a group must stand and only zeros follow, up to the end of the file, the segment ends cleanly: nothing
+was written there, or nothing of it is left; whether that was synced, the synced end or the next segment's
+header tells. Anything else among the zeros is a bad group, even if its first page is zero.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from sequencer.raft.record import (
     group_at,
     verify_records,
 )
+
+_ZEROS = bytes(1 << 16)
 
 
 def newest_run(numbers: Iterable[int]) -> range:
@@ -58,7 +64,7 @@ class Replay:
     end: int = SEGMENT_HEADER_BYTES
     """Behind the last whole group of the segment fed last."""
     torn_bytes: int = 0
-    """What stands behind `end` and must be cut."""
+    """What stands behind `end` and must be cut, up to the last byte that is not zero."""
 
 
 def replay_segments(
@@ -77,12 +83,13 @@ def replay_segments(
             replay = Replay(header, entries, header.term, header.voted_for, header.group, [header.base])
         else:
             _go_on(replay, header, path)
+        content_end = _content_end(data)
         with memoryview(data) as view:
-            problem = _replay_groups(replay, view, path)
+            problem = _replay_groups(replay, view, content_end, path)
         if problem is not None:
             later = _find_group(data, replay.end, header.seed, path)
             _check_may_be_cut(replay, problem, path, is_newest=number == newest, later=later)
-            replay.torn_bytes = len(data) - replay.end
+            replay.torn_bytes = content_end - replay.end
         if synced is not None and number == newest:
             _check_synced_end(replay, synced, path, problem)
     assert replay is not None, "no segments"
@@ -100,11 +107,23 @@ def _go_on(replay: Replay, header: SegmentHeader, path: str) -> None:
     replay.bases.append(header.base)
 
 
-def _replay_groups(replay: Replay, view: memoryview, path: str) -> str | None:
-    """Replay whole groups from the segment's start; what is wrong with the first that is not one."""
+def _content_end(data: bytearray) -> int:
+    """Behind the last byte that is not zero."""
+    end = len(data)
+    while data.endswith(_ZEROS, 0, end):
+        end -= len(_ZEROS)
+    start = max(0, end - len(_ZEROS))
+    return start + len(data[start:end].rstrip(b"\0"))
+
+
+def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str) -> str | None:
+    """Replay whole groups from the segment's start; what is wrong with the first that is not one.
+
+    The zeros from `content_end` on are none, but a group may end with some of them.
+    """
     replay.end = SEGMENT_HEADER_BYTES
     seed = replay.header.seed
-    while replay.end < len(view):
+    while replay.end < content_end:
         group = group_at(view, replay.end, seed, path=path)
         problem = _problem(replay, group, view, seed, path)
         if problem is not None:

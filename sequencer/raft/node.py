@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
-from rt.errors import ClusterMismatch, DiskFull, FormatError
+from rt.errors import ClusterMismatch, DiskFull, FormatError, StorageError
 from rt.log.disk import REAL, Disk
 from sequencer.raft.aside import Aside
 from sequencer.raft.config import RaftConfig
@@ -64,6 +64,7 @@ class RaftNode:
         disk: Disk = REAL,
         on_disk_full: Callable[[DiskFull], None],
         on_leadership: Callable[[Leadership], None] = lambda _: None,
+        fill_segments: bool = False,
     ) -> None:
         self._config, self._machine, self._network, self._aside = config, machine, network, aside
         self._new_id, self._disk, self._wait_for_space = new_id, disk, on_disk_full
@@ -71,14 +72,15 @@ class RaftNode:
         self._on_leadership = on_leadership
         self._leadership = Leadership(None, 0, False)
         try:
-            kept = self._kept = open_directory(config, disk, new_id)
+            kept = self._kept = open_directory(config, disk, new_id, fill_segments=fill_segments)
             self._identity, self._log, self._snapshots = kept.identity, kept.log, kept.snapshots
             self.state: ClusterState = kept.state
             machine.restore(self.state.index, kept.machine_bytes)
             kept.machine_bytes = b""
             self.proposals = Proposals(
                 self._identity.disk,
-                self._identity.life,
+                # Two nodes on copies of one disk, or one that was rolled back, are in the same life by count.
+                self._identity.life << 32 | int.from_bytes(new_id()[:4]),
                 commands_max=config.commands_max,
                 bytes_max=config.command_bytes_max,
                 retry_s=config.retry_ms / 1000,
@@ -91,6 +93,7 @@ class RaftNode:
             self._is_installing = False
             self._is_freezing = False
             self._snapshot_at = now() + config.snapshot_ms / 1000
+            self._spare_at = 0.0
             self._raft = SyncObj(config, self, self._log, network, rng)
             self._log_opening()
             network.start(self, self._hello())
@@ -115,6 +118,10 @@ class RaftNode:
     def wait_s(self) -> float:
         """How long a step may be put off if nothing arrives."""
         return self._raft.wait_s()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the helper from changing anything more: what failed must not be followed by anything."""
+        self._snapshots.fail(error)
 
     def close(self) -> None:
         """Let go of disk and network, as they are: nothing more is synced or sent."""
@@ -198,7 +205,10 @@ class RaftNode:
         return min(due, self._snapshot_at) if self._is_snapshot_wanted() else due
 
     def housekeeping(self) -> None:
-        """Take a snapshot when it is time; give up one that was being received and is not needed any more."""
+        """Take a snapshot when it is time; give up one that was being received and is not needed any more.
+
+        And have the log's next file made ahead.
+        """
         incoming = self._incoming
         if (
             incoming is not None
@@ -209,6 +219,8 @@ class RaftNode:
             self._incoming = None
         if self._is_snapshot_wanted() and now() >= self._snapshot_at:
             self._take_snapshot()
+        if now() >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
+            self._aside.run(prepare, lambda _: None, self._on_spare_failed)
 
     def open_snapshot(self) -> SnapshotReader:
         """The newest one."""
@@ -456,6 +468,13 @@ class RaftNode:
         logger.info("installed_snapshot index=%d bytes=%d", meta.place.index, meta.length)
         self._become(state, machine_bytes)
         self._acknowledge(peer, term, meta, meta.length, meta.length, is_all=True)
+
+    def _on_spare_failed(self, error: BaseException) -> None:
+        """The log goes on without."""
+        if not isinstance(error, StorageError):
+            raise error
+        logger.error("no_spare_segment error=%r", str(error))
+        self._spare_at = now() + self._config.snapshot_ms / 1000
 
     def _on_install_failed(self, error: BaseException) -> None:
         """The leader sends it again; a failed disk ends the node."""

@@ -43,9 +43,12 @@ class Kept:
         self.lock.close()
 
 
-def open_directory(config: RaftConfig, disk: Disk, new_id: Callable[[], bytes]) -> Kept:
+def open_directory(
+    config: RaftConfig, disk: Disk, new_id: Callable[[], bytes], *, fill_segments: bool = False
+) -> Kept:
     """Open a node's directory, a new blank one if there is none; a life begins.
 
+    With `fill_segments` the log's files are filled ahead, which makes its syncs faster: see `DurableLog`.
     Raises `rt.DirectoryLocked`, `rt.Damaged`, `rt.ClusterMismatch`, `rt.StorageError`.
     """
     directory = config.directory
@@ -60,7 +63,7 @@ def open_directory(config: RaftConfig, disk: Disk, new_id: Callable[[], bytes]) 
         identity = _adopted(config, disk, identity, snapshots)
         state, machine_bytes = _state_of(config, identity, snapshots)
         identity = joined_identity(config, disk, identity, state)
-        log = _open_log(config, disk, identity, new_id)
+        log = _open_log(config, disk, identity, new_id, config.segment_bytes if fill_segments else 0)
         undo.callback(log.close)
         _connect(log, state, directory)
         undo.pop_all()
@@ -139,7 +142,7 @@ def check_members(config: RaftConfig, state: ClusterState) -> None:
 
 
 def _open_log(
-    config: RaftConfig, disk: Disk, identity: DiskIdentity, new_id: Callable[[], bytes]
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, new_id: Callable[[], bytes], fill_bytes: int
 ) -> DurableLog:
     try:
         return DurableLog.open(
@@ -147,6 +150,7 @@ def _open_log(
             disk=disk,
             create_at=NOWHERE if identity.is_blank else None,
             segment_bytes=config.segment_bytes,
+            fill_bytes=fill_bytes,
             new_id=new_id,
         )
     except NotALog as error:

@@ -73,6 +73,7 @@ class Raft:
                 disk=disk,
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
+                fill_segments=True,
             )
         except BaseException:
             self._mesh.close()
@@ -126,6 +127,7 @@ class Raft:
         self._node.proposals.close(failure or Closed("consensus was stopped"))
         try:
             if failure is not None:
+                self._node.fail(failure)
                 logger.critical("stopped error=%r", str(failure), exc_info=failure)
                 self._on_failure(failure)
         finally:

@@ -4,6 +4,11 @@ A log is a run of segment files `log.1`, `log.2`, ...; little-endian, everything
 padding zero. A segment appears by rename with its header in it, and only when everything before it is synced:
 so its header sums up all that came before, and older segments can go whole.
 
+Behind its groups a segment is *filled*: zeros that were written ahead, up to the end of the file, so that a
+sync of the next group changes no metadata. Nobody counts on them: a segment may have none, and grow. Zeros up
+to the end of the file are the clean end of a segment, the newest one's or an older one's. They were written
+as zeros into a file made for that segment, so no group of an old one stands among them.
+
     offset  bytes  field of a segment's header
          0      8  magic "RTRAFTLG"
          8      2  version

@@ -51,7 +51,7 @@ class SnapshotStore:
         self._switch = threading.Lock()
         self._older: list[str] = []
         self._incoming: Incoming | None = None
-        self._failure: StorageFailed | None = None
+        self._failure: BaseException | None = None
         self._is_closed = False
 
     @classmethod
@@ -199,6 +199,10 @@ class SnapshotStore:
     def _require_open(self) -> None:
         if self._is_closed:
             raise Closed("the snapshots are closed", where=self._directory)
+
+    def fail(self, error: BaseException) -> None:
+        """Write nothing more, and let nothing that is being written count. Any thread may call this."""
+        self._failure = self._failure or error
 
     def _require_writable(self) -> None:
         self._require_open()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.config import RaftConfig
+from sequencer.raft.messages import NOWHERE
 from sequencer.raft.node import RaftNode
 from sequencer.testing.checks import Checks
 from sequencer.testing.history import History
@@ -31,8 +32,10 @@ class Member:
     name: str
     disk: MemoryDisk
     life: Life | None = None
-    is_wiped: bool = True
-    """The disk it has does not count: it is new, and the cluster has not taken it in yet."""
+    has_joined: bool = False
+    """It has been of the cluster: had its first state, that is."""
+    is_wiped: bool = False
+    """The disk it has does not count: it is not the first, and the cluster has not taken it in yet."""
     keep: Keep = "all"
     """What the next power cut inside a disk change leaves."""
     attic: MemoryDisk | None = None
@@ -81,6 +84,8 @@ class Cluster:
             stream="simulated",
             bootstrap=True,
             snapshot_ms=self.settings.snapshot_ms,
+            segment_bytes=self.settings.segment_bytes,
+            retry_ms=self.settings.retry_ms,
             keep_entries=keep[list(self.members).index(name) % len(keep)],
         )
 
@@ -134,15 +139,29 @@ class Cluster:
         """Whether an error of its disk is to be expected."""
         return self.members[life.name].is_faulty
 
+    def close(self) -> None:
+        """End everything: no thread is left."""
+        for life in self.lives():
+            life.disk.after_power_cut("none")
+            life.end()
+
     # Disks
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a majority has had the first state: before, the cluster may need every disk and member."""
+        joined = sum(member.has_joined for member in self.members.values())
+        return 2 * joined > len(self.members)
 
     def may_wipe(self) -> bool:
         """Whether another disk may be lost now; sees which of the lost ones are made up for."""
-        for member in self.members.values():
-            if member.is_wiped and member.life is not None and member.life.view is not None:
-                member.is_wiped = self.checks.disks_that_count.get(member.name) != member.life.node.claim
+        for life in self.lives():
+            member = self.members[life.name]
+            member.has_joined |= life.node.claim.joined != NOWHERE
+            if member.is_wiped:
+                member.is_wiped = self.checks.disks_that_count.get(life.name) != life.node.claim
         wiped = sum(member.is_wiped for member in self.members.values())
-        return wiped + 1 <= (len(self.members) - 1) // 2
+        return self.is_made and wiped + 1 <= (len(self.members) - 1) // 2
 
     def replace_disk(self, name: str, *, by: MemoryDisk | None = None) -> None:
         """Stop the node, take its disk out, and put a new one in, or one that was taken out before."""

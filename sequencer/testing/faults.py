@@ -28,6 +28,7 @@ class Nemesis:
         self._is_over = False
         self._calm = replace(cluster.weather)
         self._blocks: list[Directions] = []
+        self._deck: list[Fault] = []
         self._acts: dict[Fault, Callable[[Member], None]] = {
             "kill": lambda member: cluster.stop_and_restart(member.name, "all"),
             "kill_in_change": lambda member: self._cut_in_change(member, "all"),
@@ -75,8 +76,11 @@ class Nemesis:
     def _strike(self) -> None:
         if self._is_over:
             return
-        weights = self._cluster.settings.faults
-        fault = self._rng.choices(list(weights), list(weights.values()))[0]
+        if not self._deck:  # So that each comes, and as often as it is to.
+            weights = self._cluster.settings.faults
+            self._deck = [fault for fault, weight in weights.items() for _ in range(weight)]
+            self._rng.shuffle(self._deck)
+        fault = self._deck.pop()
         member = self._rng.choice(list(self._cluster.members.values()))
         self._cluster.trace("fault", fault, member.name)
         self._acts[fault](member)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from rt.errors import DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
-from sequencer.raft.aside import Done, Failed, Work
 from sequencer.raft.messages import Entry, Message
 from sequencer.raft.node import RaftNode
+from sequencer.testing.aside import SteppedAside
 from sequencer.testing.endpoint import Endpoint
 from sequencer.testing.history import Violation
 from sequencer.testing.machine import Command, Machine
@@ -28,52 +28,6 @@ if TYPE_CHECKING:
 
 ROUND_S = 0.00005
 """What a round of the loop takes at least."""
-
-
-class _Aside:
-    """Work is done as a whole at a moment of its own, and heard of later (`sequencer.raft.aside.Aside`)."""
-
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._queue: deque[tuple[Work, Done, Failed]] = deque()
-        self._finished: deque[Callable[[], None]] = deque()
-
-    def run(self, work: Work, done: Done, failed: Failed) -> None:
-        """See `Aside`."""
-        self._queue.append((work, done, failed))
-        if len(self._queue) == 1:
-            self._later(self._work)
-
-    def collect(self) -> None:
-        """See `Aside`."""
-        while self._finished:
-            self._finished.popleft()()
-
-    def close(self) -> None:
-        """See `Aside`."""
-        self._queue.clear()
-
-    def _later(self, action: Callable[[], None]) -> None:
-        cluster = self._life.cluster
-        delay = cluster.settings.aside_s * cluster.rng.random()
-        cluster.timeline.after(delay, lambda: self._life.do(action))
-
-    def _work(self) -> None:
-        work, done, failed = self._queue[0]
-        try:
-            result = work()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the node decides
-            outcome = partial(failed, error)
-        else:
-            outcome = partial(done, result)
-        self._later(partial(self._finish, outcome))
-
-    def _finish(self, outcome: Callable[[], None]) -> None:
-        self._finished.append(outcome)
-        self._queue.popleft()
-        if self._queue:
-            self._later(self._work)
-        self._life.wake()
 
 
 class Life:
@@ -98,6 +52,7 @@ class Life:
         self.endpoint = Endpoint(name, cluster.wires, self._on_flush)
         self.endpoint.on_arrival = self.wake
         self.machine = Machine(self, cluster.settings.padding)
+        self._aside = SteppedAside(self._later, self.wake)
         self._busy_until = 0.0
         self._wakes_at = float("inf")
         self._node: RaftNode | None = None
@@ -119,12 +74,13 @@ class Life:
             cluster.config_of(self.name),
             self.machine,
             network=self.endpoint,
-            aside=_Aside(self),
+            aside=self._aside,
             rng=cluster.rng,
             new_id=lambda: cluster.rng.randbytes(16),
             disk=self.disk,
             on_disk_full=self._on_disk_full,
         )
+        self._node._snapshots._disk = self._aside.disk(self.disk)
         on_commit = self._node.on_commit
 
         def watched(entry: Entry) -> None:
@@ -188,8 +144,22 @@ class Life:
             self.clock.spent = 0.0
 
     def end(self) -> None:
-        """The process is gone."""
+        """The process is gone, and its disk off."""
         self.is_alive = False
+        self._aside.unwind()
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """What happens aside takes its time, and stands still with the process."""
+        timeline = self.cluster.timeline
+
+        def act() -> None:
+            if self.paused_until > timeline.now:
+                timeline.at(self.paused_until, act)
+            else:
+                self.do(action)
+
+        aside_s = self.cluster.settings.aside_s + self.sync_s
+        timeline.after(aside_s * self.cluster.rng.random(), act)
 
     def _on_wake(self, when: float) -> None:
         if when != self._wakes_at:

@@ -9,16 +9,13 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 from unittest import mock
 
 import sequencer.raft.followers
 import sequencer.raft.install
-import sequencer.raft.opening
 import sequencer.raft.progress
 import sequencer.raft.proposals
-from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import ID_BYTES
 
 Fault: TypeAlias = Literal[
     "kill",
@@ -60,7 +57,7 @@ class Settings:
     keep_entries: tuple[int, ...] = (4,)
     """Of the members in turn, so that their logs begin at different places."""
     aside_s: float = 0.01
-    """What work aside takes at most, and as long again until the node hears of it."""
+    """What work aside takes at most from one change of the disk to the next, and to be heard of."""
     segment_bytes: int = 2048
     append_bytes: int = 1024
     chunk_bytes: int = 200
@@ -71,7 +68,8 @@ class Settings:
     padding: int = 100
     """Of a machine's snapshot."""
     propose_every_s: float = 0.05
-    """For each node."""
+    """For each node of three; more propose more rarely."""
+    retry_ms: int = 1000
     burst: float = 0.01
     """Odds that a thousand commands are proposed at once, ..."""
     large: float = 0.01
@@ -97,7 +95,7 @@ def draw_settings(rng: random.Random, *, nodes: int | None, seconds: float) -> S
         seconds=seconds,
         snapshot_ms=rng.choice((50, 100, 200, 500)),
         keep_entries=rng.choice(((1,), (4,), (20, 20, 1), (1, 200))),
-        aside_s=rng.choice((0.001, 0.01, 0.1, 1.0)),
+        aside_s=rng.choice((0.001, 0.01, 0.03, 0.2)),
         segment_bytes=rng.choice((512, 2048, 2048, 16384)),
         append_bytes=rng.choice((300, 1024, 8192, 256 * 1024)),
         chunk_bytes=rng.choice((100, 300, 4096, 1 << 20)),
@@ -107,6 +105,7 @@ def draw_settings(rng: random.Random, *, nodes: int | None, seconds: float) -> S
         in_flight_messages=rng.choice((1, 2, 8, 256)),
         padding=rng.choice((0, 300, 2000)),
         propose_every_s=rng.choice((0.03, 0.1, 0.3)),
+        retry_ms=rng.choice((100, 1000)),
         burst=rng.choice((0.0, 0.0, 0.001)),
         large=rng.choice((0.0, 0.0, 0.003)),
         fault_every_s=rng.choice((0.1, 0.3, 0.6)),
@@ -128,21 +127,10 @@ def _draw_faults(rng: random.Random) -> dict[Fault, int]:
 
 
 @contextlib.contextmanager
-def in_force(settings: Settings, rng: random.Random) -> Iterator[None]:
+def in_force(settings: Settings) -> Iterator[None]:
     """Make the sizes small that the nodes have as constants, so that a short run comes to every limit."""
-
-    class SmallLog(DurableLog):
-        """A log of small segments, whose name is drawn."""
-
-        @classmethod
-        def open(cls, directory: str, **arguments: Any) -> DurableLog:
-            """See `DurableLog.open`."""
-            arguments |= {"segment_bytes": settings.segment_bytes, "new_id": lambda: rng.randbytes(ID_BYTES)}
-            return super().open(directory, **arguments)
-
     with contextlib.ExitStack() as stack:
         for module, name, value in (
-            (sequencer.raft.opening, "DurableLog", SmallLog),
             (sequencer.raft.followers, "APPEND_BYTES", settings.append_bytes),
             (sequencer.raft.install, "CHUNK_BYTES_MAX", settings.chunk_bytes),
             (sequencer.raft.install, "WINDOW_BYTES", settings.window_bytes),

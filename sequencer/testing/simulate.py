@@ -61,7 +61,7 @@ def simulate(
     settings = replace(draw_settings(rng, nodes=nodes, seconds=seconds), **changes)
     cluster = Cluster(settings, rng, node_class)
     try:
-        with cluster.clocks.installed(), in_force(settings, rng), _logged(cluster):
+        with cluster.clocks.installed(), in_force(settings), _logged(cluster):
             _run(cluster)
     except Exception as error:
         recent = "\n".join(" ".join(map(str, event)) for event in cluster.recent)
@@ -70,6 +70,8 @@ def simulate(
             f"replay: python -m sequencer.testing.simulate --start {seed} --seeds 1"
             f" --seconds {seconds}{f' --nodes {nodes}' if nodes else ''}\n{error!r}"
         ) from error
+    finally:
+        cluster.close()
     return Report(
         settings=settings,
         digest=cluster.digest,
@@ -113,8 +115,8 @@ def _run(cluster: Cluster) -> None:
         timeline.after(0.1 * cluster.rng.random(), lambda name=name: cluster.start(name))  # type: ignore[misc]
     for client in clients:
         client.begin()
-    if cluster.rng.random() < 0.5:
-        timeline.run(2.0)  # Else the cluster is made under faults.
+    if cluster.rng.random() < 0.8:
+        timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
     nemesis.begin()
     timeline.run(settings.seconds)
     nemesis.heal()
@@ -127,8 +129,8 @@ def _run(cluster: Cluster) -> None:
 def _settle(cluster: Cluster) -> None:
     """First without a minority, then with all."""
     down = _minority(cluster)
-    _await(cluster, [name for name in cluster.members if name not in down])
-    _await(cluster, list(cluster.members))
+    await_well(cluster, [name for name in cluster.members if name not in down])
+    await_well(cluster, list(cluster.members))
 
 
 def _minority(cluster: Cluster) -> list[str]:
@@ -138,7 +140,8 @@ def _minority(cluster: Cluster) -> list[str]:
     names = list(cluster.members)
     cluster.rng.shuffle(names)
     names.sort(key=lambda name: not cluster.members[name].is_wiped)
-    if not is_wanted or sum(member.is_wiped for member in cluster.members.values()) > most:
+    wiped = sum(member.is_wiped for member in cluster.members.values())
+    if not is_wanted or not cluster.is_made or wiped > most:
         return []
     down = names[:most]
     for name in down:
@@ -146,7 +149,8 @@ def _minority(cluster: Cluster) -> list[str]:
     return down
 
 
-def _await(cluster: Cluster, names: list[str]) -> None:
+def await_well(cluster: Cluster, names: list[str]) -> None:
+    """Let time pass until these members are well; raises `Violation` if they are not in `settle_s`."""
     timeline = cluster.timeline
     end = timeline.now + cluster.settings.settle_s
     while why := _unsettled(cluster, names):
@@ -185,10 +189,9 @@ class _Client:
 
     def begin(self) -> None:
         """Propose something in a while, and so on."""
-        rng = self._cluster.rng
-        self._cluster.timeline.after(
-            rng.expovariate(1 / self._cluster.settings.propose_every_s), self._propose
-        )
+        settings = self._cluster.settings
+        every_s = settings.propose_every_s * max(1.0, settings.nodes / 3)
+        self._cluster.timeline.after(self._cluster.rng.expovariate(1 / every_s), self._propose)
 
     def _propose(self) -> None:
         if self.is_over:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from rt.testing.crash import Log, sweep
 from rt.testing.disk import FaultyDisk, MemoryDisk, Operation
 from sequencer.raft.log import DurableLog
 from sequencer.raft.log_entries import Entries
+from sequencer.raft.log_spare import SPARE_FILE
 from sequencer.raft.messages import NOWHERE, Entry, Place
 from sequencer.raft.record import (
     GROUP_HEADER_BYTES,
@@ -32,6 +36,9 @@ DIRECTORY = "/node"
 SYNCED_END = f"{DIRECTORY}/{SYNCED_END_FILE}"
 SEGMENT_BYTES = SEGMENT_HEADER_BYTES + 300
 """So small that few groups fill a segment."""
+FIRST, SECOND = f"{DIRECTORY}/log.1", f"{DIRECTORY}/log.2"
+SPARE = f"{DIRECTORY}/{SPARE_FILE}"
+FILLS = [0, SEGMENT_BYTES]
 
 
 def opened(disk: Disk, directory: str = DIRECTORY, **options: Any) -> DurableLog:
@@ -84,6 +91,14 @@ class Model:
         if log.base != self.base:
             assert self.base.index < log.base.index < self.compacted
             assert log.base in [entry.place for entry in self.entries]
+
+
+def prepare(log: DurableLog) -> bool:
+    """Have a spare made at once, if it is time for one."""
+    work = log.prepare_spare()
+    if work is not None:
+        work()
+    return work is not None
 
 
 def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
@@ -228,14 +243,21 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 
 
 @settings(max_examples=250)
-@given(histories())
-def test_the_log_is_what_a_dumb_list_is_through_any_history(history: list[tuple[Any, ...]]) -> None:
+@given(histories(), st.lists(st.sampled_from([0, 500, SEGMENT_BYTES, 3000]), min_size=1), st.booleans())
+def test_the_log_is_what_a_dumb_list_is_through_any_history(
+    history: list[tuple[Any, ...]], fills: list[int], has_spares: bool
+) -> None:
+    """However much is filled, and though that changes from one life to the next."""
     disk = MemoryDisk()
-    log, model, synced = opened(disk), Model(), Model()
+    filled = itertools.cycle(fills)
+    log, model, synced = opened(disk, fill_bytes=next(filled)), Model(), Model()
     for name, *arguments in history:
+        if has_spares:
+            prepare(log)
         if name == "reopen":
             log.close()
-            log, model = opened(disk), copy.deepcopy(synced)
+            assert SPARE not in disk.paths()
+            log, model = opened(disk, fill_bytes=next(filled)), copy.deepcopy(synced)
             assert (log.synced, log.is_dirty, log.cut) == (log.last, False, None)
         else:
             do(log, model, name, *arguments)
@@ -300,11 +322,19 @@ HISTORY: list[tuple[Any, ...]] = [
 ]
 
 
-def run(disk: MemoryDisk, promised: Log) -> None:
-    """Go through the history; what is promised are its first so many steps."""
-    log = opened(disk)
+def run(disk: MemoryDisk, promised: Log, *, fill: int = 0, late: int | None = None) -> None:
+    """Go through the history; what is promised are its first so many steps.
+
+    Spares are made `late` steps after it was time for them, or never.
+    """
+    log = opened(disk, fill_bytes=fill)
     promised.append(0)
+    works: list[tuple[int, Callable[[], None]]] = []
     for number, (name, *arguments) in enumerate(HISTORY, 1):
+        if late is not None and (work := log.prepare_spare()) is not None:
+            works.append((number + late, work))
+        while works and works[0][0] <= number:
+            works.pop(0)[1]()
         getattr(log, name)(*arguments)
         if name in {"sync", "roll"}:
             promised.append(number)
@@ -327,8 +357,9 @@ def models_after(promised: int) -> Iterator[Model]:
             return
 
 
-def check(disk: MemoryDisk, promised: Log) -> None:
-    log = opened(disk)
+def check(disk: MemoryDisk, promised: Log, *, fill: int = 0) -> None:
+    log = opened(disk, fill_bytes=fill)
+    assert SPARE not in disk.paths()
     problems = []
     for model in models_after(max(promised, default=0)):
         try:
@@ -340,19 +371,38 @@ def check(disk: MemoryDisk, promised: Log) -> None:
     else:
         raise AssertionError(problems)
     assert log.synced == log.last
+    prepare(log)
     log.append(entry(log.last.index + 1, 9))
     log.sync()
     log.close()
-    again = opened(disk)
+    again = opened(disk, fill_bytes=fill)
     assert (again.last.term, again.cut) == (9, None)
 
 
-def recover(disk: MemoryDisk, promised: Log) -> None:
-    opened(disk).close()
+def recover(disk: MemoryDisk, promised: Log, *, fill: int = 0) -> None:
+    opened(disk, fill_bytes=fill).close()
 
 
 def test_a_power_cut_at_any_change_loses_nothing_that_was_synced() -> None:
     assert sweep(run, check, seeds=range(6), recover=recover, recover_cuts=3) > 1000
+
+
+@pytest.mark.parametrize(
+    ("fill", "late", "fill_after"),
+    [
+        (SEGMENT_BYTES, 0, SEGMENT_BYTES),
+        (SEGMENT_BYTES, 3, SEGMENT_BYTES),
+        (450, 0, 450),
+        (SEGMENT_BYTES, 0, 0),
+        (0, None, SEGMENT_BYTES),
+    ],
+    ids=["spares", "late spares", "narrow", "filled before", "filled now"],
+)
+def test_a_power_cut_loses_nothing_of_a_filled_log(fill: int, late: int | None, fill_after: int) -> None:
+    """At any change: of a fill, of the work on a spare, of the step from one segment into its spare."""
+    start = partial(run, fill=fill, late=late)
+    look, mend = partial(check, fill=fill_after), partial(recover, fill=fill_after)
+    assert sweep(start, look, seeds=range(2), recover=mend, recover_cuts=1) > 500
 
 
 def accept(disk: MemoryDisk, promised: Log) -> None:
@@ -368,11 +418,12 @@ def check_accepted(disk: MemoryDisk, promised: Log) -> None:
         assert (log.term, log.voted_for, list(log)) == state
 
 
+@pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("size", [100, 1500])
-def test_what_recovery_accepted_survives_the_next_power_cut(size: int) -> None:
+def test_what_recovery_accepted_survives_the_next_power_cut(size: int, fill: int) -> None:
     def killed(disk: MemoryDisk) -> None:
         """Recovery finds a whole group that no sync covers."""
-        log = opened(disk)
+        log = opened(disk, fill_bytes=fill)
         log.append(entry(1))
         log.sync()
         left = disk.read(SYNCED_END)
@@ -399,9 +450,10 @@ def test_a_kill_between_write_and_sync_keeps_the_group_and_makes_it_durable() ->
     assert opened(disk.after_power_cut("none")).last == (1, 1)
 
 
-def test_recovery_writes_again_what_a_failed_sync_left_in_memory_only() -> None:
+@pytest.mark.parametrize("fill", FILLS)
+def test_recovery_writes_again_what_a_failed_sync_left_in_memory_only(fill: int) -> None:
     disk = MemoryDisk()
-    log = opened(disk)
+    log = opened(disk, fill_bytes=fill)
     log.append(entry(1))
     disk.fail("sync")
     with pytest.raises(StorageFailed):
@@ -410,27 +462,51 @@ def test_recovery_writes_again_what_a_failed_sync_left_in_memory_only() -> None:
     assert opened(disk.after_power_cut("none")).last == (1, 1)
 
 
-def test_a_torn_tail_is_cut_and_reported() -> None:
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_torn_tail_is_cut_and_reported(fill: int) -> None:
     disk = MemoryDisk()
     log = opened(disk)
     log.append(entry(1))
     log.sync()
-    whole = disk.read(f"{DIRECTORY}/log.1")
-    disk.write(f"{DIRECTORY}/log.1", whole + bytes(1000))
-    log = opened(disk)
-    assert log.cut == (f"{DIRECTORY}/log.1", len(whole), 1000)
+    whole = disk.read(FIRST)
+    disk.write(FIRST, whole + bytes(500) + b"torn" + bytes(500))
+    log = opened(disk, fill_bytes=fill)
+    assert log.cut == (FIRST, len(whole), 504)
     assert log.last == (1, 1)
-    assert disk.read(f"{DIRECTORY}/log.1") == whole
+    assert disk.read(FIRST) == whole + bytes(1004)
+    assert opened(disk.after_power_cut("none")).cut is None
+
+
+def test_zeros_that_a_failed_sync_left_in_memory_only_are_written_again() -> None:
+    """Else the torn tail beneath them would come back, where a later segment makes it damage."""
+    disk = MemoryDisk()
+    log = opened(disk)
+    log.append(entry(1))
+    log.sync()
+    disk.write(FIRST, disk.read(FIRST) + bytes(300) + b"torn")
+    disk.fail("sync")
+    with pytest.raises(StorageFailed):
+        opened(disk)
+    log = opened(disk)
+    log.append(entry(2))
+    log.roll()
+    again = opened(disk.after_power_cut("none"))
+    assert (again.last, again.cut) == ((2, 1), None)
 
 
 # --- Faults of the disk ----------------------------------------------------------------------------------
 
 
-def run_stubbornly(disk: MemoryDisk) -> int:
+def run_stubbornly(disk: MemoryDisk, fill: int) -> int:
     """Go through the history; when the disk is full, try again. How often it was."""
     full = 0
-    log = opened(disk)
+    log = opened(disk, fill_bytes=fill)
     for name, *arguments in HISTORY:
+        try:
+            prepare(log)
+        except DiskFull:
+            full += 1
+            assert SPARE not in disk.paths()
         for _ in range(3):
             try:
                 getattr(log, name)(*arguments)
@@ -450,8 +526,9 @@ for _step in HISTORY:
 FULL.compacted = 99
 
 
+@pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["create", "pwritev", "rename"])
-def test_a_disk_that_is_full_once_loses_nothing(operation: Operation) -> None:
+def test_a_disk_that_is_full_once_loses_nothing(operation: Operation, fill: int) -> None:
     met = 0
     for at in itertools.count(1):
         disk = MemoryDisk()
@@ -460,9 +537,9 @@ def test_a_disk_that_is_full_once_loses_nothing(operation: Operation) -> None:
         before = disk._calls[operation]
         disk.fail(operation, at=at, error=errno.ENOSPC)
         try:
-            met += run_stubbornly(disk)
+            met += run_stubbornly(disk, fill)
         except DiskFull:  # On opening it, where trying again is the caller's.
-            met += run_stubbornly(disk)
+            met += run_stubbornly(disk, fill)
         FULL.check(opened(disk.after_power_cut("none")))
         if disk._calls[operation] < before + at:
             break
@@ -504,8 +581,10 @@ def test_a_log_goes_on_in_its_segment_while_there_is_no_room_for_the_next() -> N
     assert opened(disk.after_power_cut("none")).last == (6, 1)
 
 
+@pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "create", "rename", "sync_directory", "remove"])
-def test_any_other_failure_is_final_and_loses_nothing(operation: Operation) -> None:
+def test_any_other_failure_is_final_and_loses_nothing(operation: Operation, fill: int) -> None:
+    """But for the work on a spare, whose failures change nothing."""
     failures = 0
     for at in itertools.count(1):
         disk = MemoryDisk()
@@ -514,19 +593,21 @@ def test_any_other_failure_is_final_and_loses_nothing(operation: Operation) -> N
         disk.fail(operation, at=at)
         promised: Log = []
         try:
-            failures += run_until_it_fails(disk, promised)
+            failures += run_until_it_fails(disk, promised, fill)
         except StorageFailed:  # On opening it.
             assert promised == []
         if disk._calls[operation] < end:
             break
         check(disk.after_power_cut("none"), promised)
-    assert failures >= 1
+    assert (failures >= 1) == (operation != "create" or not fill), "a filled log only creates spares"
 
 
-def run_until_it_fails(disk: MemoryDisk, promised: Log) -> bool:
+def run_until_it_fails(disk: MemoryDisk, promised: Log, fill: int) -> bool:
     """Go through the history; whether a step failed for good."""
-    log = opened(disk)
+    log = opened(disk, fill_bytes=fill)
     for number, (name, *arguments) in enumerate(HISTORY, 1):
+        with contextlib.suppress(StorageFailed):
+            prepare(log)
         try:
             getattr(log, name)(*arguments)
         except StorageFailed as error:
@@ -636,13 +717,16 @@ def test_a_closed_log_says_so() -> None:
 # --- Bit rot ---------------------------------------------------------------------------------------------
 
 
-def written(*, groups: int = 5) -> MemoryDisk:
-    """Two segments, of which the newest holds some groups."""
+def written(*, groups: int = 5, fill: int = 0) -> MemoryDisk:
+    """Two segments, of which the newest holds some groups; each is filled up to `fill`."""
     disk = MemoryDisk()
-    log = opened(disk, segment_bytes=1 << 20)
+    log = opened(disk, segment_bytes=2 * SEGMENT_BYTES, fill_bytes=fill)
     log.set_term(1, "a")
     log.extend([entry(1), entry(2)])
     log.sync()
+    log._segment_bytes = 1
+    assert prepare(log) == (fill > 0)
+    log._segment_bytes = 1 << 20
     log.roll()
     for index in range(3, 3 + groups):
         log.append(entry(index))
@@ -666,11 +750,14 @@ def is_damaged(disk: MemoryDisk) -> Damaged | None:
     return None
 
 
+@pytest.mark.parametrize("fill", [0, 1500])
 @pytest.mark.parametrize("name", ["log.1", "log.2"])
-def test_a_bit_that_flips_in_what_was_synced_stops_the_node(name: str) -> None:
-    whole = written()
+def test_a_bit_that_flips_in_what_was_synced_stops_the_node(name: str, fill: int) -> None:
+    """In all of a segment that has a later one, and in the groups of the newest."""
+    whole = written(fill=fill)
     path = f"{DIRECTORY}/{name}"
-    for offset in range(len(whole.read(path))):
+    size = len(written().read(path)) if name == "log.2" else len(whole.read(path))
+    for offset in range(size):
         disk = whole.after_power_cut("all")
         disk.flip_bit(path, offset, offset % 8)
         error = is_damaged(disk)
@@ -679,22 +766,52 @@ def test_a_bit_that_flips_in_what_was_synced_stops_the_node(name: str) -> None:
         assert error.offset <= offset
 
 
-def test_without_a_synced_end_only_the_very_last_group_may_be_taken_for_torn() -> None:
-    whole = written()
+@pytest.mark.parametrize("fill", [0, 1500])
+def test_without_a_synced_end_only_the_very_last_group_may_be_taken_for_torn(fill: int) -> None:
+    whole = written(fill=fill)
     whole.remove(SYNCED_END)
-    path = f"{DIRECTORY}/log.2"
-    last = (
-        len(whole.read(path)) - GROUP_HEADER_BYTES - 24 - len(entry(7).content) - (-len(entry(7).content) % 8)
-    )
-    for offset in range(len(whole.read(path))):
+    end = len(written().read(SECOND))
+    last = end - GROUP_HEADER_BYTES - 24 - len(entry(7).content) - (-len(entry(7).content) % 8)
+    for offset in range(end):
         disk = whole.after_power_cut("all")
-        disk.flip_bit(path, offset, 3)
+        disk.flip_bit(SECOND, offset, 3)
         if offset < last:
             assert is_damaged(disk) is not None, offset
         else:
+            torn = disk.read(SECOND)[last:].rstrip(b"\0")
             log = opened(disk)
             assert (log.last, log.term, log.voted_for) == ((6, 1), 1, "a")
-            assert log.cut == (path, last, len(whole.read(path)) - last)
+            assert log.cut == (SECOND, last, len(torn))
+
+
+@pytest.mark.parametrize("has_synced_end", [True, False])
+def test_a_bit_that_flips_behind_the_groups_of_the_newest_segment_is_cut(has_synced_end: bool) -> None:
+    whole = written(fill=1500)
+    if not has_synced_end:
+        whole.remove(SYNCED_END)
+    end = len(written().read(SECOND))
+    assert len(whole.read(SECOND)) == 1500
+    for offset in range(end, 1500):
+        disk = whole.after_power_cut("all")
+        disk.flip_bit(SECOND, offset, offset % 8)
+        log = opened(disk, fill_bytes=1500)
+        assert (log.last, log.cut) == ((7, 1), (SECOND, end, offset + 1 - end))
+        assert disk.after_power_cut("none").read(SECOND) == whole.read(SECOND)
+
+
+@pytest.mark.parametrize("has_synced_end", [True, False])
+def test_synced_groups_that_turned_to_zeros_stop_the_node(has_synced_end: bool) -> None:
+    """Without a synced end it cannot be told of the very last ones of a log."""
+    whole = written(fill=1500)
+    if not has_synced_end:
+        whole.remove(SYNCED_END)
+    for path, start in itertools.product([FIRST, SECOND], range(SEGMENT_HEADER_BYTES, 1000, 8)):
+        content = whole.read(path)
+        if not any(content[start:]) or (path == SECOND and not has_synced_end):
+            continue
+        disk = whole.after_power_cut("all")
+        disk.write(path, content[:start] + bytes(len(content) - start))
+        assert is_damaged(disk) is not None, (path, start)
 
 
 def test_a_bit_that_flips_in_the_synced_end_costs_nothing() -> None:
@@ -718,14 +835,16 @@ def test_a_synced_end_that_was_lost_is_made_anew_on_opening() -> None:
         assert is_damaged(disk) is not None
 
 
-def test_a_segment_cut_short_stops_the_node() -> None:
-    whole = written()
-    for name in ("log.1", "log.2"):
-        path = f"{DIRECTORY}/{name}"
-        for size in range(len(whole.read(path))):
+@pytest.mark.parametrize("fill", [0, 1500])
+def test_a_segment_cut_short_stops_the_node(fill: int) -> None:
+    """Unless only zeros are gone."""
+    whole = written(fill=fill)
+    for path in (FIRST, SECOND):
+        end = len(written().read(path))
+        for size in range(0, len(whole.read(path)), 3 if fill else 1):
             disk = whole.after_power_cut("all")
             disk.write(path, disk.read(path)[:size])
-            assert is_damaged(disk) is not None, (name, size)
+            assert (is_damaged(disk) is not None) == (size < end), (path, size)
 
 
 def test_segments_that_are_gone_stop_the_node() -> None:
@@ -855,6 +974,261 @@ def test_a_segment_is_rolled_when_it_is_full() -> None:
     sizes = [len(disk.read(f"{DIRECTORY}/{name}")) for name in segments(disk)]
     assert len(sizes) > 5
     assert all(SEGMENT_BYTES <= size < SEGMENT_BYTES + 200 for size in sizes[:-1])
+
+
+# --- Filling ---------------------------------------------------------------------------------------------
+
+
+def half_full(disk: Disk, directory: str = DIRECTORY, **options: Any) -> DurableLog:
+    """A filled log, for whose next segment it is time."""
+    log = opened(disk, directory, **{"fill_bytes": SEGMENT_BYTES} | options)
+    log.append(entry(1, size=100))
+    log.sync()
+    return log
+
+
+def test_the_newest_segment_is_filled_when_it_is_opened_and_a_sync_leaves_its_size() -> None:
+    disk = MemoryDisk()
+    log = opened(disk, fill_bytes=2000)
+    for reopened in (False, True):
+        if reopened:
+            log.close()
+            log = opened(disk, fill_bytes=2000)
+        log.append(entry(log.last.index + 1, size=90))
+        before = disk.after_power_cut("none").read(FIRST) if reopened else disk.read(FIRST)
+        assert len(before) == 2000
+        if reopened:
+            break
+        log.sync()
+        assert len(disk.read(FIRST)) == 2000
+
+
+def test_a_group_that_is_longer_than_what_is_left_makes_the_file_grow() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    log.append(entry(2, size=3000))
+    log.sync()
+    assert len(disk.read(FIRST)) > 3000
+    assert opened(disk.after_power_cut("none"), fill_bytes=SEGMENT_BYTES).last == (2, 1)
+
+
+def test_the_next_segment_is_the_spare_with_a_header() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    assert prepare(log)
+    assert disk.read(SPARE) == bytes(SEGMENT_BYTES)
+    log.set_term(4, "b")
+    log.roll()
+    assert SPARE not in disk.paths()
+    content = disk.read(SECOND)
+    assert content == encode_segment_header(log._header) + bytes(SEGMENT_BYTES - SEGMENT_HEADER_BYTES)
+    log.append(entry(2))
+    log.sync()
+    assert len(disk.read(SECOND)) == SEGMENT_BYTES
+    again = opened(disk.after_power_cut("none"))
+    assert (again.last, again.term, again.voted_for, again.cut) == ((2, 1), 4, "b", None)
+
+
+def test_a_spare_is_prepared_once_the_segment_is_half_full_and_only_one_at_a_time() -> None:
+    disk = MemoryDisk()
+    assert half_full(disk, fill_bytes=0).prepare_spare() is None
+    log = opened(MemoryDisk(), fill_bytes=SEGMENT_BYTES, segment_bytes=4 * SEGMENT_HEADER_BYTES)
+    assert log.prepare_spare() is None
+    log.append(entry(1, size=2 * SEGMENT_HEADER_BYTES - SEGMENT_HEADER_BYTES - GROUP_HEADER_BYTES - 24))
+    log.sync()
+    work = log.prepare_spare()
+    assert work is not None
+    assert log.prepare_spare() is None, "work is under way"
+    work()
+    assert log.prepare_spare() is None, "there is one"
+    log.roll()
+    assert log.prepare_spare() is None, "the new segment is not half full"
+
+
+def test_rolling_never_waits_for_a_spare_and_the_next_roll_takes_it() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    work = log.prepare_spare()
+    assert work is not None
+    log.roll()
+    assert len(disk.read(SECOND)) == SEGMENT_HEADER_BYTES
+    work()
+    log.append(entry(2))
+    log.roll()
+    assert len(disk.read(f"{DIRECTORY}/log.3")) == SEGMENT_BYTES
+    assert opened(disk.after_power_cut("none")).last == (2, 1)
+
+
+class Meanwhile:
+    """A disk on which something happens before each sync of a file."""
+
+    def __init__(self, disk: Disk, happens: Callable[[], Any]) -> None:
+        self._disk, self._happens = disk, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    def create(self, path: str) -> Any:
+        return MeanwhileFile(self._disk.create(path), self._happens)
+
+
+class MeanwhileFile:
+    def __init__(self, file: File, happens: Callable[[], Any]) -> None:
+        self._file, self._happens = file, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def sync(self) -> None:
+        self._happens()
+        self._file.sync()
+
+
+def test_a_spare_that_is_half_made_is_not_taken() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    happened: list[str] = []
+
+    def roll() -> None:
+        if not happened:
+            happened.append("rolled")
+            log.roll()
+
+    log._spare_disk = Meanwhile(disk, roll)
+    assert prepare(log)
+    assert happened == ["rolled"]
+    assert len(disk.read(SECOND)) == SEGMENT_HEADER_BYTES
+    assert len(disk.read(SPARE)) == SEGMENT_BYTES
+    log.append(entry(2))
+    log.roll()
+    assert len(disk.read(f"{DIRECTORY}/log.3")) == SEGMENT_BYTES
+    assert opened(disk.after_power_cut("none")).last == (2, 1)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_closing_removes_the_spare_nobody_used(meanwhile: bool) -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    if meanwhile:
+        log._spare_disk = Meanwhile(disk, log.close)
+    prepare(log)
+    assert (SPARE in disk.paths()) == (not meanwhile)
+    log.close()
+    log.close()
+    assert SPARE not in disk.paths()
+    assert disk.used_bytes == sum(map(len, contents(disk).values())), "its file is closed"
+    assert log.prepare_spare() is None
+
+
+@pytest.mark.parametrize("operation", ["create", "pwritev", "sync"])
+@pytest.mark.parametrize(("code", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, StorageFailed)])
+def test_a_spare_that_cannot_be_made_is_no_failure_of_the_log(
+    operation: Operation, code: int, raised: type[Exception]
+) -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    disk.fail(operation, error=code)
+    with pytest.raises(raised, match=r"preparing a segment") as caught:
+        prepare(log)
+    assert SPARE in str(caught.value)
+    assert SPARE not in disk.paths()
+    log.append(entry(2, size=8))
+    assert log.sync()
+    assert prepare(log), "it is tried again"
+    log.roll()
+    assert len(disk.read(SECOND)) == SEGMENT_BYTES
+    assert opened(disk.after_power_cut("none")).last == (2, 1)
+
+
+@pytest.mark.parametrize("operation", ["pwritev", "sync", "rename"])
+def test_without_room_for_its_header_the_spare_goes_and_the_log_goes_on(operation: Operation) -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    prepare(log)
+    disk.fail(operation, error=errno.ENOSPC)
+    with pytest.raises(DiskFull, match="beginning a segment"):
+        log.roll()
+    assert SPARE not in disk.paths()
+    log.append(entry(2))
+    log.sync()
+    log.roll()
+    assert len(disk.read(SECOND)) == SEGMENT_HEADER_BYTES
+    assert opened(disk.after_power_cut("none")).last == (2, 1)
+
+
+def test_a_spare_that_could_not_be_removed_is_made_anew() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    for operation in ("sync", "remove"):
+        disk.fail(operation)
+    with pytest.raises(StorageFailed):
+        prepare(log)
+    disk.write(SPARE, b"old bytes" * 100)
+    assert prepare(log)
+    assert disk.read(SPARE) == bytes(SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, SEGMENT_BYTES])
+def test_a_log_opens_unfilled_where_there_is_no_room(room: int) -> None:
+    disk = MemoryDisk()
+    opened(disk).close()
+    disk.capacity_bytes = disk.used_bytes + room
+    log = opened(disk, fill_bytes=SEGMENT_BYTES)
+    is_filled = room >= SEGMENT_BYTES - SEGMENT_HEADER_BYTES
+    assert len(disk.read(FIRST)) == (SEGMENT_BYTES if is_filled else SEGMENT_HEADER_BYTES)
+    disk.capacity_bytes = None
+    log.append(entry(1))
+    log.sync()
+    assert opened(disk.after_power_cut("none")).last == (1, 1)
+
+
+def test_a_filled_log_that_is_opened_on_a_full_disk_can_go_on() -> None:
+    disk = MemoryDisk()
+    half_full(disk).close()
+    disk.capacity_bytes = disk.used_bytes
+    log = opened(disk, fill_bytes=SEGMENT_BYTES)
+    log.append(entry(2, size=20))
+    assert log.sync()
+
+
+def test_a_failure_while_filling_is_a_failure_of_the_opening() -> None:
+    disk = MemoryDisk()
+    opened(disk).close()
+    disk.fail("pwritev")
+    with pytest.raises(StorageFailed, match="opening the Raft log"):
+        opened(disk, fill_bytes=SEGMENT_BYTES)
+    assert opened(disk, fill_bytes=SEGMENT_BYTES).last == NOWHERE
+
+
+def test_a_spare_left_behind_is_removed_even_with_a_header() -> None:
+    disk = MemoryDisk()
+    log = half_full(disk)
+    disk.write(SPARE, encode_segment_header(log._header) + bytes(300))
+    again = opened(disk, fill_bytes=SEGMENT_BYTES)
+    assert (again.last, segments(disk)) == ((1, 1), ["log.1"])
+
+
+def test_spares_are_made_by_another_thread_while_the_log_goes_on(tmp_path: Path) -> None:
+    directory = str(tmp_path / "node")
+    log, model = opened(REAL, directory, fill_bytes=SEGMENT_BYTES), Model()
+    threads = []
+    for index in range(1, 200):
+        work = log.prepare_spare()
+        if work is not None:
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+        do(log, model, "append", entry(index))
+        log.sync()
+        if index == 100:
+            threads[-1].join()
+    for thread in threads:
+        thread.join()
+    log.close()
+    sizes = [os.path.getsize(os.path.join(directory, f"log.{n}")) for n, _ in log._segments]
+    assert len(threads) > 1
+    assert len(sizes) > 5
+    assert SPARE_FILE not in os.listdir(directory)
+    model.check(opened(REAL, directory, fill_bytes=SEGMENT_BYTES))
 
 
 def test_what_was_being_written_aside_is_removed() -> None:

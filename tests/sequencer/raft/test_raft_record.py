@@ -193,7 +193,7 @@ def test_golden_segment(golden: Callable[..., bytes]) -> None:
         [Record(Kind.TRUNCATE, Place(42, 8), b""), Record(Kind.TERM, Place(0, 9), b"")],
         [Record(Kind.RESET, Place(100, 9), b"")],
     ]
-    data = segment_of(*groups, header=header)
+    data = segment_of(*groups, header=header) + bytes(24)
     dump = Dump(data)
     dump.title("the segment's header")
     dump.fields(SEGMENT)
@@ -205,9 +205,12 @@ def test_golden_segment(golden: Callable[..., bytes]) -> None:
             dump.part(dump.fields(RECORD)["bytes of the content"], "content")
             dump.padding()
         assert dump.at == end
+    dump.title("no group: written ahead")
+    dump.part(24, "zeros up to the end of the file")
     found = golden("raft/log/segment", data, dump.text())
     result = replay_segments([(3, "log.3", bytearray(found))], 3, None)
     assert (result.term, result.voted_for, result.entries.base, len(result.entries)) == (9, None, (100, 9), 1)
+    assert (result.end, result.torn_bytes) == (len(found) - 24, 0)
 
 
 def test_golden_synced_end(golden: Callable[..., bytes]) -> None:
@@ -236,10 +239,12 @@ def test_a_torn_group_loses_only_itself() -> None:
     end = len(segment_of([entry(1)]))
     for size in range(end + 1, len(data)):
         result = replay(data[:size])
-        assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), end, size - end)
+        torn_bytes = len(data[end:size].rstrip(b"\0"))
+        assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), end, torn_bytes)
 
 
-def test_any_pages_of_the_last_group_may_be_missing() -> None:
+@pytest.mark.parametrize("zeros", [0, 8, 512, 3000])
+def test_any_pages_of_the_last_group_may_be_missing(zeros: int) -> None:
     before = segment_of([entry(1)])
     data = segment_of([entry(1)], [entry(2, content=GROUP_MAGIC * 250)])
     places = [*range(512, len(data), 512)]
@@ -248,7 +253,62 @@ def test_any_pages_of_the_last_group_may_be_missing() -> None:
         torn = bytearray(data)
         for (start, end), is_kept in zip(pages, kept, strict=True):
             torn[start:end] = data[start:end] if is_kept else bytes(end - start)
-        assert replay(bytes(torn)).entries.last == ((2, 1) if all(kept) else (1, 1))
+        result = replay(bytes(torn) + bytes(zeros))
+        assert (result.entries.last, result.torn_bytes > 0) == (
+            ((2, 1), False) if all(kept) else ((1, 1), any(kept))
+        )
+
+
+ZEROS = [0, 1, 8, 1000, 1 << 16, (1 << 17) + 24]
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.parametrize("contents", [[], [b""], [b"entry"], [b"entry", bytes(300)]])
+def test_zeros_up_to_the_end_of_the_file_are_a_clean_end(contents: list[bytes], zeros: int) -> None:
+    """Of the newest segment and of one before it, whether or not the last group itself ends with zeros."""
+    groups = [[entry(index, content=content)] for index, content in enumerate(contents, 1)]
+    data = segment_of(*groups)
+    result = replay(data + bytes(zeros))
+    assert (result.entries.last.index, result.end, result.torn_bytes) == (len(contents), len(data), 0)
+    header = SegmentHeader(2, LOG, result.entries.last, 0, None, len(contents) + 1)
+    result = replay(data + bytes(zeros), segment_of([entry(len(contents) + 1)], header=header) + bytes(zeros))
+    assert (result.entries.last.index, result.torn_bytes) == (len(contents) + 1, 0)
+
+
+@given(st.binary(max_size=20), st.sampled_from(ZEROS), st.binary(max_size=20), st.sampled_from(ZEROS))
+def test_what_is_torn_goes_up_to_the_last_byte_that_is_not_zero(
+    first: bytes, zeros: int, second: bytes, behind: int
+) -> None:
+    before = segment_of([entry(1)])
+    rest = first + bytes(zeros) + second + bytes(behind)
+    result = replay(before + rest)
+    assert (result.end, result.torn_bytes) == (len(before), len(rest.rstrip(b"\0")))
+
+
+def test_zeros_where_a_synced_group_stood_are_damage() -> None:
+    one, two = segment_of([entry(1)]), segment_of([entry(1)], [entry(2)])
+    gone = one + bytes(len(two) - len(one) + 1000)
+    with pytest.raises(Damaged, match="got groups up to 1, wanted groups up to 2"):
+        replay(gone, synced=SyncedEnd(2, 1, len(two), 2, LOG))
+    second = encode_segment_header(SegmentHeader(2, LOG, Place(2, 1), 0, None, 3))
+    with pytest.raises(Damaged, match="does not go on"):
+        replay(gone, second)
+    three = segment_of([entry(1)], [entry(2)], [entry(3)])
+    with pytest.raises(Damaged, match=f"a later group stands at {len(two)}"):
+        replay(one + bytes(len(two) - len(one)) + three[len(two) :] + bytes(1000))
+
+
+def test_anything_among_the_zeros_is_a_bad_group() -> None:
+    data = segment_of([entry(1)])
+    second = encode_segment_header(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2))
+    synced = SyncedEnd(1, 1, len(data), 1, LOG)
+    for at in range(64):
+        rotten = bytearray(data + bytes(64))
+        rotten[len(data) + at] ^= 1 << at % 8
+        result = replay(bytes(rotten), synced=synced)
+        assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), len(data), at + 1)
+        with pytest.raises(Damaged, match="a later segment was begun"):
+            replay(bytes(rotten), second)
 
 
 def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
@@ -258,7 +318,7 @@ def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
         len(whole) - len(segment_of([entry(3)])) + SEGMENT_HEADER_BYTES,
     )
     for at in range(start, behind):
-        bad = bytearray(whole)
+        bad = bytearray(whole + bytes(at % 3 * 8))
         bad[at] ^= 1
         with pytest.raises(Damaged, match=f"a later group stands at {behind}") as caught:
             replay(bytes(bad))
