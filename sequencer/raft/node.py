@@ -69,6 +69,7 @@ class RaftNode:
         self._config, self._machine, self._network, self._aside = config, machine, network, aside
         self._new_id, self._disk, self._wait_for_space = new_id, disk, on_disk_full
         self._is_disk_full = False
+        self._is_waiting = False
         self._on_leadership = on_leadership
         self._leadership = Leadership(None, 0, False)
         try:
@@ -106,6 +107,7 @@ class RaftNode:
 
     def step(self) -> None:
         """One round: commit, apply, take commands, queue messages, sync, send, wait for what comes."""
+        self._is_waiting = False
         self._aside.collect()
         self._raft.step()
         self._report(Leadership(self._raft.leader, self._raft.term, self.is_leader))
@@ -199,7 +201,8 @@ class RaftNode:
                 return result
 
     def due(self) -> float:
-        """When something here wants the loop to go round."""
+        """When something here wants the loop to go round, which waits for that now."""
+        self._is_waiting = True
         can_submit = self._raft.leader is not None and self._raft.is_counted_here
         due = self.proposals.due() if can_submit else float("inf")
         return min(due, self._snapshot_at) if self._is_snapshot_wanted() else due
@@ -537,8 +540,13 @@ class RaftNode:
         return self._raft.role == "leader" and is_caught_up and not self._is_disk_full
 
     def propose(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`; the caller wakes the loop."""
-        return self.proposals.add(command)
+        """See `Consensus.propose`; any thread."""
+        future = self.proposals.add(command)
+        # The loop looks for commands after it says that it waits: one of the two sees the other.
+        if self._is_waiting and self.proposals.due() == 0.0:
+            self._is_waiting = False
+            self._network.wake()
+        return future
 
     def _log_opening(self) -> None:
         own, cut = self._identity, self._log.cut

@@ -84,10 +84,7 @@ class Raft:
 
     def propose(self, command: bytes) -> Future[int]:
         """See `Consensus.propose`."""
-        future = self._node.propose(command)
-        if threading.get_ident() != self._thread.ident:
-            self._mesh.wake()
-        return future
+        return self._node.propose(command)
 
     @property
     def is_leader(self) -> bool:
