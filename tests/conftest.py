@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from scripts import Handler, replay
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell began this in the background: what the tests start would ignore interrupts as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTDATA = Path(__file__).parent / "testdata"
 
