@@ -118,7 +118,8 @@ def _resolved(dotted: str) -> Any:
 @cache
 def overridden() -> set[str]:
     """Names that our class and the stock class both define."""
-    return {name for name in OURS.__dict__ if name in STOCK.__dict__} - {"__module__", "__doc__"}
+    both = OURS.__dict__.keys() & STOCK.__dict__.keys()
+    return {name for name in both if name == "__init__" or not name.endswith("__")}
 
 
 @cache
