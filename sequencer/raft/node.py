@@ -444,9 +444,10 @@ class RaftNode:
         self._acknowledge(peer, chunk.term, meta, reached, received)
         if received == meta.length:
             self._is_installing = True
+            found: list[tuple[ClusterState, bytes]] = []
             self._aside.run(
-                lambda: incoming.finish(lambda content: self._installable(meta, content)),
-                lambda content: self._on_installed(peer, chunk.term, meta, content),
+                lambda: incoming.finish(lambda content: found.append(self._installable(meta, content))),
+                lambda _: self._on_installed(peer, chunk.term, meta, *found[0]),
                 self._on_install_failed,
             )
 
@@ -463,11 +464,12 @@ class RaftNode:
     ) -> None:
         self._raft.send(peer, ChunkReply(term, meta.place, reached, received, is_all, self.claim))
 
-    def _on_installed(self, peer: str, term: int, meta: SnapshotMeta, content: bytes) -> None:
+    def _on_installed(
+        self, peer: str, term: int, meta: SnapshotMeta, state: ClusterState, machine_bytes: bytes
+    ) -> None:
         self._incoming, self._is_installing = None, False
         if meta.place.index <= self._raft.committed:
             return  # The log was quicker.
-        state, machine_bytes = self._installable(meta, content)
         logger.info("installed_snapshot index=%d bytes=%d", meta.place.index, meta.length)
         self._become(state, machine_bytes)
         self._acknowledge(peer, term, meta, meta.length, meta.length, is_all=True)
