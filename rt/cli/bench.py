@@ -6,12 +6,15 @@ Services add theirs as entry points of `rt.benchmarks`, so that rt never imports
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
 from rt.bench.measure import Figure, one_core
 from rt.cli.main import EntryPointGroup
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BENCHMARKS_GROUP: Final = "rt.benchmarks"
 
@@ -26,16 +29,26 @@ def show(figure: Figure, *, as_json: bool) -> None:
     click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
 
 
-@click.command()
-@click.option(
+directory_option = click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, exists=True),
     help="Where to write (default: the temporary directory).",
 )
-@click.option(
-    "--rounds", default=5, show_default=True, type=click.IntRange(1, 1000), help="Rounds of each measurement."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+def rounds_option(default: int) -> Callable[[F], F]:
+    """`--rounds`, as every benchmark has it."""
+    bound = click.IntRange(1, 1000)
+    return click.option(
+        "--rounds", default=default, show_default=True, type=bound, help="Rounds of each measurement."
+    )
+
+
+@click.command()
+@directory_option
+@rounds_option(5)
 @click.option(
     "--size-mb",
     default=256,
@@ -50,7 +63,7 @@ def show(figure: Figure, *, as_json: bool) -> None:
     show_default=True,
     help="Instead: write and read a log of this size and watch memory.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@json_option
 def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: float, as_json: bool) -> None:
     """Publish, read and verify log files; no network."""
     from rt.bench.log import LogBench

@@ -7,23 +7,16 @@ from typing import cast
 
 import click
 
-from rt.cli.bench import show
+from rt.cli.bench import directory_option, json_option, rounds_option, show
 from sequencer.bench.raft import PARTS, Part, RaftBench
 
 
 @click.command()
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, exists=True),
-    help="Where to write (default: the temporary directory).",
-)
+@directory_option
 @click.option(
     "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
 )
-@click.option(
-    "--rounds", default=3, show_default=True, type=click.IntRange(1, 1000), help="Rounds of each measurement."
-)
+@rounds_option(3)
 @click.option(
     "--seconds",
     default=5.0,
@@ -49,7 +42,7 @@ from sequencer.bench.raft import PARTS, Part, RaftBench
     help="Time between snapshots, where that is measured.",
 )
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@json_option
 def raft(
     directory: str | None,
     nodes: str,
