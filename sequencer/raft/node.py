@@ -332,7 +332,9 @@ class RaftNode:
 
     def _become_member(self, state: ClusterState, content: bytes) -> None:
         """Each step is durable before the next, and opening the directory goes on from any of them."""
-        self._snapshots.write(state.cluster, state.epoch, state.applied, content)
+        self._once_there_is_space(
+            lambda: self._snapshots.write(state.cluster, state.epoch, state.applied, content)
+        )
         self._become(state, decode_state(content)[1])
 
     def _become(self, state: ClusterState, machine_bytes: bytes) -> None:

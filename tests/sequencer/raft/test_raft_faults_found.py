@@ -740,6 +740,18 @@ def test_a_full_disk_puts_off_what_a_node_notes_of_its_own_join(clock: Clock) ->
     assert driven.reopened("none").node.claim == driven.node.claim
 
 
+def test_a_full_disk_puts_off_becoming_a_member(clock: Clock) -> None:
+    """The node ended when the first snapshot of a new cluster could not be written."""
+    asked: list[DiskFull] = []
+    driven = Driven(clock, config_of("n1", NAMES[:3]), on_disk_full=asked.append)
+    driven.up("n2", cluster=CLUSTER)
+    driven.disk.fail("create", error=errno.ENOSPC, times=2)
+    driven.hear("n2", Adopt(first_state(NAMES[:3])))
+    assert len(asked) == 2
+    assert driven.status.cluster == CLUSTER.hex()
+    assert driven.reopened("none").status.cluster == CLUSTER.hex()
+
+
 def _installed_from_n2(driven: Driven, content: bytes) -> None:
     driven.hear("n2", Chunk(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
     driven.step()
