@@ -11,7 +11,8 @@ to one version, and a test ties it to the very text of every member that it uses
 The laws, by the numbers of DESIGN.md, section 6.1:
 
 1. Persist, then send: handlers only queue. `_persist_then_send`, the last thing before the loop waits, is the
-   only place that lets messages out, behind the sync; `__applyLogEntries` syncs what it is about to apply.
+   only place that lets messages out, behind the sync of all they depend on; `__applyLogEntries` syncs what it
+   is about to apply.
 2. Commit only what was compared: `_on_append` with `following`.
 3. Snapshots: `snapshots`, `opening`, `on_installed`.
 4. Apply once: an entry counts as applied before anybody hears of it; an exception ends the node.
@@ -376,13 +377,23 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         raise AssertionError("snapshots are not PySyncObj's")
 
     def _persist_then_send(self) -> None:
-        """The barrier: whatever the queued messages depend on is synced, then they leave."""
-        reached = (self._log.last.index, self.__raftCommitIndex)
-        if self.__raftState == RaftState.LEADER and reached != self._pumped:
-            self._pumped = reached
-            self._pump(self._up, is_heartbeat=False)
+        """The barrier: whatever the queued messages depend on is synced, then they leave.
+
+        A leader's depend on its term, which was synced when it began to lead, and on what is committed, never
+        on its new entries: followers sync them while it does, and no answer is read before it has. So it
+        counts only what it synced. (Ongaro's thesis, section 10.2.1.)
+        """
+        leads = self.__raftState == RaftState.LEADER
+        if leads:
+            reached = (self._log.last.index, self.__raftCommitIndex)
+            if reached != self._pumped:
+                self._pumped = reached
+                self._pump(self._up, is_heartbeat=False)
+            self._network.flush()
         self._sync()
-        self._network.flush()
+        if not leads:
+            self._network.flush()
+        self._log.note_synced()
 
     def _sync(self) -> None:
         try:

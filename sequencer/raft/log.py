@@ -188,7 +188,6 @@ class DurableLog(Entries):
             self._group += 1
             self._queued.clear()
             self.synced = self.last
-            self._record_synced_end()
             if self._offset >= self._segment_bytes:
                 with contextlib.suppress(DiskFull):  # Nothing is lost: the next sync tries again.
                     self._begin_segment()
@@ -280,11 +279,16 @@ class DurableLog(Entries):
         except OSError as error:
             raise self._failed(error, self._path, "syncing the Raft log", is_final=True) from error
 
-    def _record_synced_end(self) -> None:
-        """Note how far the log is synced. It is a lower bound: a write that fails leaves the older one."""
-        sequence = self._synced_end.sequence + 1
-        header = self._header
-        end = SyncedEnd(sequence, header.number, self._offset, self._group - 1, header.log)
+    def note_synced(self) -> None:
+        """Note beside the log how far it is synced, if that is not noted.
+
+        Recovery tells a torn last group from a damaged one by it; of all others the next one tells. It is a
+        lower bound: nobody waits for it, nothing syncs it, a write that fails leaves the older one.
+        """
+        header, known = self._header, self._synced_end
+        if (known.segment, known.offset) == (header.number, self._offset) or self._unusable is not None:
+            return
+        end = SyncedEnd(known.sequence + 1, header.number, self._offset, self._group - 1, header.log)
         with contextlib.suppress(OSError):
             self._synced_end_file.pwritev((encode_synced_end(end),), end.file_offset)
             self._synced_end = end

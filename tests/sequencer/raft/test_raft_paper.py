@@ -340,15 +340,75 @@ def test_nothing_is_applied_before_it_is_synced(clock: Clock) -> None:
     assert synced == [3, 3]
 
 
-def test_a_leader_whose_sync_fails_sends_and_commits_nothing(clock: Clock) -> None:
+def test_a_leader_whose_sync_fails_counts_nothing_and_is_heard_no_more(clock: Clock) -> None:
+    """Dissertation, section 10.2.1: its entries are under way while it syncs them itself."""
     driven = member(clock)
-    driven.lead()
-    driven.wire.sent.clear()
+    term = driven.lead()
+    for peer in driven.config.peers:
+        driven.acknowledge(peer, driven.log.last.index)
+    committed, last = driven.status.committed, driven.log.last
     [future] = driven.propose(b"x")
+    driven.wire.sent.clear()
     driven.disk.fail("sync")
     with pytest.raises(rt.StorageFailed):
         driven.step()
-    assert (driven.wire.sent, future.done(), driven.status.committed) == ([], False, 1)
+    entries = [message.entries for _, message in driven.wire.sent if isinstance(message, Append)]
+    assert [[entry.place for entry in sent] for sent in entries] == 2 * [[Place(last.index + 1, term)]]
+    assert (future.done(), driven.status.committed, driven.log.synced) == (False, committed, last)
+    driven.wire.sent.clear()
+    with pytest.raises(rt.StorageFailed):
+        driven.acknowledge(driven.config.peers[0], last.index + 1)
+    assert (driven.wire.sent, driven.status.committed) == ([], committed)
+
+
+@pytest.mark.parametrize("keep", AFTER)
+def test_what_a_leader_sent_and_did_not_sync_is_another_terms_next_time(
+    clock: Clock, keep: Keep | None
+) -> None:
+    """Its term and its vote for itself are on its disk before it leads: it never leads that term again."""
+    cluster = Lockstep(clock)
+    leader = cluster.lead()
+    cluster.commit(b"first")
+    others = [name for name in cluster.names if name != leader.name]
+    leader.propose(b"unsynced")
+    leader.disk.fail("sync")
+    with pytest.raises(rt.StorageFailed):
+        leader.node.step()
+    sent, term = leader.log.last, leader.raft.term
+    assert sent > leader.log.synced
+    cluster.restart(leader.name, keep)
+    cluster.run(lambda: cluster.leader is not None and cluster.leader.raft.term > term)
+    cluster.commit(b"second", via=others[0])
+    cluster.converge()
+    commands = cluster.members[leader.name].commands
+    assert [command for command in commands if command != b"unsynced"] == [b"first", b"second"]
+    assert commands.count(b"unsynced") <= 1
+
+
+def test_a_leader_without_space_sends_but_counts_nothing(clock: Clock) -> None:
+    """Followers have the entry; the leader commits it once it has it too."""
+    counted: list[tuple[int, Place]] = []
+
+    def on_disk_full(_error: rt.DiskFull) -> None:
+        counted.append((driven.status.committed, driven.log.synced))
+        if len(counted) == 3:
+            driven.disk.capacity_bytes = None
+
+    driven = Driven(clock, config_of("n1", NAMES[:3]), on_disk_full=on_disk_full)
+    driven.adopt()
+    driven.up()
+    driven.step()
+    driven.lead()
+    for peer in driven.config.peers:
+        driven.acknowledge(peer, driven.log.last.index)
+    committed, last = driven.status.committed, driven.log.last
+    driven.disk.capacity_bytes = driven.disk.used_bytes
+    [future] = driven.propose(b"x")
+    driven.step()
+    assert counted == 3 * [(committed, last)]
+    assert not future.done()
+    driven.acknowledge(driven.config.peers[0], last.index + 1)
+    assert future.done()
 
 
 def test_a_full_disk_stalls_the_node_until_there_is_space(clock: Clock) -> None:
