@@ -2,7 +2,7 @@
 
     offset  bytes  field
          0      4  magic "RTK1"
-         4      4  checksum: CRC-32C of bytes 8-95
+         4      4  checksum: CRC-32C of bytes 8-95, seeded with (cluster id, X, Y, offset) of this block
          8      2  version
         10      2  kind: 1 batches, 2 declaration
         12      4  index in the instruction
@@ -17,7 +17,13 @@
         64      8  message count after the skip
         72      8  sequencing time, ns since the Unix epoch
         80      4  checksum of what follows (declaration), 0 (batches: they carry their own)
-        84     12  0
+        84      4  chain start: the source segment's chain before these batches, 0 in a declaration
+        88      4  chain end: the source segment's chain behind these batches, 0 in a declaration
+        92      4  0
+
+The seed is that of the place where the block stands, as with batches (`rt.log.checksum`); so a block which is
+whole but stands in another cluster's log, in another segment or elsewhere in its own does not verify. The
+chains (`rt.log.chain`) prove that the batches are those which followed each other in the source.
 
 The position of message i of the block (counted with the skipped ones) is first position + i - skip. A
 declaration carries no messages; it says, before a session id is used in a segment, who that is, so that every
@@ -29,8 +35,8 @@ segment can be read alone:
         20         the name, the dedup id (UTF-8), padded to 8
 
 Every field comes from the merge instruction and the source bytes: nothing of the node that merges. In a
-declaration skip, source X, Y and offset are 0. A new kind of block, or a use for the zeros, needs a new
-version of the segment: an older rt would take such a block for a torn tail.
+declaration skip, source X, Y, offset and chains are 0. A new kind of block, or a use for the zeros, needs a
+new version of the segment: an older rt would take such a block for a torn tail.
 """
 
 from __future__ import annotations
@@ -47,9 +53,9 @@ from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX, check_name, check_s
 BLOCK_HEADER_BYTES: Final = 96
 BLOCK_MAGIC: Final = int.from_bytes(b"RTK1", "little")
 
-_HEADER = struct.Struct("<IIHHIQIIIIQQQQqI12s")
+_HEADER = struct.Struct("<IIHHIQIIIIQQQQqIII4s")
 _DECLARATION = struct.Struct("<16sHH")
-_NOTHING = bytes(12)
+_NOTHING = bytes(4)
 DECLARATION_BYTES_MAX: Final = padded(_DECLARATION.size + SESSION_NAME_BYTES_MAX + NAME_BYTES_MAX)
 
 
@@ -84,6 +90,8 @@ class BlockHeader(NamedTuple):
     message_count: int
     sequenced_ns: int
     content_checksum: int = 0
+    chain_start: int = 0
+    chain_end: int = 0
 
     @property
     def end(self) -> int:
@@ -107,21 +115,22 @@ class Declaration:
             raise ValueError(f"incarnation must be 16 bytes, not {len(self.incarnation)}")
 
 
-def encode_block_header(header: BlockHeader) -> bytes:
-    """The 96 bytes of a block header."""
+def encode_block_header(header: BlockHeader, seed: int) -> bytes:
+    """The 96 bytes of a block header; `seed` is the `batch_seed` of its place in the merged segment."""
     unsealed = _HEADER.pack(BLOCK_MAGIC, 0, *header, _NOTHING)
-    return unsealed[:4] + crc32c(unsealed[8:]).to_bytes(4, "little") + unsealed[8:]
+    return unsealed[:4] + crc32c(unsealed[8:], seed).to_bytes(4, "little") + unsealed[8:]
 
 
-def decode_block_header(data: Buffer, start: int = 0) -> BlockHeader:
+def decode_block_header(data: Buffer, start: int, seed: int) -> BlockHeader:
     """Read the header at `start`; `BadBlock` if the checksum, the version or a bound fails.
 
+    `seed` is the `batch_seed` of the place in the merged segment where the block must stand.
     After it, the length of a declaration may be trusted to bound what is read.
     """
     magic, checksum, *fields, nothing = _HEADER.unpack_from(data, start)
     if magic != BLOCK_MAGIC:
         raise BadBlock(f"no block starts here: magic {magic:#010x}")
-    if checksum != crc32c(memoryview(data)[start + 8 : start + BLOCK_HEADER_BYTES]):
+    if checksum != crc32c(memoryview(data)[start + 8 : start + BLOCK_HEADER_BYTES], seed):
         raise BadBlock("block header fails its checksum")
     header = BlockHeader(*fields)
     if header.version != VERSION or header.kind not in _KINDS or nothing != _NOTHING:
@@ -132,11 +141,16 @@ def decode_block_header(data: Buffer, start: int = 0) -> BlockHeader:
         header.length_bytes > DECLARATION_BYTES_MAX or header.message_count
     ):
         raise BadBlock(f"declaration of {header.length_bytes} bytes and {header.message_count} messages")
+    if header.kind == BlockKind.DECLARATION and (header.chain_start or header.chain_end):
+        raise BadBlock(f"declaration with chains {header.chain_start:#x} and {header.chain_end:#x}")
     return header
 
 
-def encode_declaration(header: BlockHeader, declaration: Declaration) -> bytes:
-    """A whole declaration block; `header` gives instruction, session id, position and time."""
+def encode_declaration(header: BlockHeader, declaration: Declaration, seed: int) -> bytes:
+    """A whole declaration block; `header` gives instruction, session id, position and time.
+
+    `seed` is that of its place, as in `encode_block_header`.
+    """
     name, dedup = declaration.session.encode(), (declaration.dedup_id or "").encode()
     content = _DECLARATION.pack(declaration.incarnation, len(name), len(dedup)) + name + dedup
     content += padding(len(content))
@@ -149,8 +163,10 @@ def encode_declaration(header: BlockHeader, declaration: Declaration) -> bytes:
         length_bytes=len(content),
         message_count=0,
         content_checksum=crc32c(content),
+        chain_start=0,
+        chain_end=0,
     )
-    return encode_block_header(whole) + content
+    return encode_block_header(whole, seed) + content
 
 
 def decode_declaration(header: BlockHeader, content: Buffer) -> Declaration:

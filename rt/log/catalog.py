@@ -18,6 +18,7 @@ from rt.log.block import (
     decode_block_header,
     decode_declaration,
 )
+from rt.log.checksum import batch_seed
 from rt.log.directory import list_segments, read_header, read_index, read_table, scans
 from rt.log.disk import Disk, File
 from rt.log.frames import MergedScanner, Scanner, SessionScanner, scanner_for
@@ -74,6 +75,11 @@ class Catalog:
         """The next segment whose bytes are there."""
         return next((kept for kept in self.kept if kept.id > segment), None)
 
+    def sealed_end(self, segment: SegmentId) -> int:
+        """Where a sealed segment ends, as the table says; 0 if it does not."""
+        sealed = self.table.segments if self.table else ()
+        return next((known.end for known in reversed(sealed) if known.id == segment), 0)
+
     def trim_reason(self, position: int) -> TrimReason:
         """Why `position` is gone, as far as the table remembers."""
         trimmed = [segment for segment in self.trimmed() if segment.first <= position]
@@ -121,7 +127,8 @@ def _hop(header: SegmentHeader, file: File, hop: IndexEntry, entries: list[Index
     for entry in entries:
         if entry.kind is EntryKind.DECLARATION and entry.offset < hop.offset:
             try:
-                block = decode_block_header(file.pread(BLOCK_HEADER_BYTES, entry.offset))
+                seed = batch_seed(header.seed, entry.offset)
+                block = decode_block_header(file.pread(BLOCK_HEADER_BYTES, entry.offset), 0, seed)
                 content = file.pread(
                     min(block.length_bytes, DECLARATION_BYTES_MAX), entry.offset + BLOCK_HEADER_BYTES
                 )

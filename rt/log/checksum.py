@@ -1,9 +1,10 @@
-"""CRC-32C (Castagnoli), and the seed that ties a batch to its place.
+"""CRC-32C (Castagnoli), and the seed that ties a batch or a block to its place.
 
 `crc32c(data, start)` is the library's own: the checksum of `data`, going on from that of what came before.
 
 Law: the checksums of a batch start from the checksum of (incarnation, X, Y, offset), so that a batch which is
-whole but stands in another file, or elsewhere in its own, does not verify.
+whole but stands in another file, or elsewhere in its own, does not verify. The same holds for the header of a
+block and (cluster id, X, Y, offset).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def sealed(data: bytes) -> bytes:
     return data[:12] + around(data).to_bytes(4, "little") + data[16:]
 
 
-def segment_seed(incarnation: bytes, x: int, y: int) -> int:
-    """The part of a batch's seed that all batches of one session segment share."""
-    return crc32c(_PLACE.pack(incarnation, x, y))
+def segment_seed(origin: bytes, x: int, y: int) -> int:
+    """The part of a seed that all batches, or blocks, of one segment share; `origin` as in its header."""
+    return crc32c(_PLACE.pack(origin, x, y))
 
 
 def batch_seed(segment: int, offset: int) -> int:
-    """The seed of the batch at `offset` in the segment whose `segment_seed` is `segment`."""
+    """The seed of the batch or block at `offset` in the segment whose `segment_seed` is `segment`."""
     return crc32c(_OFFSET.pack(offset), segment)

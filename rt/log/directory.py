@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from rt.errors import Damaged, InvalidName, NotALog
 from rt.log.disk import Disk, storage_error, storage_errors
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, newest_durable_end
-from rt.log.frames import Scan, Scanner, scanner_for
+from rt.log.frames import Scan, Scanner
 from rt.log.index import IndexEntry, decode_entries, index_file_name
 from rt.log.segment import (
     SEGMENT_HEADER_BYTES,
@@ -138,47 +137,6 @@ def identity_from(header: SegmentHeader, path: str) -> Identity:
         return Identity(header.kind, header.origin, name)
     except InvalidName:
         return Identity(header.kind, header.origin, "unknown")
-
-
-@dataclass(slots=True)
-class Walk:
-    """What a segment holds from its start to where its frames stop verifying."""
-
-    header: SegmentHeader
-    size_bytes: int
-    end_offset: int
-    end: int
-    timestamp_low_ns: int
-    timestamp_high_ns: int
-    problem: str | None
-    batches: int = 0
-
-
-def walk_segment(disk: Disk, path: str, header: SegmentHeader) -> Walk:
-    """Verify a segment from its start, every byte of it, in bounded memory."""
-    file_path = os.path.join(path, header.id.file_name)
-    with storage_errors(file_path, "reading a segment"):
-        file = disk.open(file_path)
-        try:
-            scanner = scanner_for(header)
-            walk = Walk(header, file.size(), SEGMENT_HEADER_BYTES, header.first, 0, 0, None)
-            for scan in scans(file.pread, scanner):
-                _account(walk, scan, scanner)
-            walk.size_bytes = max(file.size(), walk.end_offset)
-        finally:
-            file.close()
-    return walk
-
-
-def _account(walk: Walk, scan: Scan, scanner: Scanner) -> None:
-    for batch in scan.batches:
-        low, high = batch.header.timestamp_low_ns, batch.header.timestamp_high_ns
-        walk.timestamp_low_ns = min(walk.timestamp_low_ns, low) if walk.batches else low
-        walk.timestamp_high_ns = max(walk.timestamp_high_ns, high) if walk.batches else high
-        walk.batches += 1
-    walk.end_offset = scanner.boundary
-    walk.end = scanner.next
-    walk.problem = scan.problem or ("cut short" if scan.needed else None)
 
 
 def scans(pread: Callable[[int, int], bytes], scanner: Scanner, *, values: bool = True) -> Iterator[Scan]:

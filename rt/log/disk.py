@@ -18,6 +18,12 @@ from typing import Protocol
 from rt.errors import DirectoryLocked, DiskFull, NotALog, StorageError, StorageFailed
 from rt.log.layout import Buffer
 
+COPY_BYTES = 2**20
+"""What is copied at a time where the kernel does not do it."""
+
+_NO_COPY = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""What copy_file_range(2) says of files, or file systems, that it does not copy between."""
+
 
 class File(Protocol):
     """An open file. Not thread-safe, but `sync` may run beside `pwritev` of another thread."""
@@ -30,6 +36,12 @@ class File(Protocol):
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write `buffers` one behind the other at `offset`; the count, which may be smaller (disk full)."""
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        """Write at `offset` up to `size` bytes that `source` holds from `source_offset` on.
+
+        In the kernel if it can. The count, which may be smaller at any time; 0 only where `source` ends.
+        """
 
     def truncate(self, size: int) -> None:
         """Cut, or lengthen with zeros, to `size` bytes."""
@@ -111,6 +123,18 @@ class _RealFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         return os.pwritev(self._fd, buffers, offset)
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        if isinstance(source, _RealFile):
+            try:
+                # A kernel may also say 0 where it cannot copy; then reading finds out.
+                if count := os.copy_file_range(source._fd, self._fd, size, source_offset, offset):
+                    return count
+            except OSError as error:
+                if error.errno not in _NO_COPY:
+                    raise
+        data = source.pread(min(size, COPY_BYTES), source_offset)
+        return self.pwritev([data], offset) if data else 0
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)

@@ -13,49 +13,67 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from rt.errors import Damaged, InvalidName
+from rt.errors import ClusterMismatch, Damaged, InvalidName
 from rt.log.directory import (
     READ_BYTES,
-    Walk,
     identity_from,
     list_segments,
     read_durable_end,
     read_header,
     read_table,
-    walk_segment,
 )
 from rt.log.disk import Disk, write_whole
 from rt.log.durable import DURABLE_FILE, DurableEnd
+from rt.log.frames import Scanner, scanner_for
 from rt.log.index import index_file_name
 from rt.log.recovery import Tail, judge_tail
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
 from rt.log.table import TABLE_FILE, Identity, SealedSegment, Table, TrimReason, encode_table
+from rt.log.walk import Walk, walk_segment
 
 logger = logging.getLogger("rt.log")
+
+ScannerFactory: TypeAlias = Callable[[SegmentHeader], Scanner]
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A directory after recovery: every segment is sealed, and where a torn tail was cut, if one was."""
+    """A directory after recovery, and where a torn tail was cut, if one was.
+
+    Every segment is sealed, but for the `resumed` one, whose bytes up to its walk's end are durable too.
+    """
 
     table: Table
     durable_sequence: int
     torn: Tail | None = None
     torn_path: str = ""
+    resumed: Walk | None = None
 
     @property
     def end(self) -> int:
         """The next number or position."""
+        if self.resumed is not None:
+            return self.resumed.end
         return self.table.segments[-1].end if self.table.segments else 0
 
 
-def recover_directory(disk: Disk, path: str, wanted: Identity, clock: Callable[[], int]) -> Recovered:
+def recover_directory(
+    disk: Disk,
+    path: str,
+    wanted: Identity,
+    clock: Callable[[], int],
+    *,
+    resume_with: ScannerFactory | None = None,
+) -> Recovered:
     """Recover the directory, which the caller has locked; one that is new becomes `wanted`.
 
+    Where `resume_with` makes scanners, the newest segment is not sealed, and is walked by one of them; the
+    directory is a copy then, or a merged log, and its origin must be the wanted one (`rt.ClusterMismatch`).
     `rt.Damaged` and `rt.UnknownVersion` leave the segments as they are; `OSError` as the disk raises it.
     """
-    return _Recovery(disk, path, wanted, clock).run()
+    return _Recovery(disk, path, wanted, clock, resume_with).run()
 
 
 def empty_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
@@ -82,8 +100,17 @@ def remove_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> Non
 
 
 class _Recovery:
-    def __init__(self, disk: Disk, path: str, wanted: Identity, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        wanted: Identity,
+        clock: Callable[[], int],
+        resume_with: ScannerFactory | None,
+    ) -> None:
         self.path = path
+        self._resume_with = resume_with
+        self._resumed: Walk | None = None
         self._disk = disk
         self._clock = clock
         self._remove_leftovers()
@@ -97,8 +124,10 @@ class _Recovery:
         if durable is not None and durable.origin != self.identity.origin:
             durable = None
         torn, torn_path = self._seal_unlisted(durable)
-        self._check_nothing_vanished(durable, self.table.segments[-1].end if self.table.segments else 0)
-        return Recovered(self.table, durable.sequence if durable else 0, torn, torn_path)
+        recovered = Recovered(self.table, durable.sequence if durable else 0, torn, torn_path, self._resumed)
+        self._check_numbers()
+        self._check_nothing_vanished(durable, recovered.end)
+        return recovered
 
     def _remove_leftovers(self) -> None:
         for name in self._disk.list_directory(self.path):
@@ -123,6 +152,14 @@ class _Recovery:
                 got=f"{found.kind.name} {found.name} dedup {found.dedup_id}",
                 wanted=f"{wanted.kind.name} {wanted.name} dedup {wanted.dedup_id}",
                 hint="Give each session a directory of its own.",
+            )
+        if self._resume_with is not None and found.origin != wanted.origin:
+            raise ClusterMismatch(
+                "the directory is of another cluster or incarnation",
+                where=self.path,
+                got=found.origin.hex(),
+                wanted=wanted.origin.hex(),
+                hint="Give each incarnation, and each cluster's merged log, a directory of its own.",
             )
         return table
 
@@ -151,8 +188,10 @@ class _Recovery:
             if header is None:
                 found.append(self._lost(segment, headers))
                 continue
-            walk = walk_segment(self._disk, self.path, header)
-            durable_end = self._durable_end(walk, durable, is_newest=segment == on_disk[-1])
+            is_newest = segment == on_disk[-1]
+            resume_with = self._resume_with if is_newest else None
+            walk = walk_segment(self._disk, self.path, (resume_with or scanner_for)(header), header)
+            durable_end = self._durable_end(walk, durable, is_newest=is_newest)
             tail = judge_tail(
                 path=path,
                 verified_end=walk.end_offset,
@@ -164,9 +203,14 @@ class _Recovery:
             self._cut_and_sync(path, tail, durable_end)
             if tail.torn_bytes:
                 torn, torn_path = tail, path
-            found.append(self._entry(header, walk))
-        if found:
+            self._complete(walk, durable)
+            if resume_with is None:
+                found.append(self._entry(header, walk))
+            else:
+                self._resumed = walk
+        if found or self._resumed:
             self._disk.sync_directory(self.path)
+        if found:
             self.table = Table(self.identity, (*self.table.segments, *found))
             write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
         return torn, torn_path
@@ -277,24 +321,46 @@ class _Recovery:
             header.life,
         )
 
-    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
-        """What was recorded as synced must be there, unless it was trimmed."""
-        for earlier, later in itertools.pairwise(self.table.segments):
-            if earlier.end != later.first and self.identity.dedup_id is None:
+    def _complete(self, walk: Walk, durable: DurableEnd | None) -> None:
+        """Behind the last block of a filtered log there may be positions that the filter left out."""
+        is_filtered = self.identity.kind is Kind.FILTERED
+        if is_filtered and durable is not None and durable.id == walk.header.id:
+            walk.end = max(walk.end, durable.end)
+
+    def _check_numbers(self) -> None:
+        """Numbers or positions go on from one segment to the next.
+
+        A copy may have left out what was trimmed at its source; and of a session's X it may hold more than
+        the publisher's own disk remembered at the start of the next one, or less.
+        """
+        places = [(segment.id, segment.first, segment.end) for segment in self.table.segments]
+        if self._resumed is not None:
+            places.append((self._resumed.header.id, self._resumed.header.first, self._resumed.end))
+        for (earlier, _, end), (later, first, _) in itertools.pairwise(places):
+            if first == end or self.identity.dedup_id is not None:
+                continue
+            is_free = self.identity.kind is Kind.SESSION and later.x != earlier.x
+            if self._resume_with is None or (first < end and not is_free):
                 raise Damaged(
                     "numbers do not go on from one segment to the next",
-                    path=os.path.join(self.path, later.id.file_name),
+                    path=os.path.join(self.path, later.file_name),
                     offset=0,
-                    got=later.first,
-                    wanted=earlier.end,
+                    got=first,
+                    wanted=end,
                     hint="The files are not of one moment: restore all of them, or start a new directory.",
                 )
+
+    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
+        """What was recorded as synced must be there, unless it was trimmed."""
         if durable is None:
             return
-        last = self.table.segments[-1].id if self.table.segments else None
-        listed = {segment.id: segment for segment in self.table.segments}.get(durable.id)
-        is_gone = last is None or durable.id > last or (listed and listed.size_bytes < durable.offset)
-        if is_gone or (durable.end > end and self.identity.dedup_id is None):
+        sizes = {segment.id: segment.size_bytes for segment in self.table.segments}
+        if self._resumed is not None:
+            sizes[self._resumed.header.id] = self._resumed.end_offset
+        last = max(sizes, default=SegmentId(-1, -1))
+        is_gone = durable.id > last or sizes.get(durable.id, durable.offset) < durable.offset
+        is_dense = self.identity.dedup_id is None and (self._resume_with is None or durable.id == last)
+        if is_gone or (durable.end > end and is_dense):
             raise Damaged(
                 "synced segments are missing",
                 path=os.path.join(self.path, durable.id.file_name),

@@ -393,8 +393,12 @@ class LogReader:
         may_jump = self.identity.dedup_id is not None and kept.id.x != self._segment.x
         if may_jump:
             self._position = kept.first
-        elif kept.first > end and self.identity.kind is not Kind.FILTERED:
-            self._skip_to(read_catalog(self._disk, self.path), kept.first)
+        elif kept.first > end:
+            catalog = read_catalog(self._disk, self.path)
+            if self.identity.kind is Kind.FILTERED:
+                # What was filtered out behind the last block is not missing, up to the end that was sealed.
+                self._position = max(self._position, catalog.sealed_end(self._segment))
+            self._skip_to(catalog, kept.first)
         return self._open(kept, max(self._position, kept.first))
 
     def _trimmed(self) -> bool:

@@ -6,18 +6,19 @@ of the place where it stops is the caller's to say.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from rt.log.block import BLOCK_HEADER_BYTES, BlockKind, decode_block_header, decode_declaration
+from rt.log.block import BlockHeader, BlockKind, Declaration
 from rt.log.columns import Placed
 from rt.log.contents import content_problems
 from rt.log.directory import READ_BYTES, scans
 from rt.log.disk import File
-from rt.log.frames import MergedScanner, Scan, scanner_for
+from rt.log.frames import MergedScanner, Scan, Scanner, SessionScanner
 from rt.log.index import EntryKind, IndexEntry
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader
+from rt.log.segment import Kind, SegmentHeader
 from rt.log.sources import Sources
 
 Tell = Callable[[int, str], None]
@@ -68,7 +69,9 @@ class Scrub:
         index: Mapping[int, IndexEntry],
         tell: Tell,
     ) -> None:
-        self.scanner = scanner_for(header)
+        is_session = header.kind is Kind.SESSION
+        # The merged chain where the segment starts is not known here; any value lets blocks be verified.
+        self.scanner: Scanner = SessionScanner(header) if is_session else MergedScanner(header, chain=0)
         self.tally = Tally()
         self._open = Tally()
         self._boundary = self.scanner.boundary
@@ -76,11 +79,9 @@ class Scrub:
         self._tell = tell
         self._names = {0: name}
         self._index = {entry.offset: (place, entry) for place, entry in index.items()}
-        self._is_merged = header.kind is not Kind.SESSION
+        self._is_merged = not is_session
         self._sources = sources if header.kind is Kind.MERGED else None
-        self._block_at = SEGMENT_HEADER_BYTES
         self._data = b""
-        self._data_at = 0
 
     def walk(self, goal: int) -> Iterator[Scan]:
         """Go on until the frames up to `goal` are behind, or they end; the last scan says why it stopped."""
@@ -101,7 +102,7 @@ class Scrub:
         return [place for place, entry in self._index.values() if entry.offset < passed]
 
     def _pread(self, size: int, offset: int) -> bytes:
-        self._data, self._data_at = self._file.pread(size, offset), offset
+        self._data = self._file.pread(size, offset)
         return self._data
 
     def _check(self, scan: Scan) -> None:
@@ -109,8 +110,8 @@ class Scrub:
             self._names = {number: found.session for number, found in self.scanner.sessions.items()}
         for offset, problem in content_problems(self._data, scan.batches, self._names):
             self._tell(offset, problem)
-        if self._is_merged:
-            self._follow_blocks(scan)
+        if isinstance(self.scanner, MergedScanner):
+            self._follow_blocks(scan, self.scanner.sessions)
         else:
             self._meet_batches(scan)
         self._count(scan)
@@ -137,27 +138,20 @@ class Scrub:
         if entry is not None and entry.first == first and entry.kind in {kind, EntryKind.FRAME}:
             del self._index[offset]
 
-    def _follow_blocks(self, scan: Scan) -> None:
+    def _follow_blocks(self, scan: Scan, sessions: Mapping[int, Declaration]) -> None:
+        blocks = deque(scan.blocks)
         for batch in scan.batches:
-            while self._block_at < batch.offset:
-                self._next_block()
+            while blocks and blocks[0].offset < batch.offset:
+                self._enter(*blocks.popleft(), sessions)
             if self._sources is not None and (problem := self._sources.batch(batch.header)):
                 self._tell(batch.offset, problem)
-        while self._block_at < self.scanner.offset:
-            self._next_block()
+        for at, block in blocks:
+            self._enter(at, block, sessions)
 
-    def _next_block(self) -> None:
-        """Look at the next header that the scanner has verified; it lies in the last read."""
-        at = self._block_at
-        start = at - self._data_at
-        assert start >= 0, (at, self._data_at)
-        block = decode_block_header(self._data, start)
-        self._block_at += BLOCK_HEADER_BYTES + block.length_bytes
+    def _enter(self, at: int, block: BlockHeader, sessions: Mapping[int, Declaration]) -> None:
         if block.kind == BlockKind.DECLARATION:
             self._meet(at, block.first_position, EntryKind.DECLARATION)
-            content = memoryview(self._data)[start + BLOCK_HEADER_BYTES :][: block.length_bytes]
-            declaration = decode_declaration(block, content)
-            problem = self._sources and self._sources.declare(block.session_id, declaration)
+            problem = self._sources and self._sources.declare(block.session_id, sessions[block.session_id])
         else:
             self._meet(at, block.first_position, EntryKind.FRAME)
             problem = self._sources and self._sources.enter(block)

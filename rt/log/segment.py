@@ -99,7 +99,7 @@ class SegmentHeader:
 
     @property
     def seed(self) -> int:
-        """The part of the batch seeds that this (session) segment gives."""
+        """The part of the seeds of its batches (session) or blocks (merged) that this segment gives."""
         return segment_seed(self.origin, self.id.x, self.id.y)
 
 

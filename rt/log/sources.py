@@ -1,9 +1,9 @@
 """How a merged log draws on its sessions: each of its blocks takes up where the session's last one ended.
 
-Laws. Within one segment of a session the source ranges follow each other without gap or overlap; the next
-segment begins at its start; X only rises. Numbers are dense within a session's X, the skipped messages
-counted. Of a dedup session, ranges whose messages had come from elsewhere may be left out; what is merged for
-a dedup id has dense numbers across all of its sessions.
+Laws. Within one segment of a session the source ranges follow each other without gap or overlap, and so do
+their chains; the next segment begins at its start; X only rises. Numbers are dense within a session's X, the
+skipped messages counted. Of a dedup session, ranges whose messages had come from elsewhere may be left out;
+what is merged for a dedup id has dense numbers across all of its sessions.
 
 Pure: the caller walks the log from its oldest block, and says what is wrong.
 """
@@ -24,6 +24,7 @@ class _Drawn:
     segment: SegmentId
     offset: int
     next_number: int | None
+    chain: int
 
 
 class Sources:
@@ -58,11 +59,14 @@ class Sources:
         """A block of batches begins."""
         segment = SegmentId(block.source_x, block.source_y)
         last = self._drawn.get(block.session_id)
-        problem = None if last is None else self._jump(last, segment, block)
+        problem = (
+            None if last is None else self._jump(last, segment, block) or self._break(last, segment, block)
+        )
         number = (
             last.next_number if last is not None and last.segment.x == segment.x and not problem else None
         )
-        self._current = _Drawn(segment, block.source_offset + block.length_bytes, number)
+        end = block.source_offset + block.length_bytes
+        self._current = _Drawn(segment, end, number, block.chain_end)
         self._drawn[block.session_id] = self._current
         self._may_jump = (
             last is not None and self._dedup_id(block) is not None and not _follows(last, segment, block)
@@ -102,6 +106,16 @@ class Sources:
         return (
             f"{self._name(block)} goes on at {segment}, offset {block.source_offset}, "
             f"after {last.segment}, offset {last.offset}"
+        )
+
+    def _break(self, last: _Drawn, segment: SegmentId, block: BlockHeader) -> str | None:
+        """Why this range, if it begins where the last one ended, is not of the same bytes of the session."""
+        is_next = (segment, block.source_offset) == (last.segment, last.offset)
+        if not is_next or block.chain_start == last.chain:
+            return None
+        return (
+            f"{self._name(block)} goes on at {segment}, offset {block.source_offset}, "
+            f"with the chain {block.chain_start:#010x} after {last.chain:#010x}"
         )
 
     def _dedup_id(self, block: BlockHeader) -> str | None:

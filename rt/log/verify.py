@@ -48,29 +48,34 @@ class _Chain:
         self._identity = look.identity
         self._last: SegmentId | None = None
         self._end: int | None = None
+        self._is_trimmed = False
 
     def link(self, segment: SegmentId, first: int) -> tuple[Severity, str] | None:
         """What is wrong with `segment`, which starts at `first`, coming next.
 
         Within X numbers are dense. Over X those of a publisher's own directory go on as well; but a copy may
-        have closed X before its publisher did, and a dedup session begins where its source goes on.
+        have closed X before its publisher did, and a dedup session begins where its source goes on. Behind a
+        trimmed segment a copy may skip forward, over what its source has trimmed.
         """
         last, end = self._last, self._end
         if last is None or self._identity is None:
             return None
+        may_skip = self._is_trimmed and (end is None or first >= end)
         if segment.y != (last.y + 1 if segment.x == last.x else 0):
-            return Severity.DAMAGE, f"{segment} follows {last}: one between them is missing"
+            severity = Severity.NOTE if may_skip else Severity.DAMAGE
+            return severity, f"{segment} follows {last}: one between them is missing"
         is_free = self._identity.kind is Kind.FILTERED or (
             segment.x != last.x and self._identity.dedup_id is not None
         )
         if end is None or first == end or is_free:
             return None
         is_own = segment.x == last.x or self._identity.kind is not Kind.SESSION
-        return Severity.DAMAGE if is_own else Severity.NOTE, f"starts at {first} where {end} must follow"
+        severity = Severity.DAMAGE if is_own and not may_skip else Severity.NOTE
+        return severity, f"starts at {first} where {end} must follow"
 
-    def advance(self, segment: SegmentId, end: int | None) -> None:
+    def advance(self, segment: SegmentId, end: int | None, *, is_trimmed: bool = False) -> None:
         """`segment` was looked at; it ends at `end`, None if that is not known."""
-        self._last, self._end = segment, end
+        self._last, self._end, self._is_trimmed = segment, end, is_trimmed
 
 
 class _Segment:
@@ -110,7 +115,7 @@ class _Segment:
 
     def _trimmed(self, entry: SealedSegment) -> SegmentReport:
         self._link(entry.first)
-        self._chain.advance(self._id, entry.end)
+        self._chain.advance(self._id, entry.end, is_trimmed=True)
         return SegmentReport(
             self._id, State.TRIMMED, entry.first, entry.end, 0, 0, entry.size_bytes, tuple(self._problems)
         )
@@ -212,13 +217,18 @@ class _Segment:
         tally = scrub.tally
         if size != listed.size_bytes:
             self._tell(listed.size_bytes, f"{size} bytes, but sealed at {listed.size_bytes}")
-        elif scrub.scanner.next != listed.end:
+        elif scrub.scanner.next != listed.end and not self._is_completed(scrub.scanner.next, listed.end):
             self._tell(0, f"ends at {scrub.scanner.next}, the segments table says {listed.end}")
         elif tally.batch_count and not (
             listed.timestamp_low_ns <= tally.timestamp_low_ns
             and tally.timestamp_high_ns <= listed.timestamp_high_ns
         ):
             self._tell(0, "messages outside the time range that the segments table says")
+
+    def _is_completed(self, walked: int, end: int) -> bool:
+        """Whether a filter may have left out what is behind the last block."""
+        identity = self._look.identity
+        return identity is not None and identity.kind is Kind.FILTERED and walked < end
 
     def _tell_index(self, header: SegmentHeader, places: list[int], what: str) -> None:
         path = os.path.join(self._look.path, index_file_name(header.id))

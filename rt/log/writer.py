@@ -6,7 +6,7 @@ added. Of a write that does not fit, whole frames stay and nothing else; after a
 was broken off, the writer is dead and says so.
 
 The writer has no threads. It is not thread-safe, but `sync_to` may run in one thread while `append` runs in
-another; the caller keeps `roll`, `trim`, `start` and `close` apart from both.
+another; the caller keeps `roll`, `seal`, `trim`, `start` and `close` apart from both.
 """
 
 from __future__ import annotations
@@ -16,48 +16,38 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rt.errors import DiskFull, RtError, StorageError, StorageFailed
+from rt.log.active import ActiveSegment, resume_segment
+from rt.log.copying import CopyRange, Piece, check_sources, size_of, write_pieces
 from rt.log.directory import LOCK_FILE
 from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
-from rt.log.index import ENTRY_BYTES, INDEX_STRIDE_BYTES, EntryKind, IndexEntry, encode_entry, index_file_name
-from rt.log.layout import Buffer
+from rt.log.frames import Scanner, scanner_for
 from rt.log.opening import Recovered, empty_segments, recover_directory, remove_segments
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    Kind,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+    encode_segment_header,
+)
 from rt.log.table import TABLE_FILE, Identity, SealedSegment, Table, TrimReason, encode_table
 
-
-@dataclass(slots=True)
-class _Active:
-    """The segment that grows. `size_bytes` and `end` are behind the last whole append."""
-
-    header: SegmentHeader
-    file: File
-    size_bytes: int
-    end: int
-    timestamp_low_ns: int = 0
-    timestamp_high_ns: int = 0
-    index: File | None = None
-    index_bytes: int = 0
-    index_next: int = SEGMENT_HEADER_BYTES
-
-    def see(self, low_ns: int, high_ns: int) -> None:
-        """Widen the segment's time range by that of an append, not yet counted in `end`."""
-        is_first = self.end == self.header.first
-        self.timestamp_low_ns = low_ns if is_first else min(self.timestamp_low_ns, low_ns)
-        self.timestamp_high_ns = high_ns if is_first else max(self.timestamp_high_ns, high_ns)
+__all__ = ["CopyRange", "Frames", "LogWriter", "SyncPoint"]
 
 
 class Frames(NamedTuple):
     """A run of whole frames to append: its pieces, the log's end behind it, the times of its messages.
 
-    A declaration holds no messages, and its times do not count.
+    A piece is a buffer, or a range of another open file, which must stay open for the call. A declaration
+    holds no messages, and its times do not count.
     """
 
-    pieces: Sequence[Buffer]
+    pieces: Sequence[Piece]
     end: int
     timestamp_low_ns: int
     timestamp_high_ns: int
@@ -84,26 +74,42 @@ class LogWriter:
         self._disk = disk
         self._clock = clock
         self._lock: Lock = self._take_lock()
-        self._active: _Active | None = None
+        self._active: ActiveSegment | None = None
         self._durable_file: File | None = None
         self._durable_sequence = 0
         self._failure: StorageFailed | None = None
 
     @classmethod
     def open(
-        cls, path: str, identity: Identity, *, disk: Disk = REAL, clock: Callable[[], int] = time.time_ns
+        cls,
+        path: str,
+        identity: Identity,
+        *,
+        resume: bool = False,
+        scanner_for: Callable[[SegmentHeader], Scanner] = scanner_for,
+        disk: Disk = REAL,
+        clock: Callable[[], int] = time.time_ns,
     ) -> LogWriter:
         """Lock the directory (made if missing), recover it, and sync what recovery accepted.
 
         `identity.origin` counts for a new directory only; an old one keeps its own, and must be of the same
-        kind, name and dedup id. `rt.DirectoryLocked`, `rt.Damaged`, `rt.UnknownVersion`, storage errors.
+        kind, name and dedup id. Every segment is sealed then.
+
+        With `resume`, for copies and merged logs, the newest segment stays active if it was not sealed, and
+        all of it is durable; the origin must be that of `identity` as well (`rt.ClusterMismatch`). It is
+        walked by the scanner that `scanner_for` makes of its header, so what that scanner carries (chain,
+        marks, sessions, last block) is the caller's without a second walk: true at its `boundary`, where the
+        segment was cut. `scanner_for` is called for no other segment.
+
+        `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Damaged`, `rt.UnknownVersion`, storage errors.
         """
         with storage_errors(path, "opening a log directory"):
             disk.make_directory(path)
         writer = cls(os.path.abspath(path), disk, clock)
         try:
             with storage_errors(path, "recovering a log directory"):
-                writer._take_over(recover_directory(disk, writer.path, identity, clock))
+                factory = scanner_for if resume else None
+                writer._take_over(recover_directory(disk, writer.path, identity, clock, resume_with=factory))
         except BaseException:
             writer.close()
             raise
@@ -122,7 +128,9 @@ class LogWriter:
     @property
     def end(self) -> int:
         """One past the last number or position in the log."""
-        return self._active.end if self._active else self.recovered.end
+        if self._active:
+            return self._active.end
+        return self.table.segments[-1].end if self.table.segments else 0
 
     @property
     def offset(self) -> int:
@@ -143,11 +151,19 @@ class LogWriter:
         return self.table.segments[-1].id if self.table.segments else None
 
     def start(
-        self, segment: SegmentId, *, first: int, life: bytes = bytes(8), created_ns: int | None = None
+        self,
+        segment: SegmentId,
+        *,
+        first: int,
+        life: bytes = bytes(8),
+        created_ns: int | None = None,
+        header_bytes: bytes | None = None,
     ) -> None:
         """Seal the active segment, if there is one, and begin `segment`; durable on return.
 
-        May be called again after `rt.DiskFull`: what was done is not done twice.
+        With `header_bytes`, which the caller has checked, it begins with these very bytes, as a copy must;
+        life and creation time are theirs. May be called again after `rt.DiskFull`: what was done is not done
+        twice.
         """
         self.check_usable()
         last = self.last_id
@@ -155,38 +171,65 @@ class LogWriter:
         with self._guarded(segment.file_name, "starting a segment"):
             if self._active:
                 self._seal(self._active)
+            path = os.path.join(self.path, segment.file_name)
             created = self._clock() if created_ns is None else created_ns
             header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
-            path = os.path.join(self.path, segment.file_name)
-            write_whole(self._disk, path, encode_segment_header(header))
+            if header_bytes is not None:
+                copied = decode_segment_header(header_bytes, path=path)
+                said = replace(header, life=copied.life, created_ns=copied.created_ns)
+                assert copied == said, (copied, said)
+                header = copied
+            write_whole(self._disk, path, header_bytes or encode_segment_header(header))
             file = self._disk.open(path, write=True)
             if self._active:
-                self._release(self._active)
-            self._active = _Active(header, file, SEGMENT_HEADER_BYTES, first)
+                self._active.release()
+            self._active = ActiveSegment(header, file, SEGMENT_HEADER_BYTES, first)
 
     def roll(self) -> None:
         """Seal the active segment and go on in the next one of the same X."""
         header = self._growing().header
         self.start(SegmentId(header.id.x, header.id.y + 1), first=self.end, life=header.life)
 
-    def append(self, frames: Sequence[Frames]) -> None:
-        """Write runs of whole frames, one behind the other, at `offset`, with one system call.
+    def seal(self) -> None:
+        """Seal the active segment and begin none: durable on return, and `active` is None until `start`.
 
-        On `rt.DiskFull` the runs that did fit stay, for a reader may have them already: `end` says which. No
-        part of the others is left in the file, and they may be tried again.
+        May be called again after `rt.DiskFull`; nothing is done where no segment is active.
+        """
+        self.check_usable()
+        if self._active is None:
+            return
+        with self._guarded(self._active.header.id.file_name, "sealing a segment"):
+            self._seal(self._active)
+            self._active.release()
+            self._active = None
+
+    def complete_to(self, end: int) -> None:
+        """Say that all a filter lets through below `end` is here; durable with the next sync."""
+        assert self.identity.kind is Kind.FILTERED, self.identity
+        assert not self.is_sealed
+        active = self._growing()
+        active.end = max(active.end, end)
+
+    def append(self, frames: Sequence[Frames]) -> None:
+        """Write runs of whole frames, one behind the other, at `offset`.
+
+        It is one system call where all pieces are buffers. `rt.Damaged`, with nothing written, if a file to
+        copy from ends before its range. On `rt.DiskFull` the runs that did fit stay, for a reader may have
+        them already: `end` says which. No part of the others is left, and they may be tried again.
         """
         self.check_usable()
         active = self._growing()
         assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
         with self._guarded(active.header.id.file_name, "writing a batch"):
-            sizes = [sum(map(len, run.pieces)) for run in frames]
+            sizes = [sum(map(size_of, run.pieces)) for run in frames]
             pieces = [piece for run in frames for piece in run.pieces]
-            written, error = self._write(active, pieces, sum(sizes))
+            check_sources(pieces)
+            written, error = write_pieces(active.file, pieces, active.size_bytes)
             for run, size in zip(frames, sizes, strict=True):
                 if written < size:
                     break
                 written -= size
-                self._add_to_index(active, size, is_declaration=run.is_declaration)
+                active.add_to_index(self._disk, self.path, size, is_declaration=run.is_declaration)
                 if not run.is_declaration:
                     active.see(run.timestamp_low_ns, run.timestamp_high_ns)
                 active.size_bytes += size
@@ -249,7 +292,7 @@ class LogWriter:
     def close(self) -> None:
         """Release files and lock. Does not sync."""
         if self._active:
-            self._release(self._active)
+            self._active.release()
             self._active = None
         if self._durable_file:
             self._durable_file.close()
@@ -263,6 +306,9 @@ class LogWriter:
             write_whole(self._disk, path, bytes(2 * RECORD_BYTES))
         self._durable_file = self._disk.open(path, write=True)
         self._durable_sequence = recovered.durable_sequence
+        if recovered.resumed is not None:
+            self._active = resume_segment(self._disk, self.path, recovered.resumed, recovered.end)
+            self._record(self.sync_point())
 
     def _take_lock(self) -> Lock:
         with storage_errors(self.path, "locking a log directory"):
@@ -270,35 +316,7 @@ class LogWriter:
 
     # Steps
 
-    def _write(self, active: _Active, pieces: Sequence[Buffer], total: int) -> tuple[int, OSError | None]:
-        """Write `pieces` at the end of the file: how many bytes of them are there, and why not all."""
-        written = 0
-        try:
-            while written < total:
-                rest = _behind(pieces, written) if written else pieces
-                count = active.file.pwritev(rest, active.size_bytes + written)
-                if count == 0:
-                    raise OSError(errno.ENOSPC, "nothing more could be written")
-                written += count
-        except OSError as error:
-            return written, error
-        return written, None
-
-    def _add_to_index(self, active: _Active, written: int, *, is_declaration: bool) -> None:
-        """Note where this append starts, if the last note is far behind. Failing costs readers time only."""
-        kind = EntryKind.DECLARATION if is_declaration else EntryKind.FRAME
-        if not is_declaration:
-            if active.size_bytes < active.index_next:
-                return
-            active.index_next = active.size_bytes + max(INDEX_STRIDE_BYTES, written)
-        entry = IndexEntry(active.end, active.size_bytes, active.timestamp_high_ns, kind)
-        with contextlib.suppress(OSError):
-            if active.index is None:
-                active.index = self._disk.create(os.path.join(self.path, index_file_name(active.header.id)))
-            active.index.pwritev([encode_entry(entry, active.header.seed)], active.index_bytes)
-            active.index_bytes += ENTRY_BYTES
-
-    def _seal(self, active: _Active) -> None:
+    def _seal(self, active: ActiveSegment) -> None:
         """Sync the active segment and list it as sealed, once."""
         if self.is_sealed:
             return
@@ -330,12 +348,7 @@ class LogWriter:
             self._durable_file.pwritev([encode_durable_end(record)], record_place(sequence))
             self._durable_sequence = sequence
 
-    def _release(self, active: _Active) -> None:
-        active.file.close()
-        if active.index:
-            active.index.close()
-
-    def _growing(self) -> _Active:
+    def _growing(self) -> ActiveSegment:
         assert self._active is not None, "no active segment: call start first"
         return self._active
 
@@ -376,15 +389,3 @@ class LogWriter:
             found = StorageFailed(found.what, where=found.where, got=found.got, hint="Open it again.")
         self._failure = found
         return found
-
-
-def _behind(pieces: Sequence[Buffer], written: int) -> list[Buffer]:
-    """What is left of `pieces` when their first `written` bytes are gone."""
-    rest: list[Buffer] = []
-    for piece in pieces:
-        if written >= len(piece):
-            written -= len(piece)
-        else:
-            rest.append(memoryview(piece)[written:])
-            written = 0
-    return rest

@@ -23,6 +23,7 @@ from rt.log.layout import Buffer
 
 Keep: TypeAlias = Literal["all", "none", "some"]
 Operation: TypeAlias = Literal[
+    "copy_from",
     "create",
     "list_directory",
     "lock",
@@ -240,19 +241,28 @@ class _MemoryFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         with self._disk._lock:
-            inode = self._usable(offset, _BUFFERS_MAX - len(buffers))
-            if not self._is_writable:
-                raise _error(errno.EBADF)
-            data = b"".join(buffers)
-            try:
-                self._disk._begin("pwritev")
-            except PowerCut:
-                # A part of the write has happened: a prefix, drawn by the number of the change.
-                self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
-                raise
-            fitting = self._disk._fitting(len(inode.content), offset, len(data))
-            self._write(data[:fitting], offset)
-            return fitting
+            self._usable(offset, _BUFFERS_MAX - len(buffers))
+            return self._write_fitting("pwritev", b"".join(buffers), offset)
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        with self._disk._lock:
+            self._usable(offset, source_offset, size)
+            data = source.pread(size, source_offset)
+            return self._write_fitting("copy_from", data, offset) if data else 0
+
+    def _write_fitting(self, operation: Operation, data: bytes, offset: int) -> int:
+        """One change, of as much of `data` as there is room for; the count."""
+        if not self._is_writable:
+            raise _error(errno.EBADF)
+        try:
+            self._disk._begin(operation)
+        except PowerCut:
+            # A part of the write has happened: a prefix, drawn by the number of the change.
+            self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
+            raise
+        fitting = self._disk._fitting(len(self._inode.content), offset, len(data))
+        self._write(data[:fitting], offset)
+        return fitting
 
     def truncate(self, size: int) -> None:
         with self._disk._lock:
@@ -346,7 +356,9 @@ _Key: TypeAlias = tuple[_Directory, str]
 _Names: TypeAlias = dict[_Key, _Node]
 # One change of names, done whole or not at all; None takes the name away.
 _Edit: TypeAlias = dict[_Key, _Node | None]
-_CHANGES = frozenset({"create", "pwritev", "remove", "rename", "sync", "sync_directory", "truncate"})
+_CHANGES = frozenset(
+    {"copy_from", "create", "pwritev", "remove", "rename", "sync", "sync_directory", "truncate"}
+)
 
 
 def _apply(names: _Names, edit: _Edit) -> None:
@@ -369,8 +381,8 @@ def _coin(keep: Literal["none", "some"], seed: int) -> _Coin:
 class MemoryDisk(Faults):
     """A disk in memory whose power can be cut at any change. Relative paths start at `/`, which exists.
 
-    `changes` counts the calls that may change something: create, pwritev, truncate, sync, rename, remove,
-    sync_directory, a lock whose file is new, and two (make, sync the parent) for each directory made.
+    `changes` counts the calls that may change something: create, pwritev, copy_from, truncate, sync, rename,
+    remove, sync_directory, a lock whose file is new, and two (make, sync the parent) for each directory made.
 
     A file whose `sync` failed, by `fail("sync")`, still shows what was written, and the next sync returns;
     but the bytes written before the failure are never durable, as with Linux.
@@ -703,6 +715,16 @@ class _FaultyFile:
             written = self._file.pwritev(
                 buffers if fitting == wanted else [b"".join(buffers)[:fitting]], offset
             )
+            self._disk.used_bytes += self._file.size() - before
+        return written
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        self._disk._check("copy_from")
+        below = source._file if isinstance(source, _FaultyFile) else source
+        with self._disk._lock:
+            before = self._file.size()
+            fitting = self._disk._fitting(before, offset, size)
+            written = self._file.copy_from(below, source_offset, fitting, offset)
             self._disk.used_bytes += self._file.size() - before
         return written
 

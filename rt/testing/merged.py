@@ -25,12 +25,13 @@ from typing import NamedTuple, Self, TypeAlias
 
 from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
 from rt.log.catalog import segment_path
-from rt.log.columns import Placed
+from rt.log.chain import Mark, chain_of_segment
+from rt.log.checksum import batch_seed
 from rt.log.directory import list_segments, read_header, read_identity, scans
 from rt.log.disk import REAL, Disk
-from rt.log.frames import scanner_for
+from rt.log.frames import SessionScanner
 from rt.log.layout import VERSION
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId, encode_segment_header
 from rt.log.table import Identity, TrimReason
 from rt.log.writer import Frames, LogWriter
 
@@ -56,11 +57,20 @@ class _Session:
     declared_in: set[SegmentId] = field(default_factory=set)
 
 
+class _Batch(NamedTuple):
+    """A batch of a session: where it starts, its first number, the chain before it, the mark behind it."""
+
+    offset: int
+    first: int
+    chain: int
+    mark: Mark
+
+
 class _Turn(NamedTuple):
     """A run of a session's batches that become one block."""
 
     segment: SegmentId
-    batches: list[Placed]
+    batches: list[_Batch]
 
 
 class MergedLog:
@@ -204,28 +214,34 @@ class MergedLog:
             found for found in list_segments(self._disk, path) if self._disk.size(segment_path(path, found))
         ]
 
-    def _batches(self, session: StrPath, segment: SegmentId) -> list[Placed]:
+    def _batches(self, session: StrPath, segment: SegmentId) -> list[_Batch]:
         path = os.fspath(session)
         header = read_header(self._disk, path, segment)
         if header is None:
             return []
         file = self._disk.open(segment_path(path, segment))
         try:
-            found = scans(file.pread, scanner_for(header))
-            return list(itertools.chain.from_iterable(scan.batches for scan in found))
+            scanned = list(scans(file.pread, SessionScanner(header, marks=True)))
         finally:
             file.close()
+        batches = itertools.chain.from_iterable(scan.batches for scan in scanned)
+        marks = list(itertools.chain.from_iterable(scan.marks for scan in scanned))
+        chains = [chain_of_segment(encode_segment_header(header)), *(mark.chain for mark in marks)]
+        return [
+            _Batch(batch.offset, batch.header.first, chain, mark)
+            for batch, chain, mark in zip(batches, chains, marks, strict=False)
+        ]
 
     def _turns(self, session: StrPath, block_bytes: int) -> Iterator[_Turn]:
         """What each turn of a session takes."""
         source = self._source(session)
         after = (source.segment or SegmentId(0, 0), source.offset)
         for segment in self._segments(session):
-            run: list[Placed] = []
+            run: list[_Batch] = []
             for batch in self._batches(session, segment):
                 if (segment, batch.offset) < after:
                     continue
-                if run and _end(run) + batch.header.total_bytes - run[0].offset > block_bytes:
+                if run and batch.mark.offset - run[0].offset > block_bytes:
                     yield _Turn(segment, run)
                     run = []
                 run.append(batch)
@@ -234,19 +250,19 @@ class MergedLog:
 
     # Merging
 
-    def _is_early(self, source: _Session, batches: list[Placed]) -> bool:
+    def _is_early(self, source: _Session, batches: list[_Batch]) -> bool:
         dedup_id = source.declaration.dedup_id
-        return dedup_id is not None and batches[0].header.first > self._wanted.get(dedup_id, 2**62)
+        return dedup_id is not None and batches[0].first > self._wanted.get(dedup_id, 2**62)
 
     def _merge(
         self,
         source: _Session,
         session: StrPath,
         segment: SegmentId,
-        batches: list[Placed],
+        batches: list[_Batch],
         skip: int | None,
     ) -> range:
-        first, end = batches[0].header.first, batches[-1].header.end
+        first, end = batches[0].first, batches[-1].mark.number
         dedup_id = source.declaration.dedup_id
         if skip is None:
             wanted = first if dedup_id is None else self._wanted.get(dedup_id, first)
@@ -272,6 +288,8 @@ class MergedLog:
             first_position=self.position,
             message_count=count,
             sequenced_ns=self._now(),
+            chain_start=batches[0].chain,
+            chain_end=batches[-1].mark.chain,
         )
         self._declare(source, header)
         self._append(header, self._bytes(session, segment, header), batches)
@@ -284,14 +302,21 @@ class MergedLog:
             return
         source.declared_in.add(last)
         block = encode_declaration(
-            header._replace(source_offset=0, source_x=0, source_y=0), source.declaration
+            header._replace(source_offset=0, source_x=0, source_y=0), source.declaration, self._seed
         )
         self.writer.append([Frames([block], self.position, 0, 0, is_declaration=True)])
 
-    def _append(self, header: BlockHeader, content: bytes, batches: list[Placed]) -> None:
-        low_ns = min(batch.header.timestamp_low_ns for batch in batches)
-        high_ns = max(batch.header.timestamp_high_ns for batch in batches)
-        self.writer.append([Frames([encode_block_header(header), content], header.end, low_ns, high_ns)])
+    def _append(self, header: BlockHeader, content: bytes, batches: list[_Batch]) -> None:
+        low_ns = min(batch.mark.timestamp_low_ns for batch in batches)
+        high_ns = max(batch.mark.timestamp_high_ns for batch in batches)
+        block = [encode_block_header(header, self._seed), content]
+        self.writer.append([Frames(block, header.end, low_ns, high_ns)])
+
+    @property
+    def _seed(self) -> int:
+        """The seed of the block that is written next."""
+        assert self.writer.active is not None
+        return batch_seed(self.writer.active.seed, self.writer.offset)
 
     def _bytes(self, session: StrPath, segment: SegmentId, header: BlockHeader) -> bytes:
         file = self._disk.open(segment_path(os.fspath(session), segment))
@@ -305,5 +330,5 @@ class MergedLog:
         return self._sequenced_ns
 
 
-def _end(batches: list[Placed]) -> int:
-    return batches[-1].offset + batches[-1].header.total_bytes
+def _end(batches: list[_Batch]) -> int:
+    return batches[-1].mark.offset

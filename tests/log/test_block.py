@@ -4,7 +4,7 @@ import struct
 from typing import Any
 
 import pytest
-from batches import CREATED_NS, INCARNATION
+from batches import CLUSTER, CREATED_NS, INCARNATION
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from rt.log.block import (
     encode_block_header,
     encode_declaration,
 )
-from rt.log.checksum import crc32c
+from rt.log.checksum import batch_seed, crc32c, segment_seed
 from rt.log.layout import NUMBER_MAX, VERSION, padding
 
 u32 = st.integers(0, 2**32 - 1)
@@ -44,6 +44,8 @@ block_headers = st.builds(
     message_count=st.integers(0, NUMBER_MAX // 2 - 1),
     sequenced_ns=st.integers(-(2**63), 2**63 - 1),
     content_checksum=u32,
+    chain_start=u32,
+    chain_end=u32,
 )
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True)
 declarations = st.builds(
@@ -53,37 +55,60 @@ declarations = st.builds(
     st.none() | names,
 )
 
-HEADER = BlockHeader(VERSION, BlockKind.BATCHES, 2, 99, 7, 3, 1, 4, 4096, 640, 1000, 50, CREATED_NS)
-DECLARES = HEADER._replace(kind=BlockKind.DECLARATION, message_count=0, skip=0, length_bytes=64)
+HEADER = BlockHeader(
+    VERSION, BlockKind.BATCHES, 2, 99, 7, 3, 1, 4, 4096, 640, 1000, 50, CREATED_NS, 0, 0xC0FFEE, 0xDECAF
+)
+DECLARES = HEADER._replace(
+    kind=BlockKind.DECLARATION, message_count=0, skip=0, length_bytes=64, chain_start=0, chain_end=0
+)
+SEED = batch_seed(segment_seed(CLUSTER, 0, 7), 64)
 LONGEST = Declaration("a" * 128 + "~" + "b" * 126, INCARNATION, "d" * 128)
 
 
 def test_a_header_is_96_bytes() -> None:
-    assert len(encode_block_header(HEADER)) == BLOCK_HEADER_BYTES == 96
+    assert len(encode_block_header(HEADER, SEED)) == BLOCK_HEADER_BYTES == 96
 
 
 @given(block_headers, st.binary(max_size=16), st.binary(max_size=16))
 def test_a_header_is_read_as_it_was_written(header: BlockHeader, before: bytes, behind: bytes) -> None:
-    data = before + encode_block_header(header) + behind
-    assert decode_block_header(data, len(before)) == header
-    assert decode_block_header(memoryview(bytearray(data)), len(before)) == header
+    data = before + encode_block_header(header, SEED) + behind
+    assert decode_block_header(data, len(before), SEED) == header
+    assert decode_block_header(memoryview(bytearray(data)), len(before), SEED) == header
     assert header.end == header.first_position + header.message_count
 
 
 def test_every_flipped_bit_of_a_header_is_noticed() -> None:
-    data = encode_block_header(HEADER)
+    data = encode_block_header(HEADER, SEED)
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(BadBlock):
-            decode_block_header(flipped)
+            decode_block_header(flipped, 0, SEED)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        batch_seed(segment_seed(INCARNATION, 0, 7), 64),
+        batch_seed(segment_seed(CLUSTER, 1, 7), 64),
+        batch_seed(segment_seed(CLUSTER, 0, 8), 64),
+        batch_seed(segment_seed(CLUSTER, 7, 0), 64),
+        batch_seed(segment_seed(CLUSTER, 0, 7), 72),
+        batch_seed(segment_seed(CLUSTER, 0, 7), 64 + 2**32),
+        0,
+    ],
+    ids=["cluster", "X", "Y", "X and Y changed about", "offset", "offset above 4 GiB", "no place"],
+)
+def test_a_header_in_another_place_is_refused(place: int) -> None:
+    with pytest.raises(BadBlock, match="fails its checksum"):
+        decode_block_header(encode_block_header(HEADER, SEED), 0, place)
 
 
 @given(st.binary(min_size=96, max_size=96))
 def test_garbage_is_no_header(data: bytes) -> None:
     for garbage in (data, BLOCK_MAGIC.to_bytes(4, "little") + data[4:]):
         with pytest.raises(BadBlock):
-            decode_block_header(garbage)
+            decode_block_header(garbage, 0, SEED)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +137,13 @@ def test_garbage_is_no_header(data: bytes) -> None:
             "declaration of",
         ),
         ({"kind": BlockKind.DECLARATION, "message_count": 0, "length_bytes": 2**61}, "declaration of"),
+        (DECLARES._replace(chain_start=1)._asdict(), "declaration with chains 0x1 and 0x0"),
+        (DECLARES._replace(chain_end=2)._asdict(), "declaration with chains 0x0 and 0x2"),
     ],
 )
 def test_a_header_that_says_what_it_must_not_is_refused(fields: dict[str, int], says: str) -> None:
     with pytest.raises(BadBlock, match=says):
-        decode_block_header(encode_block_header(HEADER._replace(**fields)))
+        decode_block_header(encode_block_header(HEADER._replace(**fields), SEED), 0, SEED)
 
 
 @pytest.mark.parametrize(
@@ -125,22 +152,22 @@ def test_a_header_that_says_what_it_must_not_is_refused(fields: dict[str, int], 
         {"first_position": NUMBER_MAX - 51},
         {"source_offset": NUMBER_MAX - 1},
         {"length_bytes": NUMBER_MAX - 8},
-        {"kind": BlockKind.DECLARATION, "message_count": 0, "length_bytes": DECLARATION_BYTES_MAX},
+        DECLARES._replace(length_bytes=DECLARATION_BYTES_MAX)._asdict(),
         {"skip": 2**32 - 1, "message_count": 0},
     ],
 )
 def test_the_limits_themselves_are_allowed(fields: dict[str, int]) -> None:
     header = HEADER._replace(**fields)
-    assert decode_block_header(encode_block_header(header)) == header
+    assert decode_block_header(encode_block_header(header, SEED), 0, SEED) == header
 
 
-@pytest.mark.parametrize("place", range(84, 96))
+@pytest.mark.parametrize("place", range(92, 96))
 def test_what_must_be_zero_is_refused_if_it_is_not(place: int) -> None:
-    data = bytearray(encode_block_header(HEADER))
+    data = bytearray(encode_block_header(HEADER, SEED))
     data[place] = 1
-    data[4:8] = crc32c(data[8:]).to_bytes(4, "little")
+    data[4:8] = crc32c(data[8:], SEED).to_bytes(4, "little")
     with pytest.raises(BadBlock, match="unknown to this rt"):
-        decode_block_header(data)
+        decode_block_header(data, 0, SEED)
 
 
 # Declarations
@@ -148,8 +175,8 @@ def test_what_must_be_zero_is_refused_if_it_is_not(place: int) -> None:
 
 @given(block_headers, declarations)
 def test_a_declaration_is_read_as_it_was_written(header: BlockHeader, declared: Declaration) -> None:
-    data = encode_declaration(header, declared)
-    found = decode_block_header(data)
+    data = encode_declaration(header, declared, SEED)
+    found = decode_block_header(data, 0, SEED)
     assert len(data) == BLOCK_HEADER_BYTES + found.length_bytes
     assert len(data) % 8 == 0
     assert decode_declaration(found, data[BLOCK_HEADER_BYTES:]) == declared
@@ -159,7 +186,7 @@ def test_a_declaration_is_read_as_it_was_written(header: BlockHeader, declared: 
 def test_a_declaration_keeps_what_orders_it_and_nothing_of_a_source(
     header: BlockHeader, declared: Declaration
 ) -> None:
-    found = decode_block_header(encode_declaration(header, declared))
+    found = decode_block_header(encode_declaration(header, declared, SEED), 0, SEED)
     assert found == BlockHeader(
         VERSION,
         BlockKind.DECLARATION,
@@ -179,14 +206,14 @@ def test_a_declaration_keeps_what_orders_it_and_nothing_of_a_source(
 
 
 def test_the_longest_names_fit() -> None:
-    data = encode_declaration(HEADER, LONGEST)
+    data = encode_declaration(HEADER, LONGEST, SEED)
     assert len(data) == BLOCK_HEADER_BYTES + DECLARATION_BYTES_MAX
-    assert decode_declaration(decode_block_header(data), data[BLOCK_HEADER_BYTES:]) == LONGEST
+    assert decode_declaration(decode_block_header(data, 0, SEED), data[BLOCK_HEADER_BYTES:]) == LONGEST
 
 
 def test_every_flipped_bit_of_a_declaration_is_noticed() -> None:
-    data = encode_declaration(HEADER, Declaration("feed~1", INCARNATION, "twins"))
-    header = decode_block_header(data)
+    data = encode_declaration(HEADER, Declaration("feed~1", INCARNATION, "twins"), SEED)
+    header = decode_block_header(data, 0, SEED)
     for bit in range(8 * header.length_bytes):
         flipped = bytearray(data[BLOCK_HEADER_BYTES:])
         flipped[bit // 8] ^= 1 << bit % 8
@@ -195,8 +222,8 @@ def test_every_flipped_bit_of_a_declaration_is_noticed() -> None:
 
 
 def test_a_declaration_cut_anywhere_is_refused() -> None:
-    data = encode_declaration(HEADER, Declaration("feed", INCARNATION))
-    header, content = decode_block_header(data), data[BLOCK_HEADER_BYTES:]
+    data = encode_declaration(HEADER, Declaration("feed", INCARNATION), SEED)
+    header, content = decode_block_header(data, 0, SEED), data[BLOCK_HEADER_BYTES:]
     for size in range(len(content)):
         with pytest.raises(BadBlock):
             decode_declaration(header, content[:size])
@@ -254,7 +281,7 @@ def test_garbage_content_whose_checksum_holds_raises_nothing_else(content: bytes
     except BadBlock:
         return
     assert (
-        encode_declaration(header, declared)[BLOCK_HEADER_BYTES:][: len(declared.session) + 20]
+        encode_declaration(header, declared, SEED)[BLOCK_HEADER_BYTES:][: len(declared.session) + 20]
         == (content[: len(declared.session) + 20])
     )
 

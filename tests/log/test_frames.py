@@ -20,6 +20,7 @@ from batches import (
     declaration_block,
     declaration_of,
     forge,
+    in_place,
     merged_bytes,
     merged_header,
     read_merged_dumbly,
@@ -251,13 +252,17 @@ def test_a_copy_of_a_scanner_looks_ahead_and_leaves_the_other_where_it_was() -> 
 # What is not whole is waited for
 
 
+def block_at(data: bytes, at: int) -> BlockHeader:
+    return decode_block_header(data, at, batch_seed(MERGED.seed, 64 + at))
+
+
 def ends_of(header: SegmentHeader, data: bytes) -> tuple[list[int], list[int]]:
     """Where the frames end that can be handed out, and where the segment may be cut."""
     if header.kind is Kind.SESSION:
         return SESSION_ENDS, SESSION_ENDS
     frames, boundaries, at = [0], [0], 0
     while at < len(data):
-        block = decode_block_header(data, at)
+        block = block_at(data, at)
         end, at = at + BLOCK_HEADER_BYTES + block.length_bytes, at + BLOCK_HEADER_BYTES
         if block.kind == 1:
             frames.append(at)
@@ -275,7 +280,7 @@ def ends_in(data: bytes, end: int) -> BlockHeader | None:
     """The header of the block that ends at `end`."""
     at, last = 0, None
     while at < end:
-        last = decode_block_header(data, at)
+        last = block_at(data, at)
         at += BLOCK_HEADER_BYTES + last.length_bytes
     return last
 
@@ -423,7 +428,7 @@ def test_a_batch_that_comes_twice_is_refused() -> None:
 
 
 def merged_problem(*blocks: bytes, header: SegmentHeader = MERGED) -> str | None:
-    return MergedScanner(header).scan(memoryview(b"".join(blocks))).problem
+    return MergedScanner(header).scan(memoryview(in_place(*blocks))).problem
 
 
 PART = RANGES[0]
@@ -463,7 +468,7 @@ def test_a_filtered_log_goes_on_behind_each_jump() -> None:
     header = merged_header(kind=Kind.FILTERED, first=500)
     blocks = [DECLARE, *(block_of(PART, position=position) for position in (510, 514, 600))]
     scanner = MergedScanner(header)
-    data = b"".join(blocks)
+    data = in_place(*blocks)
     scan = scanner.scan(memoryview(data))
     assert [one.position for one in decoded(scanner, data, scan)] == [*range(510, 518), *range(600, 604)]
     assert scanner.next == 604
@@ -477,8 +482,8 @@ def test_a_filtered_log_goes_on_behind_each_jump() -> None:
 
 def hostile_block(content: bytes = b"", **fields: Any) -> bytes:
     """A block of `PART`'s place with any content and any header."""
-    header = decode_block_header(BLOCK)._replace(length_bytes=len(content))
-    return encode_block_header(header._replace(**fields)) + content
+    header = decode_block_header(BLOCK, 0, 0)._replace(length_bytes=len(content))
+    return encode_block_header(header._replace(**fields), 0) + content
 
 
 def at_place(offset: int, session_id: int = 1) -> int:
@@ -555,7 +560,7 @@ HOSTILE_BLOCKS: dict[str, tuple[list[bytes], str]] = {
 
 @pytest.mark.parametrize(("blocks", "says"), HOSTILE_BLOCKS.values(), ids=HOSTILE_BLOCKS)
 def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says: str) -> None:
-    data = b"".join(blocks)
+    data = in_place(*blocks)
     _, scanner, scan = read_all(MERGED, data)
     assert scan.problem is not None
     assert says in scan.problem
@@ -568,7 +573,7 @@ def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says
 @pytest.mark.parametrize("count", range(4))
 def test_no_message_beyond_the_end_of_its_block_is_handed_out(count: int) -> None:
     """The next block's positions begin there, whatever is wrong with this one."""
-    found, _, scan = read_all(MERGED, DECLARE + hostile_block(CONTENT, message_count=count))
+    found, _, scan = read_all(MERGED, in_place(DECLARE, hostile_block(CONTENT, message_count=count)))
     assert scan.problem is not None
     assert len(found) == (3 if count == 3 else 0)
 
@@ -577,9 +582,11 @@ def test_no_message_beyond_the_end_of_its_block_is_handed_out(count: int) -> Non
 def test_a_declaration_that_names_no_session_is_refused(name: str) -> None:
     content = struct.pack("<16sHH", bytes(16), len(name), 0) + name.encode()
     content += padding(len(content))
-    data = hostile_block(content, kind=2, message_count=0, content_checksum=crc32c(content))
+    data = hostile_block(
+        content, kind=2, message_count=0, content_checksum=crc32c(content), chain_start=0, chain_end=0
+    )
     scanner = MergedScanner(MERGED)
-    scan = scanner.scan(memoryview(data))
+    scan = scanner.scan(memoryview(in_place(data)))
     assert scan.problem is not None
     assert "names no session" in scan.problem
     assert scanner.sessions == {}
@@ -591,7 +598,7 @@ def test_the_same_declaration_may_come_again() -> None:
 
 def test_a_block_may_begin_with_batches_that_are_skipped_whole() -> None:
     part = replace(PART, skip=3)
-    data = DECLARE + block_of(part, position=500)
+    data = in_place(DECLARE, block_of(part, position=500))
     found, scanner, scan = read_all(MERGED, data)
     assert [one.skip for one in scan.batches] == [3, 0]
     assert found == [Heard(500, 10, "session-1", RUNS[1][0])]
@@ -633,7 +640,7 @@ def test_a_hostile_header_is_refused_before_anything_is_waited_for(fields: dict[
     ):
         data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", seed=seed, **({"first": 40} | fields))
         if before:
-            data = before + hostile_block(data, message_count=1)
+            data = in_place(before, hostile_block(data, message_count=1))
         scan = scanner_for(header).scan(memoryview(data))
         assert scan.problem
         assert scan.batches == []
@@ -733,9 +740,8 @@ def forged_blocks(draw: st.DrawFn) -> bytes:
             },
         )
     )
-    return (
-        DECLARE + hostile_block(CONTENT, **fields) + draw(st.sampled_from([b"", BLOCK, DECLARE, bytes(96)]))
-    )
+    behind = draw(st.sampled_from([[], [BLOCK], [DECLARE], [bytes(96)]]))
+    return in_place(DECLARE, hostile_block(CONTENT, **fields), *behind)
 
 
 @settings(max_examples=400)
@@ -763,7 +769,7 @@ def test_numbers_up_to_the_limit_can_be_read() -> None:
 
 def test_positions_up_to_the_limit_can_be_read() -> None:
     header = replace(MERGED, first=NUMBER_MAX - 5)
-    data = declaration_block(1, position=NUMBER_MAX - 5) + block_of(PART, position=NUMBER_MAX - 5)
+    data = in_place(declaration_block(1, position=NUMBER_MAX - 5), block_of(PART, position=NUMBER_MAX - 5))
     found, scanner, scan = read_all(header, data)
     assert scan.problem is None
     assert found[-1].position == NUMBER_MAX - 2

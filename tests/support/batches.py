@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from rt.log.batch import CODEC_NONE, Draft, encode_batch
 from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
+from rt.log.chain import chain_behind
 from rt.log.checksum import batch_seed, segment_seed
 from rt.log.layout import VERSION, padded, padding
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
@@ -99,6 +100,7 @@ class Range:
     y: int = 0
     offset: int = SEGMENT_HEADER_BYTES
     codec: int = CODEC_NONE
+    chain: int = 0xC0FFEE
 
     @property
     def count(self) -> int:
@@ -112,14 +114,16 @@ def declaration_of(session_id: int) -> Declaration:
 
 
 def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any) -> bytes:
-    """The block of `part`; `fields` of its header may be forged."""
+    """The block of `part`, not in its place yet (`in_place`); `fields` of its header may be forged."""
     declared = declaration_of(part.session_id)
     seed = segment_seed(declared.incarnation, part.x, part.y)
-    content, number = b"", part.number
+    content, number, chain = b"", part.number, part.chain
     for run in part.runs:
         place = batch_seed(seed, part.offset + len(content))
-        content += batch(run, first=number, seed=place, codec=part.codec)
+        one = batch(run, first=number, seed=place, codec=part.codec)
+        content += one
         number += len(run)
+        chain = chain_behind(chain, one[:64])
     header = BlockHeader(
         version=VERSION,
         kind=BlockKind.BATCHES,
@@ -134,27 +138,46 @@ def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any)
         first_position=position,
         message_count=part.count,
         sequenced_ns=CREATED_NS + instruction,
+        chain_start=part.chain,
+        chain_end=chain,
     )
-    return encode_block_header(header._replace(**fields)) + content
+    return encode_block_header(header._replace(**fields), 0) + content
+
+
+def in_place(
+    *blocks: bytes, header: SegmentHeader | None = None, offset: int = SEGMENT_HEADER_BYTES
+) -> bytes:
+    """The blocks, one behind the other from `offset` on, each with the checksum that its place demands."""
+    place = segment_seed_of(header or merged_header())
+    data = b""
+    for block in blocks:
+        seed = batch_seed(place, offset + len(data))
+        data += block[:4] + crc32c(block[8:96], seed).to_bytes(4, "little") + block[8:]
+    return data
+
+
+def segment_seed_of(header: SegmentHeader) -> int:
+    """The seed of a segment's blocks, in the dumbest way."""
+    return crc32c(header.origin + struct.pack("<II", *header.id))
 
 
 def declaration_block(session_id: int, *, position: int, declared: Declaration | None = None) -> bytes:
     header = BlockHeader(
         VERSION, BlockKind.DECLARATION, 0, 1, session_id, 0, 0, 0, 0, 0, position, 0, CREATED_NS
     )
-    return encode_declaration(header, declared or declaration_of(session_id))
+    return encode_declaration(header, declared or declaration_of(session_id), 0)
 
 
 def merged_bytes(ranges: Sequence[Range], *, first: int = 0) -> bytes:
     """What follows the header of a merged segment: a block for each range, each session declared once."""
-    data, position, declared = b"", first, set()
+    blocks, position, declared = [], first, set()
     for index, part in enumerate(ranges):
         if part.session_id not in declared:
             declared.add(part.session_id)
-            data += declaration_block(part.session_id, position=position)
-        data += block_of(part, position=position, instruction=index + 1)
+            blocks.append(declaration_block(part.session_id, position=position))
+        blocks.append(block_of(part, position=position, instruction=index + 1))
         position += part.count
-    return data
+    return in_place(*blocks)
 
 
 # Forged

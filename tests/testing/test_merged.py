@@ -8,7 +8,8 @@ import pytest
 
 import rt
 from rt.log.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.checksum import batch_seed
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
 from rt.testing import merged as merged_module
 from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLog
@@ -38,8 +39,9 @@ def open_merged(disk: MemoryDisk, path: str = "/merged") -> MergedLog:
 
 def blocks(disk: MemoryDisk, segment: str) -> list[BlockHeader]:
     data, at, found = disk.read(f"/merged/{segment}"), SEGMENT_HEADER_BYTES, []
+    header = decode_segment_header(data, path=segment)
     while at < len(data):
-        found.append(decode_block_header(data, at))
+        found.append(decode_block_header(data, at, batch_seed(header.seed, at)))
         at += BLOCK_HEADER_BYTES + found[-1].length_bytes
     return found
 

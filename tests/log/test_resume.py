@@ -1,0 +1,466 @@
+"""A log writer that resumes, copies and seals: the copy goes on where it was, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from batches import CLUSTER, INCARNATION, LIFE, Said, session_bytes, session_header
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.log.copying import KERNEL_BYTES_MIN
+from rt.log.directory import read_durable_end, read_index
+from rt.log.disk import Disk, RealDisk
+from rt.log.frames import Scanner, SessionScanner
+from rt.log.index import index_file_name
+from rt.log.segment import Kind, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.table import Identity, TrimReason
+from rt.log.verify import verify
+from rt.log.writer import CopyRange, Frames, LogWriter
+from rt.testing.disk import FaultyDisk, MemoryDisk
+
+PATH = "/copy"
+SESSION = Identity(Kind.SESSION, INCARNATION, "feed")
+HEADER = session_header(x=0, y=0)
+RUNS = [[Said("t", b"%d" % n * 50, 100 - n)] for n in range(5)]
+BODY = session_bytes(HEADER, RUNS)
+SIZE = len(BODY) // 5
+BATCHES = [BODY[start : start + SIZE] for start in range(0, len(BODY), SIZE)]
+
+
+def clock() -> int:
+    return 1_700_000_000_000_000_000
+
+
+def open_copy(disk: Disk, path: str = PATH, identity: Identity = SESSION) -> LogWriter:
+    return LogWriter.open(path, identity, resume=True, disk=disk, clock=clock)
+
+
+def begin(writer: LogWriter, header: SegmentHeader = HEADER) -> None:
+    writer.start(header.id, first=header.first, life=header.life, header_bytes=encode_segment_header(header))
+
+
+def append(writer: LogWriter, *numbers: int) -> None:
+    writer.append([Frames([BATCHES[n]], n + 1, 100 - n, 100 - n) for n in numbers])
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+@pytest.fixture
+def copy(disk: MemoryDisk) -> MemoryDisk:
+    """A copy of three batches, all synced, whose writer is gone."""
+    with contextlib.closing(open_copy(disk)) as writer:
+        begin(writer)
+        append(writer, 0, 1, 2)
+        writer.sync()
+    return disk
+
+
+# Resuming
+
+
+def test_a_copy_goes_on_in_the_segment_that_was_active(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        assert (writer.active, writer.offset, writer.end) == (HEADER, 64 + 3 * SIZE, 3)
+        assert writer.table.segments == ()
+        append(writer, 3, 4)
+        writer.sync()
+    assert copy.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER) + BODY
+    with rt.LogReader(PATH, disk=copy) as reader:
+        assert [message.number for message in reader] == [*range(5)]
+
+
+def test_without_resume_the_segment_is_sealed_as_ever(copy: MemoryDisk) -> None:
+    with contextlib.closing(LogWriter.open(PATH, SESSION, disk=copy)) as writer:
+        assert (writer.active, writer.end) == (None, 3)
+        assert [segment.id for segment in writer.table.segments] == [SegmentId(0, 0)]
+
+
+def test_a_new_directory_has_nothing_to_resume(disk: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(disk)) as writer:
+        assert (writer.active, writer.end, writer.last_id, writer.recovered.resumed) == (None, 0, None, None)
+
+
+def test_a_segment_of_a_header_alone_is_resumed(disk: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(disk)) as writer:
+        begin(writer)
+    with contextlib.closing(open_copy(disk)) as writer:
+        assert (writer.active, writer.offset, writer.end) == (HEADER, 64, 0)
+
+
+def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        writer.seal()
+        writer.start(SegmentId(0, 1), first=3, life=LIFE)
+    walked: list[SegmentHeader] = []
+    scanners: list[SessionScanner] = []
+
+    def scanner_for(header: SegmentHeader) -> Scanner:
+        walked.append(header)
+        scanners.append(SessionScanner(header, marks=True))
+        return scanners[-1]
+
+    with contextlib.closing(
+        LogWriter.open(PATH, SESSION, resume=True, scanner_for=scanner_for, disk=copy)
+    ) as writer:
+        assert writer.active is not None
+        assert walked == [writer.active]
+        assert (scanners[0].offset, scanners[0].next) == (writer.offset, writer.end) == (64, 3)
+
+
+def test_the_durable_end_covers_what_was_recovered(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        append(writer, 3)
+    with contextlib.closing(open_copy(copy)):
+        durable = read_durable_end(copy, PATH)
+    assert durable is not None
+    assert (durable.id, durable.offset, durable.end) == (HEADER.id, 64 + 4 * SIZE, 4)
+
+
+@pytest.mark.parametrize("torn", range(1, SIZE, 7))
+def test_a_torn_tail_is_cut_and_written_again(copy: MemoryDisk, torn: int) -> None:
+    content = copy.read(f"{PATH}/log.0.0")
+    copy.write(f"{PATH}/log.0.0", content + BATCHES[3][:torn])
+    with contextlib.closing(open_copy(copy)) as writer:
+        assert (writer.offset, writer.end) == (len(content), 3)
+        assert writer.recovered.torn is not None
+        assert writer.recovered.torn.torn_bytes == torn
+        append(writer, 3, 4)
+    assert copy.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER) + BODY
+
+
+def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
+    copy.flip_bit(f"{PATH}/log.0.0", 64 + SIZE + 70, 1)
+    before = copy.read(f"{PATH}/log.0.0")
+    with pytest.raises(rt.Damaged) as caught:
+        open_copy(copy)
+    assert caught.value.offset == 64 + SIZE
+    assert copy.read(f"{PATH}/log.0.0") == before
+
+
+@pytest.mark.parametrize(
+    ("identity", "error"),
+    [
+        (Identity(Kind.SESSION, CLUSTER, "feed"), rt.ClusterMismatch),
+        (Identity(Kind.SESSION, INCARNATION, "other"), rt.InvalidName),
+        (Identity(Kind.SESSION, INCARNATION, "feed", "twins"), rt.InvalidName),
+        (Identity(Kind.MERGED, INCARNATION, "feed"), rt.InvalidName),
+    ],
+)
+@pytest.mark.parametrize("loses_table", [False, True])
+def test_a_directory_of_another_log_is_refused(
+    copy: MemoryDisk, identity: Identity, error: type[Exception], loses_table: bool
+) -> None:
+    if loses_table:
+        copy.remove(f"{PATH}/segments")
+        if error is rt.InvalidName and identity.kind is Kind.SESSION:
+            return  # Names stand in the table alone.
+    before = copy.read(f"{PATH}/log.0.0")
+    with pytest.raises(error):
+        open_copy(copy, identity=identity)
+    assert copy.read(f"{PATH}/log.0.0") == before
+
+
+@pytest.mark.parametrize("harm", ["lost", "torn", "garbage", "longer than the segment"])
+def test_the_index_is_made_anew_whatever_a_crash_left_of_it(
+    disk: MemoryDisk, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("active", "walk"):
+        monkeypatch.setattr(f"rt.log.{module}.INDEX_STRIDE_BYTES", 1)
+    for path in ("/whole", PATH):
+        writer = open_copy(disk, path)
+        begin(writer)
+        for number in range(5):
+            if path == PATH and number == 3:
+                writer.close()
+                index = f"{PATH}/{index_file_name(HEADER.id)}"
+                content = disk.read(index)
+                assert len(content) == 3 * 32
+                if harm == "lost":
+                    disk.remove(index)
+                else:
+                    torn = {"torn": content[:40], "garbage": bytes(40) + content[40:]}
+                    disk.write(index, torn.get(harm, content + content))
+                writer = open_copy(disk, path)
+            append(writer, number)
+        writer.seal()
+        assert [entry.first for entry in read_index(disk, path, HEADER)] == [*range(5)]
+        writer.close()
+    for name in ("log.0.0", index_file_name(HEADER.id), "segments"):
+        assert disk.read(f"/whole/{name}") == disk.read(f"{PATH}/{name}"), name
+
+
+def test_copies_may_skip_forward_and_a_life_may_begin_anywhere(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        begin(writer, session_header(x=0, y=4, first=90))
+        begin(writer, session_header(x=1, y=0, first=2))
+    with contextlib.closing(open_copy(copy)) as writer:
+        assert (writer.end, writer.active and writer.active.id) == (2, SegmentId(1, 0))
+
+
+def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        writer.seal()
+        begin(writer, session_header(x=0, y=4, first=90))
+        assert verify(PATH, disk=copy).damage != []
+        writer.trim(SegmentId(0, 4), TrimReason.MERGED)
+    assert verify(PATH, disk=copy).damage == []
+
+
+def test_segments_of_one_life_that_overlap_are_damage(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        begin(writer, session_header(x=0, y=1, first=2))
+    with pytest.raises(rt.Damaged, match="numbers do not go on"):
+        open_copy(copy)
+
+
+def test_a_resumed_segment_that_lost_synced_bytes_is_damage(copy: MemoryDisk) -> None:
+    content = copy.read(f"{PATH}/log.0.0")
+    copy.write(f"{PATH}/log.0.0", content[:-SIZE])
+    with pytest.raises(rt.Damaged):
+        open_copy(copy)
+    copy.remove(f"{PATH}/log.0.0")
+    with pytest.raises(rt.Damaged, match="synced segments are missing"):
+        open_copy(copy)
+
+
+# Starting from the sender's header, sealing
+
+
+def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(disk)) as writer:
+        begin(writer)
+        assert disk.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER)
+        assert writer.active == HEADER
+        other = session_header(x=0, y=2)
+        with pytest.raises(AssertionError):
+            writer.start(SegmentId(0, 1), first=0, header_bytes=encode_segment_header(other))
+
+
+def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        writer.seal()
+        writer.seal()
+        assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
+    with contextlib.closing(open_copy(copy)) as writer:
+        assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
+        writer.start(SegmentId(0, 1), first=3, life=LIFE)
+        assert [segment.end for segment in writer.table.segments] == [3]
+    assert verify(PATH, disk=copy).damage == []
+
+
+def test_sealing_goes_on_when_there_is_space_again(copy: MemoryDisk) -> None:
+    with contextlib.closing(open_copy(copy)) as writer:
+        append(writer, 3)
+        copy.capacity_bytes = copy.used_bytes
+        with pytest.raises(rt.DiskFull):
+            writer.seal()
+        copy.capacity_bytes = None
+        writer.seal()
+        assert [segment.end for segment in writer.table.segments] == [4]
+
+
+def test_a_filtered_log_remembers_what_it_is_complete_to(disk: MemoryDisk) -> None:
+    identity = Identity(Kind.FILTERED, CLUSTER, "stream")
+    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+        writer.start(SegmentId(0, 0), first=5)
+        writer.complete_to(70)
+        writer.complete_to(60)
+        writer.sync()
+    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+        assert (writer.end, writer.offset) == (70, 64)
+        writer.seal()
+    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+        assert writer.end == 70
+    assert verify(PATH, disk=disk).damage == []
+
+
+# Copying ranges of other files
+
+SOURCE = os.urandom(3 * KERNEL_BYTES_MIN)
+pieces = st.lists(
+    st.one_of(
+        st.binary(max_size=20),
+        st.tuples(
+            st.integers(0, 2 * KERNEL_BYTES_MIN),
+            st.sampled_from([0, 1, 1000, KERNEL_BYTES_MIN - 1, KERNEL_BYTES_MIN]),
+        ),
+    ),
+    max_size=6,
+)
+
+
+def disk_of(kind: str, path: Path) -> tuple[Disk, str]:
+    if kind == "memory":
+        return MemoryDisk(), "/"
+    return (RealDisk() if kind == "real" else FaultyDisk(RealDisk())), str(path)
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["in the kernel", "where the kernel refuses"])
+@pytest.mark.parametrize("kind", ["memory", "real", "faulty"])
+def test_copied_ranges_are_written_in_their_order(
+    kind: str, refused: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if refused:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EXDEV, "no")
+
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+
+    @given(pieces)
+    def check(drawn: list[bytes | tuple[int, int]]) -> None:
+        disk, root = disk_of(kind, tmp_path_factory.mktemp("log"))
+        source = disk.create(f"{root}/source")
+        source.pwritev([SOURCE], 0)
+        writer = open_copy(disk, f"{root}/copy")
+        begin(writer)
+        parts = [part if isinstance(part, bytes) else CopyRange(source, *part) for part in drawn]
+        writer.append([Frames(parts, 1, 0, 0), Frames([b"end"], 2, 0, 0)])
+        wanted = b"".join(
+            part if isinstance(part, bytes) else SOURCE[part[0] : part[0] + part[1]] for part in drawn
+        )
+        writer.close()
+        source.close()
+        written = disk.open(f"{root}/copy/log.0.0")
+        assert written.pread(2 * len(wanted) + 100, 64) == wanted + b"end"
+        written.close()
+
+    check()
+
+
+@pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN])
+def test_a_source_that_is_too_short_leaves_the_log_as_it_was(copy: MemoryDisk, size: int) -> None:
+    copy.write("/source", SOURCE[: size - 1])
+    source = copy.open("/source")
+    with contextlib.closing(open_copy(copy)) as writer:
+        before = copy.read(f"{PATH}/log.0.0")
+        with pytest.raises(rt.Damaged, match="ends before") as caught:
+            writer.append(
+                [Frames([b"good"], 4, 0, 0), Frames([CopyRange(source, 0, size, "/source")], 5, 0, 0)]
+            )
+        assert (caught.value.path, caught.value.offset) == ("/source", size - 1)
+        assert copy.read(f"{PATH}/log.0.0") == before
+        append(writer, 3, 4)  # The writer is not dead.
+        assert writer.end == 5
+
+
+@pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN])
+def test_a_source_that_is_emptied_meanwhile_leaves_whole_runs(
+    copy: MemoryDisk, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy.write("/source", SOURCE[: size // 2])
+    source = copy.open("/source")
+    monkeypatch.setattr("rt.log.writer.check_sources", lambda pieces: None)
+    with contextlib.closing(open_copy(copy)) as writer:
+        with pytest.raises(rt.Damaged, match="ends before"):
+            writer.append([Frames([BATCHES[3]], 4, 0, 0), Frames([CopyRange(source, 0, size)], 9, 0, 0)])
+        assert len(copy.read(f"{PATH}/log.0.0")) == writer.offset
+        assert writer.end in {3, 4}
+        assert writer.offset == 64 + writer.end * SIZE
+
+
+@pytest.mark.parametrize("room", [0, 3, 4, 1000, KERNEL_BYTES_MIN + 4, 2 * KERNEL_BYTES_MIN + 7])
+@pytest.mark.parametrize("size", [1000, KERNEL_BYTES_MIN])
+def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
+    copy: MemoryDisk, room: int, size: int
+) -> None:
+    copy.write("/source", SOURCE)
+    source = copy.open("/source")
+    run = [b"head", CopyRange(source, 5, size)]
+    runs = [Frames(run, 4, 0, 0), Frames(run, 5, 0, 0)]
+    whole = 2 * (b"head" + SOURCE[5 : 5 + size])
+    with contextlib.closing(open_copy(copy)) as writer:
+        at = writer.offset
+        copy.capacity_bytes = copy.used_bytes + room
+        fitting = min(room // (size + 4), 2)
+        with contextlib.nullcontext() if fitting == 2 else pytest.raises(rt.DiskFull):
+            writer.append(runs)
+        assert writer.end == 3 + fitting
+        assert writer.offset == at + fitting * (size + 4) == len(copy.read(f"{PATH}/log.0.0"))
+        copy.capacity_bytes = None
+        writer.append(runs[fitting:])
+        assert copy.read(f"{PATH}/log.0.0")[at:] == whole
+
+
+def test_a_copy_that_fails_is_the_writers_end(copy: MemoryDisk) -> None:
+    copy.write("/source", SOURCE)
+    source = copy.open("/source")
+    with contextlib.closing(open_copy(copy)) as writer:
+        copy.fail("copy_from")
+        with pytest.raises(rt.StorageFailed):
+            writer.append([Frames([CopyRange(source, 0, KERNEL_BYTES_MIN)], 4, 0, 0)])
+        with pytest.raises(rt.StorageFailed):
+            append(writer, 3)
+
+
+# File.copy_from
+
+
+@pytest.mark.parametrize("kind", ["memory", "real", "faulty"])
+def test_copy_from_copies_what_there_is(kind: str, tmp_path: Path) -> None:
+    disk, root = disk_of(kind, tmp_path)
+    source, target = disk.create(f"{root}/source"), disk.create(f"{root}/target")
+    source.pwritev([b"0123456789"], 0)
+    target.pwritev([b"abc"], 0)
+    assert target.copy_from(source, 2, 4, 3) == 4
+    assert target.pread(100, 0) == b"abc2345"
+    assert target.copy_from(source, 8, 100, 1) == 2
+    assert target.pread(100, 0) == b"a892345"
+    assert target.copy_from(source, 10, 5, 0) == 0
+    assert target.copy_from(source, 50, 5, 0) == 0
+    assert target.pread(100, 0) == b"a892345"
+    source.close()
+    target.close()
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_what_the_kernel_does_not_copy_is_read_and_written(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    test_copy_from_copies_what_there_is("real", tmp_path)
+
+
+def test_other_errors_of_a_copy_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "bad sector")
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    with pytest.raises(OSError, match="bad sector"):
+        test_copy_from_copies_what_there_is("real", tmp_path)
+
+
+def test_what_was_copied_is_durable_after_a_sync_only() -> None:
+    disk = MemoryDisk()
+    disk.write("/source", b"0123456789")
+    disk.write("/target", b"")
+    target = disk.open("/target", write=True)
+    target.copy_from(disk.open("/source"), 0, 4, 0)
+    target.sync()
+    target.copy_from(disk.open("/source"), 4, 4, 4)
+    changes = disk.changes
+    assert changes == 3
+    assert disk.after_power_cut("none").read("/target") == b"0123"
+
+
+def test_a_full_disk_takes_a_part_of_a_copy_and_then_refuses() -> None:
+    for disk in (MemoryDisk(), FaultyDisk(MemoryDisk())):
+        source, target = disk.create("/source"), disk.create("/target")
+        source.pwritev([b"0123456789"], 0)
+        disk.capacity_bytes = disk.used_bytes + 4
+        assert target.copy_from(source, 0, 10, 0) == 4
+        with pytest.raises(OSError, match="No space"):
+            target.copy_from(source, 4, 6, 4)
+        assert target.pread(10, 0) == b"0123"
