@@ -1,0 +1,231 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Place(_message.Message):
+    __slots__ = ("x", "y", "offset")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    y: int
+    offset: int
+    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("place", "data")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    place: Place
+    data: bytes
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("place", "end", "is_last_of_x", "sealed_ns")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_OF_X_FIELD_NUMBER: _ClassVar[int]
+    SEALED_NS_FIELD_NUMBER: _ClassVar[int]
+    place: Place
+    end: int
+    is_last_of_x: bool
+    sealed_ns: int
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., end: _Optional[int] = ..., is_last_of_x: _Optional[bool] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("hello", "life", "chunk", "sealed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    hello: PushHello
+    life: Life
+    chunk: Chunk
+    sealed: Sealed
+    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., life: _Optional[_Union[Life, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+
+class PushHello(_message.Message):
+    __slots__ = ("version", "stream", "session", "incarnation", "dedup_id", "cluster")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    stream: str
+    session: str
+    incarnation: bytes
+    dedup_id: str
+    cluster: bytes
+    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., cluster: _Optional[bytes] = ...) -> None: ...
+
+class Life(_message.Message):
+    __slots__ = ("x", "life")
+    X_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    life: bytes
+    def __init__(self, x: _Optional[int] = ..., life: _Optional[bytes] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("start", "opened", "progress")
+    START_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    start: PushStart
+    opened: LifeOpened
+    progress: Progress
+    def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[LifeOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class PushStart(_message.Message):
+    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
+    cluster: bytes
+    epoch: int
+    members: int
+    node: str
+    place: Place
+    has_place: bool
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ...) -> None: ...
+
+class LifeOpened(_message.Message):
+    __slots__ = ("x",)
+    X_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    def __init__(self, x: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("durable", "durable_number", "merged_x", "merged_number", "merged")
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MERGED_X_FIELD_NUMBER: _ClassVar[int]
+    MERGED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    durable: Place
+    durable_number: int
+    merged_x: int
+    merged_number: int
+    merged: Place
+    def __init__(self, durable: _Optional[_Union[Place, _Mapping]] = ..., durable_number: _Optional[int] = ..., merged_x: _Optional[int] = ..., merged_number: _Optional[int] = ..., merged: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("hello", "progress")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    hello: PullHello
+    progress: PullProgress
+    def __init__(self, hello: _Optional[_Union[PullHello, _Mapping]] = ..., progress: _Optional[_Union[PullProgress, _Mapping]] = ...) -> None: ...
+
+class PullHello(_message.Message):
+    __slots__ = ("version", "stream", "merged", "session")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    stream: str
+    merged: PullMerged
+    session: PullSession
+    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ...) -> None: ...
+
+class PullMerged(_message.Message):
+    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
+    FROM_LATEST_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    cluster: bytes
+    place: Place
+    has_place: bool
+    end: int
+    chain: int
+    from_position: int
+    from_latest: bool
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    name: str
+    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class PullSession(_message.Message):
+    __slots__ = ("session_id", "place", "chain")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    place: Place
+    chain: int
+    def __init__(self, session_id: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., chain: _Optional[int] = ...) -> None: ...
+
+class PullReply(_message.Message):
+    __slots__ = ("start", "chunk", "sealed", "trimmed", "complete")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    start: PullStart
+    chunk: Chunk
+    sealed: Sealed
+    trimmed: Trimmed
+    complete: CompleteUpTo
+    def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ...) -> None: ...
+
+class PullStart(_message.Message):
+    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    cluster: bytes
+    epoch: int
+    node: str
+    place: Place
+    first: int
+    session: str
+    dedup_id: str
+    end: int
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Trimmed(_message.Message):
+    __slots__ = ("x", "y", "log_start", "reason")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    LOG_START_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    y: int
+    log_start: int
+    reason: int
+    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., log_start: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+
+class CompleteUpTo(_message.Message):
+    __slots__ = ("position",)
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    def __init__(self, position: _Optional[int] = ...) -> None: ...
+
+class PullProgress(_message.Message):
+    __slots__ = ("position", "is_synced")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    IS_SYNCED_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    is_synced: bool
+    def __init__(self, position: _Optional[int] = ..., is_synced: _Optional[bool] = ...) -> None: ...

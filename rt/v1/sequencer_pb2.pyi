@@ -1,0 +1,483 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Command(_message.Message):
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    merge: Merge
+    open: Open
+    fence: Fence
+    close: Close
+    roll: Roll
+    configure: Configure
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ...) -> None: ...
+
+class Merge(_message.Message):
+    __slots__ = ("number", "sequenced_ns", "ranges")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    sequenced_ns: int
+    ranges: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, number: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("session_id", "x", "y", "start", "end", "first", "count", "chain_start", "chain_end")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_START_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_END_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    y: int
+    start: int
+    end: int
+    first: int
+    count: int
+    chain_start: int
+    chain_end: int
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chain_start: _Optional[int] = ..., chain_end: _Optional[int] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("session", "incarnation", "dedup_id", "x", "life")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    incarnation: bytes
+    dedup_id: str
+    x: int
+    life: bytes
+    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., x: _Optional[int] = ..., life: _Optional[bytes] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("session_id", "x")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ("session_id", "x", "y", "offset", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    number: int
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Roll(_message.Message):
+    __slots__ = ("x", "y")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    y: int
+    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ...) -> None: ...
+
+class Configure(_message.Message):
+    __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max")
+    ROLL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROLL_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    roll_bytes: int
+    roll_minutes: int
+    session_bytes_max: int
+    def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ...) -> None: ...
+
+class SequencerState(_message.Message):
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    cluster: bytes
+    configuration: Configure
+    instruction: int
+    sequenced_ns: int
+    position: int
+    merged: MergedEnd
+    sessions: _containers.RepeatedCompositeFieldContainer[Session]
+    watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
+    segments: _containers.RepeatedCompositeFieldContainer[MergedSegment]
+    next_session_id: int
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ...) -> None: ...
+
+class MergedEnd(_message.Message):
+    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes", "is_roll_wanted")
+    HAS_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_ROLL_WANTED_FIELD_NUMBER: _ClassVar[int]
+    has_segment: bool
+    x: int
+    y: int
+    offset: int
+    first: int
+    created_ns: int
+    declared: _containers.RepeatedScalarFieldContainer[int]
+    chain: int
+    bytes: int
+    is_roll_wanted: bool
+    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., is_roll_wanted: _Optional[bool] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    LAST_X_FIELD_NUMBER: _ClassVar[int]
+    WAS_OPENED_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    HAS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    DONE_X_FIELD_NUMBER: _ClassVar[int]
+    HAS_DONE_FIELD_NUMBER: _ClassVar[int]
+    DONE_Y_FIELD_NUMBER: _ClassVar[int]
+    DONE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DONE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    incarnation: bytes
+    dedup_id: str
+    is_superseded: bool
+    last_x: int
+    was_opened: bool
+    lives: _containers.RepeatedCompositeFieldContainer[SessionLife]
+    has_consumed: bool
+    y: int
+    offset: int
+    number: int
+    chain: int
+    done_x: int
+    has_done: bool
+    done_y: int
+    done_offset: int
+    done_number: int
+    waits_for: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_x: _Optional[int] = ..., was_opened: _Optional[bool] = ..., lives: _Optional[_Iterable[_Union[SessionLife, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_x: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_y: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ...) -> None: ...
+
+class SessionLife(_message.Message):
+    __slots__ = ("x", "life", "is_fenced", "is_closed", "y", "offset", "number")
+    X_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    IS_FENCED_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    life: bytes
+    is_fenced: bool
+    is_closed: bool
+    y: int
+    offset: int
+    number: int
+    def __init__(self, x: _Optional[int] = ..., life: _Optional[bytes] = ..., is_fenced: _Optional[bool] = ..., is_closed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Watermark(_message.Message):
+    __slots__ = ("dedup_id", "wanted")
+    DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    dedup_id: str
+    wanted: int
+    def __init__(self, dedup_id: _Optional[str] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class MergedSegment(_message.Message):
+    __slots__ = ("x", "y", "first", "end", "size", "created_ns", "sealed_ns", "trimmed_ns", "reason")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_NS_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    y: int
+    first: int
+    end: int
+    size: int
+    created_ns: int
+    sealed_ns: int
+    trimmed_ns: int
+    reason: int
+    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+
+class MergeOrder(_message.Message):
+    __slots__ = ("instruction", "sequenced_ns", "x", "y", "offset", "first_position", "end_position", "blocks", "chain", "bytes", "end", "consumed")
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    END_POSITION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    instruction: int
+    sequenced_ns: int
+    x: int
+    y: int
+    offset: int
+    first_position: int
+    end_position: int
+    blocks: _containers.RepeatedCompositeFieldContainer[OrderBlock]
+    chain: int
+    bytes: int
+    end: int
+    consumed: _containers.RepeatedCompositeFieldContainer[SessionEnd]
+    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OrderBlock, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+
+class OrderBlock(_message.Message):
+    __slots__ = ("head", "is_declaration", "session_id", "x", "y", "start", "end", "chain_end", "count")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    IS_DECLARATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_END_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    head: bytes
+    is_declaration: bool
+    session_id: int
+    x: int
+    y: int
+    start: int
+    end: int
+    chain_end: int
+    count: int
+    def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SessionEnd(_message.Message):
+    __slots__ = ("session_id", "x", "y", "offset", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    number: int
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    boot: bytes
+    sequence: int
+    is_full: bool
+    clock_ns: int
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
+    merged: MergedReport
+    disk_bytes: int
+    disk_free_bytes: int
+    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
+
+class SegmentReport(_message.Message):
+    __slots__ = ("session_id", "x", "y", "marks", "announced", "final")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    y: int
+    marks: bytes
+    announced: SessionEnd
+    final: SessionEnd
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., marks: _Optional[bytes] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ..., final: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+
+class MergedReport(_message.Message):
+    __slots__ = ("instruction", "chain", "bytes", "position", "stopped")
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    instruction: int
+    chain: int
+    bytes: int
+    position: int
+    stopped: str
+    def __init__(self, instruction: _Optional[int] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., position: _Optional[int] = ..., stopped: _Optional[str] = ...) -> None: ...
+
+class Told(_message.Message):
+    __slots__ = ("report", "again", "summary")
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    report: Report
+    again: ReportAgain
+    summary: Summary
+    def __init__(self, report: _Optional[_Union[Report, _Mapping]] = ..., again: _Optional[_Union[ReportAgain, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+
+class ReportAgain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Summary(_message.Message):
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes")
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    clock_ns: int
+    merged: MergedReport
+    disk_bytes: int
+    disk_free_bytes: int
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
+
+class ToControl(_message.Message):
+    __slots__ = ("hello", "propose", "report")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    hello: DataHello
+    propose: bytes
+    report: DataReport
+    def __init__(self, hello: _Optional[_Union[DataHello, _Mapping]] = ..., propose: _Optional[bytes] = ..., report: _Optional[_Union[DataReport, _Mapping]] = ...) -> None: ...
+
+class DataHello(_message.Message):
+    __slots__ = ("boot", "instruction")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    boot: bytes
+    instruction: int
+    def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ...) -> None: ...
+
+class DataReport(_message.Message):
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten")
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
+    merged: MergedReport
+    disk_bytes: int
+    disk_free_bytes: int
+    forgotten: _containers.RepeatedCompositeFieldContainer[SessionEnd]
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+
+class ToData(_message.Message):
+    __slots__ = ("snapshot", "applied", "standing")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    snapshot: ControlSnapshot
+    applied: Applied
+    standing: Standing
+    def __init__(self, snapshot: _Optional[_Union[ControlSnapshot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+
+class ControlSnapshot(_message.Message):
+    __slots__ = ("index", "state", "orders")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    state: bytes
+    orders: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., orders: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Applied(_message.Message):
+    __slots__ = ("index", "command")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    command: bytes
+    def __init__(self, index: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    leader: str
+    term: int
+    role: str
+    epoch: int
+    is_caught_up: bool
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStanding]
+    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ...) -> None: ...
+
+class NodeStanding(_message.Message):
+    __slots__ = ("name", "address", "is_connected", "is_counted", "summary")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    IS_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    is_connected: bool
+    is_counted: bool
+    summary: Summary
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,257 @@
+"""Errors of rt over gRPC: which status, what travels, and what a hostile peer's item can do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import grpc
+import grpc.aio
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import rt
+import rt.errors
+from rt.errors import RtError
+from rt.events import SkipForward
+from rt.net.rpc_errors import (
+    ERROR_BYTES_MAX,
+    ERROR_KEY,
+    Unreachable,
+    answering,
+    decode_error,
+    encode_error,
+    error_of,
+    status_of,
+)
+
+PLAIN = [
+    kind
+    for kind in vars(rt.errors).values()
+    if isinstance(kind, type) and issubclass(kind, RtError) and kind not in {rt.Gap, rt.Damaged}
+] + [Unreachable]
+TEXTS = st.text(max_size=80) | st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=600)
+VALUES = st.none() | TEXTS | st.integers() | st.lists(st.integers(), max_size=3)
+FIELDS = ("what", "where", "got", "wanted", "hint")
+ERRORS = st.builds(
+    lambda kind, what, where, got, wanted, hint: kind(what, where=where, got=got, wanted=wanted, hint=hint),
+    st.sampled_from(PLAIN),
+    TEXTS,
+    VALUES,
+    VALUES,
+    VALUES,
+    st.none() | TEXTS,
+)
+
+
+def ended(code: str, details: str = "", *items: tuple[str, bytes]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode[code], grpc.aio.Metadata(), grpc.aio.Metadata(*items), details=details
+    )
+
+
+class Context:
+    """The part of a servicer's context that ends calls."""
+
+    def __init__(self) -> None:
+        self.ended: tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]] | None = None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, code: grpc.StatusCode, details: str, items: tuple[tuple[str, bytes], ...]) -> None:
+        self.ended = code, details, items
+        raise grpc.aio.AbortError
+
+
+def spelled(text: str) -> str:
+    """The dumb definition: every character that does not print, as Python would write it in a string."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+# --- there and back ---------------------------------------------------------------------------------------
+
+
+@given(ERRORS)
+@example(RtError("\ud800", where="\x1b[2J\nforged line", got="\u202e"))
+def test_an_error_comes_back_as_it_was_with_all_that_does_not_print_spelled_out(error: RtError) -> None:
+    item = encode_error(error)
+    assert len(item) <= ERROR_BYTES_MAX
+    back = error_of(ended(error.grpc_status, "", (ERROR_KEY, item)))
+    assert type(back) is type(error)
+    assert back.retriable == error.retriable
+    for name in FIELDS:
+        before, after = getattr(error, name), getattr(back, name)
+        if before is None:
+            assert after is None
+        else:
+            assert spelled(str(before)).startswith(after)
+            assert len(after) >= min(len(spelled(str(before))), 50)
+
+
+LONG = st.text(min_size=1, max_size=20).map(lambda text: text * 2000)
+
+
+@given(st.sampled_from(PLAIN), LONG, LONG)
+def test_an_error_of_any_length_fits_and_keeps_the_start_of_what_it_says(
+    kind: type[RtError], what: str, got: str
+) -> None:
+    error = kind(what, where=got, got=got, wanted=what, hint=got)
+    item = encode_error(error)
+    assert len(item) <= ERROR_BYTES_MAX
+    back = decode_error(item)
+    assert back is not None
+    assert back.what
+    assert spelled(what).startswith(back.what)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_every_class_travels_under_its_own_status(kind: type[RtError]) -> None:
+    assert status_of(kind("no")).name == kind.grpc_status
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (rt.Damaged("bad", path="/secret/log.0.0", offset=8), rt.FormatError),
+        (rt.Gap("gone", event=SkipForward(1, 5, "time")), RtError),
+        (type("New", (RtError,), {})("of a newer rt"), RtError),
+        (rt.DiskFull("full", accepted=range(3)), rt.DiskFull),
+    ],
+)
+def test_what_cannot_travel_whole_comes_back_as_the_nearest_class_that_can(
+    error: RtError, kind: type[RtError]
+) -> None:
+    back = decode_error(encode_error(error))
+    assert type(back) is kind
+    assert back.what == error.what
+
+
+# --- from a hostile peer ----------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+NAMES = st.sampled_from(["RtError", "Gap", "Damaged", "annotations", "TYPE_CHECKING", "_restore", "Any", ""])
+ITEMS = st.binary() | st.builds(
+    lambda fields, name: json.dumps({**fields, "class": name}).encode(),
+    st.dictionaries(st.sampled_from(FIELDS), JSON),
+    NAMES | JSON,
+)
+
+
+@given(ITEMS)
+@example(b"[" * 4096)
+@example(b'{"what": "\\u001b[2J"}')
+@example(b'{"class": "__class__", "what": "x"}')
+@example(b'{"what": ' + b"9" * 4000 + b"}")
+def test_any_item_is_one_of_our_errors_or_nothing(item: bytes) -> None:
+    error = decode_error(item)
+    if error is not None:
+        assert type(error) is Unreachable or getattr(rt.errors, type(error).__name__) is type(error)
+        assert str(error).isprintable()
+
+
+def test_an_item_that_is_too_long_says_nothing() -> None:
+    item = encode_error(rt.Fenced("no"))
+    assert decode_error(item) is not None
+    assert decode_error(item + b" " * ERROR_BYTES_MAX) is None
+
+
+# --- statuses without an item -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", grpc.StatusCode)
+def test_every_status_without_an_item_is_an_error_of_ours(code: grpc.StatusCode) -> None:
+    error = error_of(ended(code.name, "some \x1b[2Jreason"), where="n1:5002")
+    assert isinstance(error, RtError)
+    assert error.where == "n1:5002"
+    assert code.name in str(error)
+    assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind", "retriable"),
+    [
+        ("UNAVAILABLE", "failed to connect", Unreachable, True),
+        ("CANCELLED", "", Unreachable, True),
+        ("DEADLINE_EXCEEDED", "", rt.Timeout, True),
+        ("RESOURCE_EXHAUSTED", "", rt.Overloaded, True),
+        ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)", rt.MessageTooLarge, False),
+        ("UNAUTHENTICATED", "", rt.CertificateError, False),
+        ("DATA_LOSS", "", rt.FormatError, False),
+        ("INTERNAL", "", RtError, False),
+        ("INTERNAL", "Internal error from Core", Unreachable, True),
+        ("UNKNOWN", "", RtError, False),
+    ],
+)
+def test_a_status_without_an_item_is_what_its_code_means(
+    code: str, details: str, kind: type[RtError], retriable: bool
+) -> None:
+    error = error_of(ended(code, details))
+    assert (type(error), error.retriable) == (kind, retriable)
+
+
+def test_an_item_that_says_nothing_leaves_the_code() -> None:
+    assert type(error_of(ended("UNAVAILABLE", "x", (ERROR_KEY, b"?")))) is Unreachable
+
+
+def test_the_peers_own_place_is_kept_and_ours_stands_in_for_none() -> None:
+    told = error_of(
+        ended("DATA_LOSS", "", (ERROR_KEY, encode_error(rt.Diverged("d", where="x")))), where="n1"
+    )
+    silent = error_of(ended("DATA_LOSS", "", (ERROR_KEY, encode_error(rt.Diverged("d")))), where="n1")
+    assert (told.where, silent.where) == ("x", "n1")
+
+
+# --- handlers ---------------------------------------------------------------------------------------------
+
+
+def answer(raised: BaseException | None) -> Context:
+    context = Context()
+
+    async def handle() -> None:
+        async with answering(context, "/test/Method"):  # type: ignore[arg-type]
+            if raised:
+                raise raised
+
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(handle())
+    return context
+
+
+def test_an_error_of_ours_ends_the_call_with_its_status_text_and_item() -> None:
+    error = rt.DiskFull("no space", where="/data", hint="Make some.")
+    assert answer(error).ended == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        str(error),
+        ((ERROR_KEY, encode_error(error)),),
+    )
+
+
+def test_anything_else_is_logged_here_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    context = answer(KeyError("a secret"))
+    assert context.ended is not None
+    assert context.ended[0] is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(context.ended)
+    assert "Traceback" not in str(context.ended)
+    assert "call_failed method=/test/Method peer=ipv4:127.0.0.1:1" in caplog.text
+    assert "a secret" in caplog.text
+
+
+def test_an_abort_and_a_cancellation_pass_through(caplog: pytest.LogCaptureFixture) -> None:
+    context = Context()
+
+    async def handle(raised: BaseException) -> None:
+        async with answering(context):  # type: ignore[arg-type]
+            raise raised
+
+    with caplog.at_level(logging.INFO):
+        for raised in (grpc.aio.AbortError(), asyncio.CancelledError()):
+            with pytest.raises(type(raised)):
+                asyncio.run(handle(raised))
+    assert context.ended is None
+    assert not [record for record in caplog.records if record.name == "rt.net"]
