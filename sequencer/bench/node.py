@@ -53,7 +53,7 @@ class Kept:
         parts = tuple(self._parts)
         return lambda: b"".join(parts)
 
-    def restore(self, index: int, state: bytes) -> None:
+    def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """The parts are one now."""
         self.index, self._parts = index, [state] if state else []
         if index >= self._awaited:

@@ -20,6 +20,7 @@
      8 CHUNK_REPLY  term 8, snapshot place, reached 8, offset 8, installed 1, claim
      9 FORWARD      content
     10 ADOPT        content
+    11 TELL         content
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
     a byte that says yes or no is 1 or 0; the entries of an APPEND have the indexes behind prev
@@ -41,6 +42,7 @@ from rt.errors import FormatError, UnknownVersion
 from sequencer.raft.messages import (
     APPEND_BYTES_MAX,
     CHUNK_BYTES_MAX,
+    COMMAND_BYTES_MAX,
     DIGEST_BYTES,
     ENTRY_BYTES_MAX,
     ID_BYTES,
@@ -57,6 +59,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    Tell,
     VoteReply,
 )
 
@@ -83,6 +86,7 @@ class Kind(IntEnum):
     CHUNK_REPLY = 8
     FORWARD = 9
     ADOPT = 10
+    TELL = 11
 
 
 class Header(NamedTuple):
@@ -117,6 +121,7 @@ _BODY_BYTES: Final[Mapping[int, tuple[int, int]]] = {
     Kind.CHUNK_REPLY: (_CHUNK_REPLY.size, _CHUNK_REPLY.size),
     Kind.FORWARD: (0, ENTRY_BYTES_MAX),
     Kind.ADOPT: (0, CHUNK_BYTES_MAX),
+    Kind.TELL: (0, COMMAND_BYTES_MAX),
 }
 """The fewest and the most bytes of each kind's body."""
 FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(most for _, most in _BODY_BYTES.values())
@@ -153,6 +158,9 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
         case Adopt(content):
             assert len(content) <= CHUNK_BYTES_MAX, len(content)
             return [_HEADER.pack(len(content), Kind.ADOPT, VERSION, 0, epoch), content]
+        case Tell(content):
+            assert len(content) <= COMMAND_BYTES_MAX, len(content)
+            return [_HEADER.pack(len(content), Kind.TELL, VERSION, 0, epoch), content]
         case Hello(cluster, own_epoch, claim, wants_bootstrap):
             assert len(cluster) == ID_BYTES, cluster
             return [_frame(Kind.HELLO, epoch, _HELLO, cluster, own_epoch, *_flat(claim), wants_bootstrap)]
@@ -304,6 +312,7 @@ _DECODERS: Final[Mapping[int, Callable[[Buffer], Message | Hello]]] = {
     Kind.CHUNK_REPLY: _decode_chunk_reply,
     Kind.FORWARD: lambda body: Forward(bytes(body)),
     Kind.ADOPT: lambda body: Adopt(bytes(body)),
+    Kind.TELL: lambda body: Tell(bytes(body)),
 }
 
 

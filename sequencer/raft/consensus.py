@@ -31,8 +31,11 @@ class StateMachine(Protocol):
         What is returned is called once, on another thread, while `apply` goes on.
         """
 
-    def restore(self, index: int, state: bytes) -> None:
-        """Become the state that `snapshot` encoded behind command `index`; index 0, b"": the first state."""
+    def restore(self, index: int, state: bytes, cluster: bytes) -> None:
+        """Become the state that `snapshot` encoded behind command `index`; index 0, b"": the first state.
+
+        `cluster` is the id of the cluster, 16 zeros for as long as this node belongs to none.
+        """
 
 
 class Leadership(NamedTuple):
@@ -104,6 +107,18 @@ class Consensus(Protocol):
 
         Raises `rt.Overloaded` with too much in flight, `rt.MessageTooLarge` above 1 MiB and `rt.Closed`;
         a future fails with `rt.Closed` when the node stops: the outcome is then unknown.
+        """
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have `call` made on the consensus thread, between two calls of the machine, in order.
+
+        Calls that were not made yet when the node stops are dropped. What one raises stops the node.
+        """
+
+    def tell(self, peer: str, content: bytes) -> bool:
+        """Send another member something that is no command: it may be lost, but keeps its order if it is not.
+
+        On the consensus thread only. False if the peer is not connected. The other side's `on_told` gets it.
         """
 
     @property

@@ -153,4 +153,12 @@ class Adopt(NamedTuple):
     content: bytes
 
 
-Message: TypeAlias = RequestVote | VoteReply | Append | AppendReply | Chunk | ChunkReply | Forward | Adopt
+class Tell(NamedTuple):
+    """Something between the users of consensus on two members; Raft itself only carries it."""
+
+    content: bytes
+
+
+Message: TypeAlias = (
+    RequestVote | VoteReply | Append | AppendReply | Chunk | ChunkReply | Forward | Adopt | Tell
+)

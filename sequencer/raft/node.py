@@ -30,6 +30,7 @@ from sequencer.raft.messages import (
     Hello,
     Message,
     Place,
+    Tell,
 )
 from sequencer.raft.network import Network
 from sequencer.raft.opening import adopt_cluster, check_members, joined_identity, open_directory
@@ -64,19 +65,20 @@ class RaftNode:
         disk: Disk = REAL,
         on_disk_full: Callable[[DiskFull], None],
         on_leadership: Callable[[Leadership], None] = lambda _: None,
+        on_told: Callable[[str, bytes], None] = lambda _peer, _content: None,
         fill_segments: bool = False,
     ) -> None:
         self._config, self._machine, self._network, self._aside = config, machine, network, aside
         self._new_id, self._disk, self._wait_for_space = new_id, disk, on_disk_full
         self._is_disk_full = False
         self._is_waiting = False
-        self._on_leadership = on_leadership
+        self._on_leadership, self._on_told = on_leadership, on_told
         self._leadership = Leadership(None, 0, False)
         try:
             kept = self._kept = open_directory(config, disk, new_id, fill_segments=fill_segments)
             self._identity, self._log, self._snapshots = kept.identity, kept.log, kept.snapshots
             self.state: ClusterState = kept.state
-            machine.restore(self.state.index, kept.machine_bytes)
+            machine.restore(self.state.index, kept.machine_bytes, self._identity.cluster)
             kept.machine_bytes = b""
             self.proposals = Proposals(
                 self._identity.disk,
@@ -245,7 +247,11 @@ class RaftNode:
     def on_message(self, peer: str, message: Message) -> None:
         """Give it to the protocol, unless the peer is a stranger."""
         hello = self._hellos.get(peer)
-        if hello is not None and self._is_talked_to(hello):
+        if hello is None or not self._is_talked_to(hello):
+            return
+        if isinstance(message, Tell):
+            self._on_told(peer, message.content)
+        else:
             self._raft.on_message(peer, message)
 
     def on_down(self, peer: str) -> None:
@@ -348,7 +354,7 @@ class RaftNode:
         self._note_join(state)
         self.state = state
         self._raft.on_installed(state.applied)
-        self._machine.restore(state.index, machine_bytes)
+        self._machine.restore(state.index, machine_bytes, state.cluster)
         self.proposals.on_restored(state, now())
         if is_new:
             self._network.introduce(self._hello())
@@ -540,8 +546,7 @@ class RaftNode:
     @property
     def is_leader(self) -> bool:
         """Whether it is this one, and it has applied all that was committed in earlier terms."""
-        is_caught_up = self.state.applied.term == self._raft.term
-        return self._raft.role == "leader" and is_caught_up and not self._is_disk_full
+        return self._raft.role == "leader" and self.is_caught_up and not self._is_disk_full
 
     def propose(self, command: bytes) -> Future[int]:
         """See `Consensus.propose`; any thread."""
@@ -551,6 +556,17 @@ class RaftNode:
             self._is_waiting = False
             self._network.wake()
         return future
+
+    def tell(self, peer: str, content: bytes) -> bool:
+        """See `Consensus.tell`."""
+        hello = self._hellos.get(peer)
+        is_known = hello is not None and self._is_talked_to(hello)
+        return is_known and self._network.send(peer, Tell(content))
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether an entry of the present term was applied: all that earlier terms committed is applied."""
+        return self.state.applied.term == self._raft.term
 
     def _log_opening(self) -> None:
         own, cut = self._identity, self._log.cut

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -54,6 +55,7 @@ class Raft:
         listen: tuple[str, int] | None = None,
         disk: Disk = REAL,
         on_leadership: Callable[[Leadership], None] = lambda _: None,
+        on_told: Callable[[str, bytes], None] = lambda _peer, _content: None,
         on_failure: Callable[[BaseException], None] = end_process,
     ) -> None:
         _, _, port = config.members[config.name].rpartition(":")
@@ -61,6 +63,7 @@ class Raft:
             name=config.name, listen=listen or ("", int(port)), members=config.members, tls=tls
         )
         self._on_failure = on_failure
+        self._calls: deque[Callable[[], None]] = deque()
         self._is_stopping = threading.Event()
         try:
             self._node = RaftNode(
@@ -73,6 +76,7 @@ class Raft:
                 disk=disk,
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
+                on_told=on_told,
                 fill_segments=True,
             )
         except BaseException:
@@ -85,6 +89,20 @@ class Raft:
     def propose(self, command: bytes) -> Future[int]:
         """See `Consensus.propose`."""
         return self._node.propose(command)
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """See `Consensus.call_soon`."""
+        self._calls.append(call)
+        self._mesh.wake()
+
+    def tell(self, peer: str, content: bytes) -> bool:
+        """See `Consensus.tell`."""
+        return self._node.tell(peer, content)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that earlier terms committed is applied here, as far as this node knows."""
+        return self._node.is_caught_up
 
     @property
     def is_leader(self) -> bool:
@@ -114,6 +132,8 @@ class Raft:
         failure: BaseException | None = None
         try:
             while not self._is_stopping.is_set():
+                while self._calls:
+                    self._calls.popleft()()
                 self._node.step()
         except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may go on
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):

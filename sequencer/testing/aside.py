@@ -180,6 +180,10 @@ class _SteppedFile:
         self._before()
         return self._file.pwritev(buffers, offset)
 
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        data = source.pread(size, source_offset)
+        return self.pwritev([data], offset) if data else 0
+
     def truncate(self, size: int) -> None:
         self._before()
         self._file.truncate(size)

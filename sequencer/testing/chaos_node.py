@@ -57,7 +57,7 @@ class Recorder:
         index, chain = self.index, self.chain
         return lambda: _HEAD.pack(index, chain) + _ballast(index, chain)
 
-    def restore(self, index: int, state: bytes) -> None:
+    def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Take it up, whole as it was."""
         at, chain = _HEAD.unpack_from(state) if state else (0, bytes.fromhex(NO_CHAIN))
         assert at == index, (at, index)

@@ -63,7 +63,7 @@ class Machine:
         content = _STATE.pack(self.index, self.chain) + bytes(self._padding)
         return lambda: content
 
-    def restore(self, index: int, state: bytes) -> None:
+    def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Become an earlier state."""
         self.index, self.chain = _STATE.unpack_from(state) if state else (0, 0)
         assert self.index == index, (self.index, index)

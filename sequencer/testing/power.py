@@ -31,6 +31,10 @@ class _UndoableFile:
             self._journal.note("write", inode=self._inode, offset=offset, length=length, size=size, old=old)
             return self._file.pwritev(buffers, offset)
 
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        data = source.pread(size, source_offset)
+        return self.pwritev([data], offset) if data else 0
+
     def truncate(self, size: int) -> None:
         with self._journal.lock:
             before = self._file.size()

@@ -102,7 +102,7 @@ class ListMachine:
         frozen = list(self.applied)
         return lambda: repr(frozen).encode()
 
-    def restore(self, index: int, state: bytes) -> None:
+    def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.applied = ast.literal_eval(state.decode()) if state else []
         assert len(self.applied) == index
 

@@ -27,6 +27,7 @@ from sequencer.raft.codec import (
 from sequencer.raft.messages import (
     APPEND_BYTES_MAX,
     CHUNK_BYTES_MAX,
+    COMMAND_BYTES_MAX,
     ENTRY_BYTES_MAX,
     NOWHERE,
     SNAPSHOT_BYTES_MAX,
@@ -42,6 +43,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    Tell,
     VoteReply,
 )
 
@@ -57,6 +59,7 @@ EXAMPLES: list[Message | Hello] = [
     ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
     Forward(b"a command"),
     Adopt(b"a state"),
+    Tell(b"a report"),
 ]
 
 OFFSETS = st.integers(0, SNAPSHOT_BYTES_MAX)
@@ -100,6 +103,7 @@ MESSAGES = st.one_of(
     st.builds(ChunkReply, NUMBERS, PLACES, OFFSETS, OFFSETS, st.booleans(), CLAIMS),
     st.builds(Forward, st.binary()),
     st.builds(Adopt, st.binary()),
+    st.builds(Tell, st.binary()),
 )
 
 
@@ -162,7 +166,7 @@ def check_total(kind: int, body: bytes) -> None:
     assert b"".join(encode(message, 1))[FRAME_HEADER_BYTES:] == body
 
 
-@pytest.mark.parametrize("message", EXAMPLES[:-2], ids=range(len(EXAMPLES) - 2))
+@pytest.mark.parametrize("message", EXAMPLES[:-3], ids=range(len(EXAMPLES) - 3))
 def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) -> None:
     kind, body = parts(message)
     if kind != Kind.CHUNK:
@@ -198,6 +202,7 @@ BAD = {
     "an offset above any snapshot": patched(EXAMPLES[7], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
     "a command above the limit": (Kind.FORWARD, bytes(ENTRY_BYTES_MAX + 1)),
     "a first snapshot above the limit": (Kind.ADOPT, bytes(CHUNK_BYTES_MAX + 1)),
+    "something told above the limit": (Kind.TELL, bytes(COMMAND_BYTES_MAX + 1)),
     "a chunk above the limit": (Kind.CHUNK, bytes(72 + CHUNK_BYTES_MAX + 1)),
     "a pickle": (Kind.APPEND, pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []})),
 }
@@ -215,7 +220,7 @@ def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
     "header",
     [
         struct.pack("<IBBHI", 0, 0, 1, 0, 1),
-        struct.pack("<IBBHI", 0, 11, 1, 0, 1),
+        struct.pack("<IBBHI", 0, 12, 1, 0, 1),
         struct.pack("<IBBHI", 0, Kind.PING, 1, 1, 1),
         struct.pack("<IBBHI", 1, Kind.PING, 1, 0, 1),
         struct.pack("<IBBHI", 54, Kind.HELLO, 1, 0, 1),

@@ -539,7 +539,7 @@ class Heavy(ListMachine):
         encode = super().snapshot()
         return lambda: encode().ljust(self.SIZE)
 
-    def restore(self, index: int, state: bytes) -> None:
+    def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         super().restore(index, state.rstrip())
 
 
