@@ -1,0 +1,58 @@
+"""The copy of a pull client that works for a subscriber beside it, or leaves trimming to one.
+
+Laws. It has caught up when all is here that the first node had when it was asked: that is told once. With
+retention "own" sealed segments go when the subscriber has said so (`rt.positions.TRIMMABLE_FILE`), at the
+next sync.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from replicator.handshake import PullStart
+from replicator.pull_copy import PullCopy
+from rt.log.table import TrimReason
+from rt.positions import TRIMMABLE, TRIMMABLE_FILE, read_position
+
+
+class AttachedCopy(PullCopy):
+    """A `PullCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        *,
+        on_reached: Callable[[int], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(path, stream, **options)
+        self._on_reached = on_reached
+        self._has_reached = False
+        self._trimmed_to = 0
+
+    def begin(self, start: PullStart) -> None:
+        """As the base class."""
+        super().begin(start)
+        if not self._has_reached:
+            self._has_reached = True
+            self._on_reached(start.end)
+
+    def sync(self) -> int:
+        """As the base class; then trim what may go."""
+        position = super().sync()
+        if self._retention == "own":
+            self._trim()
+        return position
+
+    def _trim(self) -> None:
+        receiver = self.receiver
+        position = read_position(self._disk, os.path.join(self.path, TRIMMABLE_FILE), TRIMMABLE)
+        if receiver is None or position is None or position <= self._trimmed_to:
+            return
+        done = [segment.id for segment in receiver.writer.table.segments if segment.end <= position]
+        if done:
+            receiver.trim(done[-1]._replace(y=done[-1].y + 1), TrimReason.REQUEST)
+        self._trimmed_to = position

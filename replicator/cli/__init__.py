@@ -1,0 +1,1 @@
+"""Subcommands of `rt` that the replicator brings."""

@@ -1,0 +1,68 @@
+"""How far a session is safe, counted over the nodes it is pushed to.
+
+Pure. A number is replicated when a majority of the cluster's members has synced it; a member counts once, by
+its name, and one that was never heard has nothing. A number is merged when any member says so: it tells what
+is committed; and what is merged is replicated, for only such bytes are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from replicator.handshake import NOWHERE, PushProgress
+from replicator.items import Place
+from rt.progress import NO_LEVEL, Level
+
+
+def majority_level(levels: Iterable[Level], members: int) -> Level:
+    """The furthest level that a majority of `members` has reached."""
+    reached = sorted(levels, reverse=True)
+    majority = members // 2 + 1
+    return reached[majority - 1] if 0 < majority <= len(reached) else NO_LEVEL
+
+
+class Levels:
+    """What each node said last."""
+
+    def __init__(self) -> None:
+        self.merged = NO_LEVEL
+        self._merged_place = NOWHERE
+        self._said: dict[str, PushProgress] = {}
+        self._members: dict[str, int] = {}
+
+    @property
+    def members(self) -> int:
+        """Nodes of the cluster; while they change, the larger number counts."""
+        return max(self._members.values(), default=0)
+
+    @property
+    def majority(self) -> int:
+        """How many nodes are one; 1 before any was heard."""
+        return self.members // 2 + 1
+
+    @property
+    def replicated(self) -> Level:
+        """What a majority has synced, as far as it is known now."""
+        levels = (Level(said.durable.x, said.durable_number) for said in self._said.values())
+        return max(majority_level(levels, self.members), self.merged)
+
+    def durable(self, node: str) -> Place:
+        """How far a node has synced the session."""
+        said = self._said.get(node)
+        return NOWHERE if said is None else said.durable
+
+    def safe(self, node: str) -> Place:
+        """Up to where a node needs nothing more: it has synced it, or it is merged and comes from others."""
+        return max(self.durable(node), self._merged_place)
+
+    def start(self, node: str, members: int, place: Place | None) -> None:
+        """A stream to a node begins at `place`: one that has lost what it had counts anew."""
+        self._members[node] = members
+        if (place or NOWHERE) < self.durable(node):
+            del self._said[node]
+
+    def report(self, node: str, said: PushProgress) -> None:
+        """A node said how far it is."""
+        self._said[node] = said
+        self.merged = max(self.merged, Level(said.merged_x, said.merged_number))
+        self._merged_place = max(self._merged_place, said.merged)

@@ -1,0 +1,220 @@
+"""Pulling a merged log from the nodes of a cluster into a directory, for as long as the process lives.
+
+Laws. The copy goes on exactly where it ends, with whichever node: all have the same bytes. A node that fails,
+is silent, or has less than the copy is left for the next one. One whose log differs from the copy ends it all
+loudly (`rt.Diverged`), for one of the two is wrong; so does a local disk that failed. What is written is
+synced in rounds of `SYNC_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from replicator.calls import first_of
+from replicator.handshake import PullHello, PullProgress, PullStart
+from replicator.pull_copy import PullCopy
+from replicator.threads import run_to_end
+from replicator.wire import PULL_METHOD, decode_pull_reply, encode_pull_request
+from rt.errors import (
+    CertificateError,
+    ClusterMismatch,
+    DirectoryLocked,
+    DiskFull,
+    Diverged,
+    InvalidName,
+    ProtocolViolation,
+    RtError,
+    StorageFailed,
+    Timeout,
+)
+from rt.net.rpc import Channel, open_channel
+from rt.net.rpc_errors import Unreachable, asking
+from rt.net.tls import TLS
+
+# isort: split
+import grpc.aio
+
+logger = logging.getLogger("replicator")
+
+BACKOFF_SECONDS_MIN: Final = 0.05
+BACKOFF_SECONDS_MAX: Final = 1.0
+START_SECONDS: Final = 10.0
+"""How long a node may take to answer the hello: it may have to read a segment to check what we have."""
+SILENCE_SECONDS: Final = 30.0
+"""After so long without an item the next node is asked: this one may be cut off from the others."""
+SYNC_SECONDS: Final = 0.1
+
+_FAILURES_FULL: Final = 10
+"""A full disk is waited for as long as many failures: nothing but room helps."""
+
+_OURS = (StorageFailed, DirectoryLocked, InvalidName)
+"""What ends the client if it is said of the copy: no node can mend it."""
+_FINAL = (Diverged, *_OURS)
+_REFUSALS = (CertificateError, ClusterMismatch)
+"""What ends it when every node says so."""
+
+_Result = TypeVar("_Result")
+
+
+class PullClient:
+    """Keeps `copy` up to date with the cluster whose nodes are `endpoints` ("host:port" each).
+
+    Without `tls` (with `insecure`) the endpoints must be of loopback. Make and use it in one event loop.
+    """
+
+    def __init__(
+        self,
+        copy: PullCopy,
+        stream: str,
+        endpoints: Sequence[str],
+        tls: TLS | None,
+        *,
+        insecure: bool = False,
+        silence_seconds: float = SILENCE_SECONDS,
+        start_seconds: float = START_SECONDS,
+        draw: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        if not endpoints:
+            raise ValueError("no endpoints: name at least one node, host:port")
+        self.copy = copy
+        self._stream = stream
+        self._channels: list[Channel] = [open_channel(each, tls, insecure=insecure) for each in endpoints]
+        self._silence_seconds = silence_seconds
+        self._start_seconds = start_seconds
+        self._draw = draw
+        self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-pull")
+        """One thread: the copy is for one thread at a time, and the loop waits for it."""
+        self._heard_at = 0.0
+        self._unsynced = asyncio.Event()
+        self._alone = asyncio.Lock()
+        """Held while the copy is used in another thread, or must not change."""
+        self.node: str | None = None
+        """The node that the copy follows now."""
+        self.switches = 0
+        """How often a node was left."""
+
+    async def run(self) -> None:
+        """Follow the log until cancelled. Raises only what no node can mend."""
+        try:
+            await self._in_thread(self.copy.open)
+            await self._follow_for_ever()
+        finally:
+            await self._release()
+
+    async def _follow_for_ever(self) -> None:
+        at, failures, refusals = self._first_endpoint(), 0, 0
+        while True:
+            self._heard_at = 0.0
+            error = await self._follow(self._channels[at])
+            self.node = None
+            if isinstance(error, _FINAL):
+                raise error
+            refusals = refusals + 1 if isinstance(error, _REFUSALS) else 0
+            if refusals >= len(self._channels):
+                raise error
+            failures = 1 if self._heard_at else failures + 1
+            self.switches += 1
+            logger.warning("node_left endpoint=%s error=%r", self._channels[at].target, str(error))
+            at = (at + 1) % len(self._channels)
+            if isinstance(error, DiskFull):
+                failures = _FAILURES_FULL
+            pause = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(failures - 1, 10))
+            await asyncio.sleep(self._draw(pause / 2, pause))
+
+    def _first_endpoint(self) -> int:
+        """Clients spread over the nodes."""
+        return int(self._draw(0, len(self._channels))) % len(self._channels)
+
+    async def _follow(self, channel: Channel) -> RtError:
+        """Follow one node until it is left; why."""
+        try:
+            with asking(channel.target):
+                await self._stream_from(channel)
+        except RtError as error:
+            if isinstance(error, _OURS) and isinstance(error.__cause__, grpc.aio.AioRpcError):
+                return Unreachable(str(error), where=channel.target)  # The node's trouble, not ours.
+            return error
+        return Unreachable("the node ended the stream", where=channel.target)
+
+    async def _stream_from(self, channel: Channel) -> None:
+        call: Any = channel.get().stream_stream(PULL_METHOD)()
+        try:
+            wanted = await self._in_thread(self.copy.wanted)
+            await _say(call, PullHello(self._stream, wanted))
+            start = await self._read_start(call, channel.target)
+            await self._in_thread(lambda: self.copy.begin(start))
+            self.node = start.node
+            logger.info("node_followed endpoint=%s node=%s place=%s", channel.target, start.node, start.place)
+            await first_of(self._receive(call), self._sync(call), self._notice_silence(channel.target))
+        finally:
+            call.cancel()
+
+    async def _read_start(self, call: Any, target: str) -> PullStart:
+        try:
+            data = await asyncio.wait_for(call.read(), self._start_seconds)
+        except TimeoutError:
+            raise Timeout(
+                "the node does not answer", where=target, wanted=f"{self._start_seconds:g} s"
+            ) from None
+        if not isinstance(data, bytes):
+            raise Unreachable("the node ended the stream", where=target)
+        start = decode_pull_reply(data)
+        if not isinstance(start, PullStart):
+            raise ProtocolViolation("a stream begins with a start", where=target, got=type(start).__name__)
+        return start
+
+    async def _receive(self, call: Any) -> None:
+        loop, copy = asyncio.get_running_loop(), self.copy
+        while isinstance(data := await call.read(), bytes):
+            item = decode_pull_reply(data)
+            if isinstance(item, PullStart):
+                raise ProtocolViolation("a second start")
+            self._heard_at = loop.time()
+            async with self._alone:
+                if copy.is_quick(item):
+                    copy.take(item)
+                else:
+                    await run_to_end(self._pool, lambda taken=item: copy.take(taken))  # type: ignore[misc]
+            self._unsynced.set()
+
+    async def _sync(self, call: Any) -> None:
+        """Sync what has come, now and then, and say so."""
+        while True:
+            await self._unsynced.wait()
+            await asyncio.sleep(SYNC_SECONDS)
+            self._unsynced.clear()
+            position = await self._in_thread(self.copy.sync)
+            await _say(call, PullProgress(position, is_synced=True))
+
+    async def _notice_silence(self, target: str) -> None:
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            left = max(since, self._heard_at) + self._silence_seconds - loop.time()
+            if left <= 0 and len(self._channels) > 1:
+                raise Timeout(
+                    "the node is silent", where=target, wanted=f"something in {self._silence_seconds:g} s"
+                )
+            await asyncio.sleep(max(left, self._silence_seconds / 4))
+
+    async def _in_thread(self, act: Callable[[], _Result]) -> _Result:
+        async with self._alone:
+            return await run_to_end(self._pool, act)
+
+    async def _release(self) -> None:
+        async with self._alone:
+            await run_to_end(self._pool, self.copy.close)
+        self._pool.shutdown(wait=False)
+        await asyncio.gather(*(channel.close() for channel in self._channels), return_exceptions=True)
+
+
+async def _say(call: Any, said: PullHello | PullProgress) -> None:
+    """Write it; a call that has ended is left to the reading side, which alone is told why."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(encode_pull_request(said))

@@ -1,0 +1,193 @@
+"""The copy that a pull client keeps: made when it is known of which cluster, checked when it is there.
+
+Laws. A directory holds one log, ever: of one cluster, whole or filtered by the same topics. Nothing is told
+as synced before it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+from replicator.handshake import PullMerged, PullStart, Wanted
+from replicator.items import Chunk, CompleteUpTo, Item, Sealed, Trimmed
+from replicator.merged_receiver import MergedReceiver
+from rt.errors import ClusterMismatch, InvalidName, ProtocolViolation
+from rt.log.directory import is_log_directory, read_identity
+from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.segment import Kind
+from rt.log.table import Identity
+from rt.log.writer import SyncPoint
+
+Retention: TypeAlias = Literal["follow", "own"]
+
+TOPICS_FILE: Final = "topics"
+"""JSON, the sorted topics of a filtered copy. It is there before the log is."""
+_TOPICS_BYTES_MAX: Final = 2 * 2**20
+
+
+class PullCopy:
+    """The local side of a pull. Nothing is made on disk before a node said whose log it is.
+
+    `position` and `topics` are those of `PullMerged`; the position counts while there is no copy yet.
+    One thread at a time; `sync_to` may run in another one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        *,
+        position: Wanted = "earliest",
+        topics: Sequence[str] = (),
+        retention: Retention = "follow",
+        name: str | None = None,
+        disk: Disk = REAL,
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self._stream = stream
+        self._position = position
+        self._topics = tuple(sorted(set(topics)))
+        self._retention = retention
+        self._name = name
+        self._disk = disk
+        self._receiver: MergedReceiver | None = None
+
+    @property
+    def receiver(self) -> MergedReceiver | None:
+        """The writer of the copy; None before there is one."""
+        return self._receiver
+
+    @property
+    def position(self) -> int:
+        """One past the last position that is here, or known to be filtered out."""
+        return 0 if self._receiver is None else self._receiver.end
+
+    def open(self) -> None:
+        """Open the copy if it is there already; it stays locked until `close`.
+
+        `rt.InvalidName` if it is another log than is wanted; `rt.Damaged`, `rt.DirectoryLocked`, storage
+        errors.
+        """
+        with storage_errors(self.path, "opening a copy"):
+            if self._receiver is not None or not is_log_directory(self._disk, self.path):
+                return
+            identity = read_identity(self._disk, self.path)
+        self._check_topics()
+        wanted = Identity(self._kind, identity.origin, self._stream)
+        if identity != wanted:
+            raise InvalidName(
+                "the directory belongs to another log",
+                where=self.path,
+                got=f"{identity.kind.name} {identity.name}",
+                wanted=f"{wanted.kind.name} {wanted.name}",
+                hint="Give each pull a directory of its own.",
+            )
+        self._open(identity)
+
+    def wanted(self) -> PullMerged:
+        """What to ask a node for: to go on where the copy ends."""
+        receiver = self._receiver
+        if receiver is None:
+            return PullMerged(position=self._position, topics=self._topics, name=self._name)
+        receiver.forget_unfinished()
+        place = receiver.place
+        if place is None:
+            position = self._position
+            return PullMerged(
+                receiver.identity.origin, position=position, topics=self._topics, name=self._name
+            )
+        end, checksum = receiver.end, receiver.last_checksum
+        return PullMerged(
+            receiver.identity.origin, place, end, checksum, "earliest", self._topics, self._name
+        )
+
+    def begin(self, start: PullStart) -> None:
+        """A node has answered: go on as it says. `rt.ClusterMismatch`, `rt.ProtocolViolation`."""
+        if self._receiver is None:
+            with storage_errors(self.path, "making a copy"):
+                self._disk.make_directory(self.path)
+                if self._topics:
+                    path = os.path.join(self.path, TOPICS_FILE)
+                    write_whole(self._disk, path, json.dumps(self._topics).encode())
+            self._open(Identity(self._kind, start.cluster, self._stream))
+        assert self._receiver is not None
+        if start.cluster != self._receiver.identity.origin:
+            raise ClusterMismatch(
+                "the node is of another cluster",
+                where=start.node,
+                got=start.cluster.hex(),
+                wanted=self._receiver.identity.origin.hex(),
+                hint="Pull into another directory.",
+            )
+        self._receiver.start_at(start.place, start.first)
+
+    def is_quick(self, item: Item) -> bool:
+        """Whether `take` is one short write at most."""
+        if isinstance(item, Chunk):
+            return self._receiver is not None and self._receiver.is_quick(item)
+        return isinstance(item, CompleteUpTo)
+
+    def take(self, item: Item) -> None:
+        """Store what a node sent; the errors of the receiver."""
+        receiver = self._receiver
+        assert receiver is not None
+        match item:
+            case Chunk():
+                receiver.take(item)
+            case Sealed():
+                receiver.seal(item)
+            case Trimmed():
+                receiver.follow_trim(item)
+            case CompleteUpTo():
+                receiver.complete(item)
+            case _:
+                raise ProtocolViolation("no item of a merged log", got=type(item).__name__)
+
+    def sync(self) -> int:
+        """Return when all that was taken is on the medium: up to which position. Never beside `take`."""
+        receiver = self._receiver
+        if receiver is None:
+            return 0
+        point: SyncPoint | None = receiver.sync_point()
+        if point is not None:
+            receiver.sync_to(point)
+        receiver.note_synced(point)
+        return receiver.durable_end
+
+    def close(self) -> None:
+        """Release the files. Does not sync."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    @property
+    def _kind(self) -> Kind:
+        return Kind.FILTERED if self._topics else Kind.MERGED
+
+    def _open(self, identity: Identity) -> None:
+        self._receiver = MergedReceiver.open(
+            self.path, identity, disk=self._disk, follows_trims=self._retention == "follow"
+        )
+
+    def _check_topics(self) -> None:
+        """A filtered copy goes on with the topics that it began with."""
+        path = os.path.join(self.path, TOPICS_FILE)
+        known: tuple[str, ...] = ()
+        with storage_errors(path, "reading the topics of a copy"):
+            if self._disk.size(path) is not None:
+                file = self._disk.open(path)
+                try:
+                    known = tuple(json.loads(file.pread(_TOPICS_BYTES_MAX, 0)))
+                finally:
+                    file.close()
+        if known != self._topics:
+            raise InvalidName(
+                "the copy was begun with other topics",
+                where=self.path,
+                got=", ".join(self._topics) or "all",
+                wanted=", ".join(known) or "all",
+                hint="Give each filter a directory of its own.",
+            )

@@ -1,0 +1,250 @@
+"""The pull side of a node: its merged log for subscribers, its copies of sessions for other nodes.
+
+Laws. Who a peer is stands in its certificate: session copies go to nodes only, and a name that holds data
+back is the certificate's own. A stream goes on from the receiver's place only if its bytes there are this
+node's (`replicator.pull_start`). What is in memory for a stream is bounded by one read; gRPC's windows do
+the rest. A stream with nothing to send waits on a watch that all streams of the directory share.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+from replicator.calls import Call, first_of, read_first
+from replicator.filtering import Filtering
+from replicator.handshake import PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.items import Chunk, Item, Life, Sealed
+from replicator.pull_start import begin_filtered, begin_merged, begin_session, log_end
+from replicator.sender import Sender
+from replicator.threads import run_to_end
+from replicator.watch_hub import Watched, WatchHub
+from replicator.wire import decode_pull_request, encode_pull_reply
+from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
+from rt.log.directory import read_identity
+from rt.log.disk import REAL, Disk
+from rt.net.identity import Identity
+from rt.net.rpc_gate import caller
+
+logger = logging.getLogger("replicator")
+
+READ_AHEAD_BYTES: Final = 4 * 2**20
+"""Read at once, in a thread, by a stream that is behind."""
+TAIL_BYTES: Final = 256 * 1024
+"""Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
+
+
+class Logs(Protocol):
+    """The logs of a node, as the pull server needs them."""
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster."""
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+
+    @property
+    def merged(self) -> str:
+        """The directory of the merged log; it need not be there yet."""
+
+    def session(self, session_id: int) -> str:
+        """The directory of a session's copy; `rt.NotALog` if there is none."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One stream, for `rt-clients`. What the receiver has is what it last said."""
+
+    identity: Identity
+    peer: str
+    wanted: PullMerged | PullSession
+    connected_ns: int
+    sent_bytes: int = 0
+    sent_ns: int = 0
+    has: PullProgress = field(default_factory=lambda: PullProgress(0))
+
+
+def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate allows to pull that."""
+    if hello.stream != stream or identity.stream != stream:
+        got = f"{hello.stream} by a certificate of {identity.stream}"
+        raise ClusterMismatch("another stream is served here", got=got, wanted=stream)
+    wanted = hello.log
+    roles = ("node",) if isinstance(wanted, PullSession) else ("subscriber", "node", "operator")
+    if identity.role not in roles:
+        what = "a session's copy" if isinstance(wanted, PullSession) else "the merged log"
+        wants = f"role {' or '.join(roles)}"
+        raise CertificateError(f"this role may not pull {what}", got=identity.uri, wanted=wants)
+    if isinstance(wanted, PullMerged) and wanted.name not in {None, identity.name}:
+        raise CertificateError(
+            "a subscriber's name must be its certificate's", got=wanted.name, wanted=identity.name
+        )
+
+
+class PullServicer:
+    """Answers `Replication.Pull`. `refused` counts what was refused, by the error's class.
+
+    For a server of `rt.net.rpc.serve`, whose gate turns what is raised into statuses. `identify` says who
+    makes the call that is being served; `on_progress` is told what a receiver says it has.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        stream: str,
+        pool: Executor,
+        *,
+        identify: Callable[[], Identity] = caller,
+        on_progress: Callable[[Pull], None] = lambda _: None,
+        disk: Disk = REAL,
+    ) -> None:
+        self._logs = logs
+        self._stream = stream
+        self._pool = pool
+        self._identify = identify
+        self._on_progress = on_progress
+        self._disk = disk
+        self._hub = WatchHub()
+        self.pulls: dict[int, Pull] = {}
+        """The streams that run now."""
+        self._next_id = 0
+        self.refused: Counter[str] = Counter()
+
+    async def pull(self, _requests: Any, context: Call) -> None:
+        """Serve one stream to its end."""
+        try:
+            await self._serve(context)
+        except RtError as error:
+            self.refused[type(error).__name__] += 1
+            logger.warning("pull_ended peer=%s error=%r", context.peer(), str(error))
+            raise
+
+    async def _serve(self, context: Call) -> None:
+        identity = self._identify()
+        hello = decode_pull_request(await read_first(context))
+        if not isinstance(hello, PullHello):
+            raise ProtocolViolation("a stream begins with a hello")
+        check_puller(identity, hello, self._stream)
+        pull = Pull(identity, context.peer(), hello.log, time.time_ns())
+        self._next_id = key = self._next_id + 1
+        self.pulls[key] = pull
+        try:
+            await self._send(context, pull)
+        finally:
+            del self.pulls[key]
+
+    async def _send(self, context: Call, pull: Pull) -> None:
+        source = await run_to_end(self._pool, partial(self._begin, pull.wanted))
+        try:
+            with self._hub.watching(source.sender.path) as watched:
+                await context.write(encode_pull_reply(source.start))
+                parts = self._send_items(context, pull, source, watched), self._listen(context, pull)
+                await first_of(*parts)
+        finally:
+            source.sender.close()
+
+    def _begin(self, wanted: PullMerged | PullSession) -> _Source:
+        """Find out where the stream begins; in a thread."""
+        logs, disk = self._logs, self._disk
+        if isinstance(wanted, PullSession):
+            path = logs.session(wanted.session_id)
+            beginning = begin_session(disk, path, wanted)
+            identity = read_identity(disk, path)
+            start = PullStart(
+                identity.origin, logs.epoch, logs.node, *beginning, identity.name, identity.dedup_id
+            )
+            return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
+        path = logs.merged
+        if wanted.cluster not in {b"", logs.cluster}:
+            raise ClusterMismatch(
+                "the copy is of another cluster",
+                got=wanted.cluster.hex(),
+                wanted=logs.cluster.hex(),
+                hint="Pull into another directory.",
+            )
+        if wanted.topics:
+            return self._begin_filtered(path, wanted)
+        beginning = begin_merged(disk, path, wanted)
+        start = PullStart(logs.cluster, logs.epoch, logs.node, *beginning, end=log_end(disk, path))
+        return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
+
+    def _begin_filtered(self, path: str, wanted: PullMerged) -> _Source:
+        logs, disk = self._logs, self._disk
+        beginning, middle = begin_filtered(disk, path, wanted)
+        place, end, first_items = beginning.place, beginning.first, list[Item]()
+        if middle is None and wanted.place is not None and beginning.first == wanted.end:
+            # The receiver's segment ends where it is: it is told so before the next one begins.
+            sealed_ns = time.time_ns()
+            first_items.append(Sealed(wanted.place, wanted.end, is_last_of_x=False, sealed_ns=sealed_ns))
+            place = wanted.place
+        elif wanted.place is None and isinstance(wanted.position, int):
+            end = max(end, wanted.position)
+        filtering = Filtering(
+            wanted.topics,
+            scanner=None if middle is None else middle.scanner,
+            header=None if middle is None else middle.header,
+            place=None if middle is None else wanted.place,
+            end=end,
+        )
+        source = beginning.place if middle is None else middle.place
+        end_now = log_end(disk, path)
+        start = PullStart(logs.cluster, logs.epoch, logs.node, place, beginning.first, end=end_now)
+        return _Source(start, Sender(path, source, disk=disk, watch=False), filtering, first_items)
+
+    async def _send_items(self, context: Call, pull: Pull, source: _Source, watched: Watched) -> None:
+        is_behind = True
+        while True:
+            version = watched.version
+            if is_behind:
+                items = await run_to_end(self._pool, partial(source.items, READ_AHEAD_BYTES))
+            else:
+                items = source.items(TAIL_BYTES)
+            size = sum(len(item.data) for item in items if isinstance(item, Chunk))
+            is_behind = size >= TAIL_BYTES
+            for item in items:
+                if not isinstance(item, Life):
+                    await context.write(encode_pull_reply(item))
+            if items:
+                pull.sent_bytes += size
+                pull.sent_ns = time.time_ns()
+            elif source.is_idle:
+                await watched.changed(version)
+
+    async def _listen(self, context: Call, pull: Pull) -> None:
+        while isinstance(data := await context.read(), bytes):
+            said = decode_pull_request(data)
+            if not isinstance(said, PullProgress):
+                raise ProtocolViolation("a second hello")
+            pull.has = said
+            self._on_progress(pull)
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a stream is fed from."""
+
+    start: PullStart
+    sender: Sender
+    filtering: Filtering | None
+    first_items: list[Item]
+    is_idle: bool = False
+    """Whether the last look found nothing new in the log."""
+
+    def items(self, bytes_max: int) -> list[Item]:
+        """What comes next; with `is_idle`, nothing more before the log changes."""
+        ready, self.first_items = self.first_items, []
+        found = self.sender.items(bytes_max)
+        self.is_idle = not found
+        return ready + (found if self.filtering is None else self.filtering.items(found))

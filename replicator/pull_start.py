@@ -1,0 +1,214 @@
+"""Where a pull begins: what the receiver says it has is held against this node's own log.
+
+Law: a receiver goes on only where its bytes are shown to be the same as here, by the position and the header
+checksum of its last block, or by the session's chain. Where this node has less, it says so and nothing is
+judged; where it has trimmed what comes next, it begins at its log start.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from replicator.handshake import PullMerged, PullSession
+from replicator.items import Place
+from replicator.last_block import last_block_before, reaches_beyond, walk_to
+from rt.errors import Diverged, NotALog
+from rt.log.catalog import Catalog, Kept, read_catalog, scanner_at, segment_path
+from rt.log.directory import is_log_directory, read_header
+from rt.log.disk import Disk, File, storage_errors
+from rt.log.frames import MergedScanner, SessionScanner
+from rt.log.reader import LogReader
+from rt.log.segment import SegmentHeader
+from rt.net.rpc_errors import Unreachable
+
+_COMPARE = (
+    "`rt log compare` shows where two copies part; a copy that is wrong is moved away and pulled again."
+)
+
+
+class Beginning(NamedTuple):
+    """Chunks go on from `place`, which is position (or number) `first`."""
+
+    place: Place
+    first: int
+
+
+class Middle(NamedTuple):
+    """A place within a segment of the merged log, from which a filter reads on."""
+
+    place: Place
+    scanner: MergedScanner
+    header: SegmentHeader
+
+
+def begin_merged(disk: Disk, path: str, wanted: PullMerged) -> Beginning:
+    """Where a pull of the whole merged log begins.
+
+    `rt.Diverged` if what the receiver has is not what is here, `Unreachable` if this node has less.
+    """
+    with storage_errors(path, "reading a log to begin a pull"):
+        catalog = _catalog(disk, path)
+        if wanted.place is None:
+            return _fresh(catalog, wanted)
+        kept = _kept_at(catalog, wanted.place)
+        if kept is None:
+            return _at_log_start(catalog, wanted)
+        if wanted.place.offset == 0:
+            _check_position(kept.first, wanted)
+        else:
+            _check_last_block(disk, path, kept, wanted.place, wanted)
+        return Beginning(wanted.place, wanted.end)
+
+
+def begin_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[Beginning, Middle | None]:
+    """Where a filtered pull begins, and where in the merged log reading for it does, if within a segment."""
+    with storage_errors(path, "reading a log to begin a pull"):
+        catalog = _catalog(disk, path)
+        if wanted.place is None:
+            return _fresh(catalog, wanted), None
+        kept = catalog.find(wanted.end)
+        if kept is None or kept.id < wanted.place.segment:
+            raise _behind(wanted)
+        if kept.first > wanted.end:
+            return _at_log_start(catalog, wanted), None
+        if kept.id > wanted.place.segment:
+            return Beginning(Place(*kept.id, 0), kept.first), None
+        found = _open(disk, path, kept)
+        if found is None:
+            raise _behind(wanted)
+        header, file = found
+        try:
+            scanner = scanner_at(disk, path, header, file, wanted.end)
+        finally:
+            file.close()
+        assert isinstance(scanner, MergedScanner)
+        return Beginning(wanted.place, wanted.end), Middle(Place(*header.id, scanner.offset), scanner, header)
+
+
+def begin_session(disk: Disk, path: str, wanted: PullSession) -> Beginning:
+    """Where a pull of a session's copy begins; the errors of `begin_merged`."""
+    with storage_errors(path, "reading a log to begin a pull"):
+        catalog = _catalog(disk, path)
+        if not catalog.kept:
+            raise _behind(wanted)
+        kept = _kept_at(catalog, wanted.place)
+        if kept is None:
+            later = next((later for later in catalog.kept if later.id > wanted.place.segment), None)
+            if later is None:
+                raise _behind(wanted)
+            return Beginning(Place(*later.id, 0), later.first)
+        if wanted.place.offset == 0:
+            return Beginning(wanted.place, kept.first)
+        return Beginning(wanted.place, _check_chain(disk, path, kept, wanted))
+
+
+def log_end(disk: Disk, path: str) -> int:
+    """One past the last position of the merged log as it is now; looks at the newest segment's last hop."""
+    with LogReader(path, position="latest", disk=disk) as reader:
+        return reader.position
+
+
+def _catalog(disk: Disk, path: str) -> Catalog:
+    if not is_log_directory(disk, path):
+        raise _nothing(path)
+    try:
+        return read_catalog(disk, path)
+    except NotALog as error:
+        raise _nothing(path) from error
+
+
+def _fresh(catalog: Catalog, wanted: PullMerged) -> Beginning:
+    """The start of the segment that holds the position: a copy has whole segments."""
+    if not catalog.kept:
+        raise _nothing("the merged log")
+    kept: Kept | None = catalog.kept[0]
+    if wanted.position == "latest":
+        kept = catalog.kept[-1]
+    elif wanted.position != "earliest":
+        kept = catalog.find(wanted.position)
+    assert kept is not None
+    return Beginning(Place(*kept.id, 0), kept.first)
+
+
+def _kept_at(catalog: Catalog, place: Place) -> Kept | None:
+    return next((kept for kept in catalog.kept if kept.id == place.segment), None)
+
+
+def _at_log_start(catalog: Catalog, wanted: PullMerged) -> Beginning:
+    """The segment that the receiver is in is not here: trimmed, or not merged yet."""
+    assert wanted.place is not None
+    later = next((kept for kept in catalog.kept if kept.id > wanted.place.segment), None)
+    if later is None:
+        raise _behind(wanted)
+    if later.first < wanted.end:
+        raise _diverged(wanted, f"log.{later.id.x}.{later.id.y} begins with position {later.first}")
+    return Beginning(Place(*later.id, 0), later.first)
+
+
+def _check_last_block(disk: Disk, path: str, kept: Kept, place: Place, wanted: PullMerged) -> None:
+    """The block that ends at `place` is here, and is the receiver's.
+
+    A receiver that has trimmed its last block cannot show it (0): then its position must do.
+    """
+    found = _open(disk, path, kept)
+    if found is None:
+        raise _behind(wanted)
+    header, file = found
+    try:
+        last = last_block_before(disk, path, header, file, place.offset)
+    finally:
+        file.close()
+    if last.boundary < place.offset and kept.end is None and not last.goes_beyond:
+        raise _behind(wanted)
+    if last.boundary != place.offset or wanted.chain not in {0, last.checksum}:
+        raise _diverged(wanted, f"block checksum {last.checksum:#010x}")
+    _check_position(last.next, wanted)
+
+
+def _check_position(position: int, wanted: PullMerged) -> None:
+    if position != wanted.end:
+        raise _diverged(wanted, f"position {position}")
+
+
+def _check_chain(disk: Disk, path: str, kept: Kept, wanted: PullSession) -> int:
+    """The number that follows `wanted.place`, up to which the segment's chain is the receiver's."""
+    found = _open(disk, path, kept)
+    if found is None:
+        raise _behind(wanted)
+    header, file = found
+    try:
+        scanner = SessionScanner(header, marks=True)
+        walk_to(file, scanner, wanted.place.offset)
+        has_less = kept.end is None and not reaches_beyond(file, scanner, wanted.place.offset)
+    finally:
+        file.close()
+    if scanner.offset < wanted.place.offset and has_less:
+        raise _behind(wanted)
+    if scanner.offset != wanted.place.offset or scanner.chain != wanted.chain:
+        raise _diverged(wanted, f"chain {scanner.chain or 0:#010x} at offset {scanner.offset}")
+    return scanner.next
+
+
+def _open(disk: Disk, path: str, kept: Kept) -> tuple[SegmentHeader, File] | None:
+    """A segment and its header; None if it was trimmed meanwhile."""
+    try:
+        header = kept.header or read_header(disk, path, kept.id)
+        return None if header is None else (header, disk.open(segment_path(path, kept.id)))
+    except FileNotFoundError:
+        return None
+
+
+def _behind(wanted: PullMerged | PullSession) -> Unreachable:
+    return Unreachable(
+        "this node has less of the log than the receiver", got=wanted.place, hint="Ask another."
+    )
+
+
+def _nothing(where: str) -> Unreachable:
+    return Unreachable("there is nothing to pull yet", where=where)
+
+
+def _diverged(wanted: PullMerged | PullSession, here: str) -> Diverged:
+    end = f", position {wanted.end}" if isinstance(wanted, PullMerged) else ""
+    got = f"{wanted.place}{end}, checksum {wanted.chain:#010x}"
+    return Diverged("the receiver's copy is not this log", got=got, wanted=here, hint=_COMPARE)

@@ -1,0 +1,168 @@
+"""The push client of one session directory: a stream to each node, and what they say together.
+
+Laws. Each node is served for itself: one that is slow, gone or wrong costs the others nothing. The client
+goes on for ever, until all of the nodes refuse the session for good, the own log cannot be read, or it was
+told that the publisher has ended and a majority has everything. One client serves a directory, by lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+
+from replicator.log_watch import POLL_SECONDS, LogWatch
+from replicator.push_lock import is_awaited, lock_push, wait_for_turn
+from replicator.push_stream import UNACKNOWLEDGED_BYTES_MAX, OwnLogFailed, PushStream
+from replicator.pushed_log import PushedLog
+from rt.errors import Fenced, RtError
+from rt.log.disk import REAL, Disk
+from rt.net.rpc import Channel, open_channel
+from rt.net.tls import TLS
+from rt.progress import PushState
+
+logger = logging.getLogger("replicator")
+
+_LOOK_AROUND_SECONDS = 0.2
+"""How often a client whose publisher has ended looks whether another one waits for the directory."""
+
+
+class PushClient:
+    """Pushes the session in `directory` to the nodes at `endpoints` ("host:port" each). `run` it.
+
+    Without `tls` the endpoints must be of loopback, and `insecure` be set. `waits`: for another client that
+    serves the directory, rather than to raise `rt.DirectoryLocked`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        stream: str,
+        endpoints: Sequence[str],
+        tls: TLS | None = None,
+        *,
+        insecure: bool = False,
+        waits: bool = False,
+        unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
+        disk: Disk = REAL,
+    ) -> None:
+        if not endpoints:
+            raise ValueError("no endpoints: name the nodes, host:port each")
+        if len(set(endpoints)) != len(endpoints):
+            raise ValueError(f"an endpoint is named twice: {', '.join(endpoints)}")
+        self.directory = os.path.abspath(os.fspath(directory))
+        self._stream = stream
+        self._endpoints = tuple(endpoints)
+        self._tls = tls
+        self._insecure = insecure
+        self._waits = waits
+        self._unacknowledged_bytes_max = unacknowledged_bytes_max
+        self._disk = disk
+        self._log: PushedLog | None = None
+        self._streams: list[PushStream] = []
+        self._is_finishing = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a majority of the nodes has synced all there was at the last look."""
+        if self._log is None:
+            return False
+        drained = {stream.node for stream in self._streams if stream.is_drained}
+        return len(drained) >= self._log.levels.majority
+
+    def finish(self) -> None:
+        """The publisher has ended: `run` returns when all that is there now is replicated."""
+        self._is_finishing = True
+        if self._log is not None:
+            self._log.wake(is_last=True)
+            self._log.progressed.set()
+
+    async def run(self) -> None:
+        """Push. Returns after `finish`; raises what ended it otherwise."""
+        with contextlib.ExitStack() as opened:
+            lock = (
+                await wait_for_turn(self.directory, disk=self._disk)
+                if self._waits
+                else lock_push(self.directory, disk=self._disk)
+            )
+            opened.callback(lock.close)
+            watch = LogWatch(self.directory)
+            opened.callback(watch.close)
+            self._log = log = PushedLog(self.directory, self._stream, disk=self._disk)
+            opened.callback(log.close)
+            if self._is_finishing:
+                log.wake(is_last=True)
+            await self._run(log, watch)
+
+    async def _run(self, log: PushedLog, watch: LogWatch) -> None:
+        channels: list[Channel] = []
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for endpoint in self._endpoints:
+                channel = open_channel(endpoint, self._tls, insecure=self._insecure)
+                channels.append(channel)
+                self._streams.append(
+                    PushStream(
+                        log, endpoint, channel, unacknowledged_bytes_max=self._unacknowledged_bytes_max
+                    )
+                )
+            tasks.append(asyncio.create_task(self._until_the_end(log)))
+            tasks.append(asyncio.create_task(_follow(log, watch)))
+            tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        except OwnLogFailed as failed:
+            logger.error("own_log_failed path=%s reason=%s", self.directory, failed.error)
+            raise failed.error from failed
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+            self._streams.clear()
+
+    async def _until_the_end(self, log: PushedLog) -> None:
+        while True:
+            log.progressed.clear()
+            self._raise_if_refused(log)
+            if self._is_finishing and self.is_drained:
+                return
+            try:
+                async with asyncio.timeout(_LOOK_AROUND_SECONDS if self._is_finishing else None):
+                    await log.progressed.wait()
+            except TimeoutError:
+                if is_awaited(self.directory, disk=self._disk):
+                    return
+
+    def _raise_if_refused(self, log: PushedLog) -> None:
+        """All nodes say so: tell the publisher, and end."""
+        refusals = [stream.refused for stream in self._streams if stream.refused is not None]
+        if len(refusals) < len(self._streams):
+            return
+        fenced = next((error for error in refusals if isinstance(error, Fenced)), None)
+        log.give_up(PushState.REFUSED if fenced is None else PushState.FENCED)
+        error: RtError = fenced or refusals[0]
+        logger.error("push_refused path=%s reason=%s", self.directory, error)
+        raise error
+
+
+async def _follow(log: PushedLog, watch: LogWatch) -> None:
+    """Wake the streams when the directory changes."""
+    if watch.fileno() < 0:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            log.wake()
+    loop = asyncio.get_running_loop()
+
+    def notice() -> None:
+        if watch.drain():
+            log.wake()
+
+    loop.add_reader(watch.fileno(), notice)
+    try:
+        await loop.create_future()
+    finally:
+        loop.remove_reader(watch.fileno())

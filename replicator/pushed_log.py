@@ -1,0 +1,138 @@
+"""The session directory that a push client serves, as its streams share it.
+
+Laws. What is read and verified for one stream serves the others. What the nodes say is counted, and written
+to `.progress`; the cluster that took the first byte is remembered in `.cluster`, and no other gets any.
+
+    `.cluster`:  0  8  magic "RTCLUSTR" | 8  2  version | 10  2  0 | 12  4  checksum | 16  16  cluster id
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+from dataclasses import replace
+
+from replicator.handshake import PushHello, PushProgress, PushStart
+from replicator.levels import Levels
+from replicator.shared_reads import SharedReads
+from rt.errors import ClusterMismatch, InvalidName, StorageError
+from rt.log.checksum import around, sealed
+from rt.log.directory import read_identity
+from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.layout import VERSION
+from rt.log.segment import Kind
+from rt.progress import ProgressFile, PushState
+
+logger = logging.getLogger("replicator")
+
+CLUSTER_FILE = ".cluster"
+
+_CLUSTER = struct.Struct("<8sHHI16s")
+_MAGIC = b"RTCLUSTR"
+
+
+class PushedLog:
+    """One incarnation of a session. For one event loop; the caller holds the push client's lock."""
+
+    def __init__(self, path: str, stream: str, *, disk: Disk = REAL) -> None:
+        self.path = path
+        self.disk = disk
+        identity = read_identity(disk, path)
+        if identity.kind is not Kind.SESSION:
+            raise InvalidName(
+                "only a session can be pushed", where=path, got=identity.kind.name, wanted="SESSION"
+            )
+        cluster = _read_cluster(disk, path)
+        self.hello = PushHello(stream, identity.name, identity.origin, identity.dedup_id, cluster)
+        self.shared = SharedReads()
+        self.levels = Levels()
+        self.looks = 0
+        """Counts what all streams have to look for: one that found nothing since the last has it all."""
+        self.progressed = asyncio.Event()
+        """Set when a node said something, or a stream found nothing more."""
+        self._changed: list[asyncio.Event] = []
+        self._has_warned = False
+        self._progress = ProgressFile(path, identity.origin, disk=disk)
+        self._write_progress(PushState.RUNNING)
+
+    def changed(self) -> asyncio.Event:
+        """An event that is set at each change of the directory, for one stream."""
+        event = asyncio.Event()
+        self._changed.append(event)
+        return event
+
+    def wake(self, *, is_last: bool = False) -> None:
+        """The directory may have changed; `is_last`: for the last time, so that what is left is all."""
+        self.looks += is_last
+        for event in self._changed:
+            event.set()
+
+    def start(self, start: PushStart) -> None:
+        """A node let us in. `rt.ClusterMismatch` if it is of another cluster than the others."""
+        cluster = self.hello.cluster
+        if cluster and start.cluster != cluster:
+            raise ClusterMismatch(
+                "the session belongs to another cluster",
+                where=self.path,
+                got=start.cluster.hex(),
+                wanted=cluster.hex(),
+                hint=f"If that cluster is gone for good, remove {CLUSTER_FILE}.",
+            )
+        if not cluster:
+            self.hello = replace(self.hello, cluster=start.cluster)
+            self._remember(start.cluster)
+        self.levels.start(start.node, start.members, start.place)
+
+    def report(self, node: str, said: PushProgress) -> None:
+        """A node said how far it is."""
+        self.levels.report(node, said)
+        self._write_progress(PushState.RUNNING)
+        self.progressed.set()
+
+    def give_up(self, state: PushState) -> None:
+        """Tell the publisher that no node takes its session."""
+        self._write_progress(state)
+
+    def close(self) -> None:
+        """Release the files."""
+        self._progress.close()
+
+    def _write_progress(self, state: PushState) -> None:
+        """A full disk is no reason to stop pushing: what is merged is what may be deleted."""
+        try:
+            self._progress.write(replicated=self.levels.replicated, merged=self.levels.merged, state=state)
+        except StorageError as error:
+            self._warn(error)
+
+    def _remember(self, cluster: bytes) -> None:
+        try:
+            with storage_errors(self.path, "remembering the cluster"):
+                content = sealed(_CLUSTER.pack(_MAGIC, VERSION, 0, 0, cluster))
+                write_whole(self.disk, os.path.join(self.path, CLUSTER_FILE), content)
+        except StorageError as error:
+            self._warn(error)
+
+    def _warn(self, error: StorageError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("progress_not_written path=%s reason=%s", self.path, error)
+
+
+def _read_cluster(disk: Disk, path: str) -> bytes:
+    """The cluster that was remembered; empty if there is none (readable): the nodes judge then."""
+    with storage_errors(path, "reading the cluster of a session"):
+        try:
+            file = disk.open(os.path.join(path, CLUSTER_FILE))
+        except FileNotFoundError:
+            return b""
+        try:
+            data = file.pread(_CLUSTER.size, 0)
+        finally:
+            file.close()
+    if len(data) < _CLUSTER.size:
+        return b""
+    magic, version, _, checksum, cluster = _CLUSTER.unpack(data)
+    is_good = (magic, version, checksum) == (_MAGIC, VERSION, around(data))
+    return bytes(cluster) if is_good else b""

@@ -1,0 +1,214 @@
+"""Reading one segment to be sent: whole, verified batches or blocks, in chunks.
+
+Laws. Of a session only batches that verify are handed out, of a merged log only whole blocks whose columns
+verify (the receiver looks at the values). What is not whole yet is waited for, and what is bad may be half
+written: `take` gives nothing then and `problem` says why. Reads end at the last frame before a multiple of
+`GRID_BYTES`, so that senders which began at different places soon read the same pieces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from replicator.items import CHUNK_BYTES_MAX, Chunk, Place
+from replicator.shared_reads import Read, SharedReads
+from rt.errors import Damaged, Diverged
+from rt.log.catalog import scanner_at, segment_path
+from rt.log.directory import READ_BYTES, read_index
+from rt.log.disk import Disk, File
+from rt.log.frames import Scanner, SessionScanner, scanner_for
+from rt.log.index import EntryKind
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, decode_segment_header
+from rt.log.table import Identity
+
+GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
+
+
+class _Piece(NamedTuple):
+    """Verified bytes of the file that were not handed out yet."""
+
+    offset: int
+    data: memoryview
+
+
+class SegmentReader:
+    """An open segment. Make it with `open`; `place` is where the next chunk begins."""
+
+    def __init__(
+        self, path: str, file: File, header: SegmentHeader, scanner: Scanner, shared: SharedReads | None
+    ) -> None:
+        self.path = path
+        self.header = header
+        self.problem: str | None = None
+        """Why the last `take` stopped before the end of the file; None if it did not."""
+        self._file = file
+        self._scanner = scanner
+        self._shared = shared if isinstance(scanner, SessionScanner) else None
+        self._held: deque[_Piece] = deque()
+        self._offset = scanner.offset
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        path: str,
+        segment: SegmentId,
+        identity: Identity,
+        *,
+        offset: int = 0,
+        shared: SharedReads | None = None,
+    ) -> SegmentReader | None:
+        """Open `segment` of the directory `path` at `offset`; None while it does not reach that far.
+
+        `rt.Diverged` if no batch or block ends at `offset`, `rt.Damaged` if what is before it is bad,
+        `FileNotFoundError` if the segment is gone or empty.
+        """
+        file_path = segment_path(path, segment)
+        file = disk.open(file_path)
+        try:
+            head = file.pread(SEGMENT_HEADER_BYTES, 0)
+            if not head:
+                raise FileNotFoundError(2, "the segment was trimmed", file_path)
+            header = decode_segment_header(head, path=file_path)
+            if (header.id, header.kind, header.origin) != (segment, identity.kind, identity.origin):
+                raise Damaged("segment of another log", path=file_path, offset=0, got=header.origin.hex())
+            if file.size() < offset:
+                file.close()
+                return None
+            scanner = scanner_for(header) if offset <= SEGMENT_HEADER_BYTES else None
+            if scanner is None:
+                scanner = _scanner_at_offset(disk, path, header, file, offset)
+            reader = cls(file_path, file, header, scanner, shared)
+            if offset == 0:
+                reader._offset = 0
+                reader._held.append(_Piece(0, memoryview(head)))
+            elif offset < SEGMENT_HEADER_BYTES:
+                raise _no_boundary(file_path, offset)
+        except BaseException:
+            file.close()
+            raise
+        return reader
+
+    @property
+    def place(self) -> Place:
+        """Behind all that was handed out."""
+        return Place(*self.header.id, self._offset)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was trimmed or removed."""
+        return self._file.size() == 0 or not self._file.is_linked()
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether what was handed out last is part of verified bytes that are not handed out whole."""
+        return bool(self._held) and self._offset == self._held[0].offset
+
+    def take(self, bytes_max: int) -> list[Chunk]:
+        """What comes next, until it is `bytes_max` or a little more; nothing if nothing more is good now."""
+        chunks: list[Chunk] = []
+        taken = 0
+        while taken < bytes_max:
+            chunk = self._release()
+            if chunk is not None:
+                chunks.append(chunk)
+                taken += len(chunk.data)
+            elif not self._read():
+                break
+        return chunks
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def _release(self) -> Chunk | None:
+        """The first piece, or what of it may be handed out."""
+        if not self._held:
+            return None
+        offset, data = self._held[0]
+        size = min(len(data), self._scanner.boundary - offset, CHUNK_BYTES_MAX)
+        if size <= 0:
+            return None
+        if size == len(data):
+            self._held.popleft()
+        else:
+            self._held[0] = _Piece(offset + size, data[size:])
+            data = data[:size]
+        self._offset = offset + size
+        return Chunk(Place(*self.header.id, offset), data)
+
+    def _read(self) -> bool:
+        """Read and verify on; whether there was something."""
+        scanner, start = self._scanner, self._scanner.offset
+        shared = self._shared
+        if shared is not None and isinstance(scanner, SessionScanner):
+            known = shared.get(Place(*self.header.id, start))
+            if known is not None:
+                scanner.offset, scanner.next = start + len(known.data), known.number_end
+                self._held.append(_Piece(start, known.data))
+                return True
+        data = self._read_verified(scanner, start)
+        if data is None:
+            return False
+        self._held.append(_Piece(start, data))
+        if shared is not None:
+            shared.put(Place(*self.header.id, start), Read(data, scanner.next))
+        return True
+
+    def _read_verified(self, scanner: Scanner, start: int) -> memoryview | None:
+        left = self._file.size() - start
+        size = min(left, (start + CHUNK_BYTES_MAX) // GRID_BYTES * GRID_BYTES - start)
+        self.problem = None
+        while size > 0:
+            data = memoryview(self._file.pread(size, start))
+            scan = scanner.scan(data, values=isinstance(scanner, SessionScanner))
+            if scan.consumed:
+                return data[: scan.consumed]
+            if scan.problem is None and size < scan.needed <= left and len(data) == size:
+                size = scan.needed
+                continue
+            self.problem = scan.problem or "cut short"
+            break
+        return None
+
+
+def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> Scanner:
+    """A scanner of the segment at `offset`, found from the last hop before it."""
+    frames = [
+        entry
+        for entry in read_index(disk, path, header)
+        if entry.kind is EntryKind.FRAME and entry.offset <= offset
+    ]
+    scanner = scanner_at(disk, path, header, file, frames[-1].first) if frames else scanner_for(header)
+    if scanner.offset > offset:
+        scanner = scanner_for(header)
+    size = READ_BYTES
+    while scanner.offset < offset:
+        data = file.pread(min(size, offset - scanner.offset), scanner.offset)
+        scan = scanner.scan(memoryview(data), values=False)
+        if scan.problem is not None:
+            raise Damaged(
+                scan.problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=_RESTORE
+            )
+        if not scan.consumed:
+            if not size < scan.needed <= offset - scanner.offset:
+                break
+            size = scan.needed
+        else:
+            size = READ_BYTES
+    if scanner.offset != offset or scanner.boundary != offset:
+        raise _no_boundary(segment_path(path, header.id), offset)
+    return scanner
+
+
+_RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
+
+
+def _no_boundary(path: str, offset: int) -> Diverged:
+    return Diverged(
+        "the receiver's copy ends where no batch or block ends here",
+        where=path,
+        got=offset,
+        hint="The copies are not of one log: `rt log compare` shows where they part.",
+    )

@@ -1,0 +1,52 @@
+"""Marks of a session's copy: the batch boundaries that nodes compare, read back or kept while walking.
+
+Law: a mark is told only of batches whose columns verify; a chain shows their values too, for a batch header
+holds the checksum of both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rt.log.catalog import segment_path
+from rt.log.chain import Mark
+from rt.log.directory import read_header, scans
+from rt.log.disk import Disk, storage_errors
+from rt.log.frames import Scan, SessionScanner
+from rt.log.segment import SegmentHeader, SegmentId
+
+
+class Marked(NamedTuple):
+    """Marks of one segment, in order."""
+
+    segment: SegmentId
+    marks: list[Mark]
+
+
+class RecordingScanner(SessionScanner):
+    """Keeps the marks of everything that it walks."""
+
+    def __init__(self, header: SegmentHeader) -> None:
+        super().__init__(header, marks=True)
+        self.header = header
+        self.seen: list[Mark] = []
+
+    def scan(self, data: memoryview, *, values: bool = True) -> Scan:
+        """As the base class, and keep the marks."""
+        found = super().scan(data, values=values)
+        self.seen += found.marks
+        return found
+
+
+def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[Mark]:
+    """All marks of a segment of a copy, read back from its batch headers and columns; [] if it is trimmed."""
+    with storage_errors(path, "reading a segment"):
+        header = read_header(disk, path, segment)
+        if header is None:
+            return []
+        file = disk.open(segment_path(path, segment))
+        try:
+            scanner = SessionScanner(header, marks=True)
+            return [mark for scan in scans(file.pread, scanner, values=False) for mark in scan.marks]
+        finally:
+            file.close()

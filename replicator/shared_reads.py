@@ -1,0 +1,58 @@
+"""What several senders of one session directory read, read and verified once.
+
+Law: it is a cache. What it no longer has is read again; what it has was verified by whoever put it there.
+Streams that are at the same place stay together, for a sender's reads end at the same places wherever it
+began (`replicator.segment_reader`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from replicator.items import Chunk, Place
+from replicator.wire import encode_push_request
+
+SHARED_BYTES_MAX: Final = 8 * 2**20
+"""The newest reads that are kept: some chunks more than streams of one speed lie apart."""
+
+
+class Read(NamedTuple):
+    """Whole, verified batches from a place on, and the number that follows them."""
+
+    data: memoryview
+    number_end: int
+
+
+class SharedReads:
+    """For the senders of one incarnation of a session directory, in one thread."""
+
+    def __init__(self, *, bytes_max: int = SHARED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._reads: dict[Place, Read] = {}
+        self._encoded: dict[tuple[Place, int], bytes] = {}
+        self._encoded_bytes = 0
+
+    def get(self, place: Place) -> Read | None:
+        """What was read from `place` on."""
+        return self._reads.get(place)
+
+    def put(self, place: Place, read: Read) -> None:
+        """Remember a read; the oldest go."""
+        if place in self._reads:
+            return
+        self._reads[place] = read
+        self._bytes += len(read.data)
+        while self._bytes > self._bytes_max:
+            self._bytes -= len(self._reads.pop(next(iter(self._reads))).data)
+
+    def encoded(self, chunk: Chunk) -> bytes:
+        """The chunk as a push request."""
+        key = chunk.place, len(chunk.data)
+        found = self._encoded.get(key)
+        if found is None:
+            found = self._encoded[key] = encode_push_request(chunk)
+            self._encoded_bytes += len(found)
+            while self._encoded_bytes > self._bytes_max:
+                self._encoded_bytes -= len(self._encoded.pop(next(iter(self._encoded))))
+        return found

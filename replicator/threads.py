@@ -1,0 +1,29 @@
+"""Running something in a thread from an event loop, to its end, whatever becomes of the task that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+
+async def run_to_end(pool: Executor, act: Callable[[], _Result]) -> _Result:
+    """Return what `act` returns, or raise what it raises.
+
+    Cancelled, it waits for `act` all the same and is cancelled then: what `act` uses is never closed or used
+    beside it.
+    """
+    running = asyncio.get_running_loop().run_in_executor(pool, act)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # Looked at, so that nobody says that it was not.
+        raise

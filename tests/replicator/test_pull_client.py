@@ -1,0 +1,332 @@
+"""The pull client: it follows whichever node works, and its copy is the log, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiving import files_of, messages, publish
+from receiving_node import CLUSTER, FakeNode, free_port, make_pki, tls_of, until
+
+import rt
+from replicator.calls import ROLES, replication_service
+from replicator.items import Place
+from replicator.pull_client import PullClient
+from replicator.pull_copy import PullCopy
+from replicator.wire import decode_pull_request
+from rt.errors import CertificateError, ClusterMismatch, Diverged, InvalidName, RtError, StorageFailed
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.net.rpc import serve
+from rt.testing.disk import FaultyDisk
+from rt.testing.merged import MergedLog
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+class Source:
+    """Merged logs of several nodes, byte-identical, that grow in step."""
+
+    def __init__(self, tmp_path: Path, names: tuple[str, ...] = ("n1",)) -> None:
+        self.root = str(tmp_path / "source")
+        self.nodes = [FakeNode(tmp_path / name, node=name) for name in names]
+        self.logs = [MergedLog(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
+
+    def grow(self, *sizes: int, roll: bool = False, only: int | None = None) -> None:
+        if sizes:
+            publish(REAL, *sizes, root=self.root, roll_bytes=1 << 20)
+        for index, log in enumerate(self.logs):
+            if only in {None, index}:
+                if roll:
+                    log.roll()
+                log.merge_all([f"{self.root}/s/sessions/feed"], block_bytes=4096)
+                log.sync()
+
+    @property
+    def path(self) -> str:
+        return self.nodes[0].merged
+
+    def close(self) -> None:
+        for log in self.logs:
+            log.close()
+
+
+@asynccontextmanager
+async def pulling(
+    copy: PullCopy, endpoints: list[str], pki: Path, name: str = "sub", **options: Any
+) -> AsyncIterator[PullClient]:
+    client = PullClient(copy, "s", endpoints, tls_of(pki, name), draw=lambda low, _: low, **options)
+    running = asyncio.ensure_future(client.run())
+    try:
+        yield client
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.result()
+
+
+def same(copy: PullCopy, path: str) -> Callable[[], bool]:
+    return lambda: Path(copy.path).exists() and files_of(REAL, copy.path) == files_of(REAL, path)
+
+
+def test_a_copy_follows_the_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path), PullCopy(tmp_path / "copy", "s", name="sub")
+        source.grow(100, 2000)
+        (node,) = source.nodes
+        async with node.serving(tls_of(pki, "n1")) as endpoint, pulling(copy, [endpoint], pki) as client:
+            await until(same(copy, source.path))
+            assert client.node == "n1"
+            for size in (10, 900_000, 2_500_000, 30):
+                source.grow(size, roll=size == 30)
+                await until(same(copy, source.path))
+            (pull,) = node.pull.pulls.values()
+            await until(lambda: pull.has.position == copy.position and pull.has.is_synced)
+            source.logs[0].trim(SegmentId(0, 1))
+            await until(same(copy, source.path))
+            assert sorted(files_of(REAL, copy.path)) == [SegmentId(0, 1)]
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_goes_on_exactly_where_its_copy_ends_also_as_another_process(
+    tmp_path: Path, pki: Path
+) -> None:
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(100, 2000)
+        (node,) = source.nodes
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            for size in (500, 300_000, 20):
+                copy = PullCopy(tmp_path / "copy", "s")
+                async with pulling(copy, [endpoint], pki):
+                    await until(same(copy, source.path))
+                sent = sum(pull.sent_bytes for pull in node.pull.pulls.values())
+                source.grow(size, roll=size == 500)
+                assert sent <= sum(map(len, files_of(REAL, source.path).values()))
+            copy = PullCopy(tmp_path / "copy", "s")
+            async with pulling(copy, [endpoint], pki):
+                await until(same(copy, source.path))
+        source.close()
+        assert messages(copy.path) == messages(source.path)
+
+    asyncio.run(main())
+
+
+def test_a_node_that_dies_is_left_for_the_next_and_the_bytes_are_the_same(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source.grow(100, 2000)
+        first, second = source.nodes
+        ports = [free_port(), free_port()]
+        endpoints = [f"localhost:{port}" for port in ports]
+        async with pulling(copy, endpoints, pki) as client:
+            async with first.serving(tls_of(pki, "n1"), ports[0]):
+                await until(same(copy, source.path))
+                assert client.node == "n1"
+            source.grow(50, 70_000)
+            async with second.serving(tls_of(pki, "n1"), ports[1]):
+                await until(same(copy, source.path))
+                assert client.node == "n2"
+                source.grow(10, roll=True)
+                await until(same(copy, source.path))
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_a_node_that_has_less_is_left_for_one_that_has_all(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source.grow(100)
+        behind, ahead = source.nodes
+        source.grow(200, 300, only=1)
+        ports = [free_port(), free_port()]
+        async with ahead.serving(tls_of(pki, "n1"), ports[1]):
+            async with pulling(copy, [f"localhost:{ports[1]}"], pki):
+                await until(same(copy, ahead.merged))
+            source.grow(400, only=1)
+            copy = PullCopy(tmp_path / "copy", "s")
+            async with (
+                behind.serving(tls_of(pki, "n1"), ports[0]),
+                pulling(copy, [f"localhost:{port}" for port in ports], pki) as client,
+            ):
+                await until(same(copy, ahead.merged))
+                assert client.node == "n2"
+                assert client.switches >= 1
+        source.close()
+
+    asyncio.run(main())
+
+
+class Silent:
+    """Answers no hello, or says nothing behind its answer."""
+
+    def __init__(self, node: FakeNode | None = None) -> None:
+        self.asked = 0
+        self._node = node
+
+    async def pull(self, requests: Any, context: Any) -> None:
+        self.asked += 1
+        decode_pull_request(await context.read())
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", ["no answer", "no items"])
+def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source.grow(100)
+        good, still = source.nodes
+        source.grow(200, only=0)
+        silent = Silent()
+        handler = silent.pull if kind == "no answer" else still.pull.pull
+        server = await serve(
+            "127.0.0.1:0", [replication_service(pull=handler)], roles=ROLES, tls=tls_of(pki, "n1")
+        )
+        endpoints = [f"localhost:{server.port}"]
+        async with good.serving(tls_of(pki, "n1")) as endpoint:
+            seconds = {"start_seconds": 0.2} if kind == "no answer" else {"silence_seconds": 0.2}
+            async with pulling(copy, [*endpoints, endpoint], pki, **seconds):
+                await until(same(copy, good.merged))
+        await server.stop()
+        source.close()
+
+    asyncio.run(main())
+
+
+async def ended(copy: PullCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
+    client = PullClient(copy, "s", endpoints, tls_of(pki, name), draw=lambda low, _: low)
+    with pytest.raises(RtError) as caught:
+        async with asyncio.timeout(30):
+            await client.run()
+    return caught.value
+
+
+def test_a_copy_that_differs_stops_the_client_loudly(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        ours, theirs = Source(tmp_path / "a"), Source(tmp_path / "b")
+        ours.grow(100, 200)
+        theirs.grow(101, 200)
+        copy = PullCopy(tmp_path / "copy", "s")
+        async with ours.nodes[0].serving(tls_of(pki, "n1")) as endpoint, pulling(copy, [endpoint], pki):
+            await until(same(copy, ours.path))
+        before = files_of(REAL, copy.path)
+        async with theirs.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            assert isinstance(await ended(PullCopy(copy.path, "s"), [endpoint], pki), Diverged)
+        assert files_of(REAL, copy.path) == before
+        ours.close()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def test_what_every_node_refuses_ends_the_client(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(100)
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            copy = PullCopy(tmp_path / "copy", "s", name="another")
+            assert isinstance(await ended(copy, [endpoint, endpoint], pki), CertificateError)
+            assert not (tmp_path / "copy").exists()
+            MergedLog(tmp_path / "copy", cluster_id=bytes(16), stream="s").close()
+            copy = PullCopy(tmp_path / "copy", "s")
+            assert isinstance(await ended(copy, [endpoint], pki), ClusterMismatch)
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_does_not(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(1000, 2000)
+        disk = FaultyDisk(REAL)
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            copy = PullCopy(tmp_path / "copy", "s", disk=disk)
+            disk.capacity_bytes = 2000
+            async with pulling(copy, [endpoint], pki) as client:
+                await until(lambda: client.switches >= 2)
+                disk.capacity_bytes = None
+                await until(same(copy, source.path))
+            disk.fail("pwritev", at=1, times=10**6)
+            source.grow(10)
+            assert isinstance(
+                await ended(PullCopy(copy.path, "s", disk=disk), [endpoint], pki), StorageFailed
+            )
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_a_filtered_copy_keeps_its_topics(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(10, 20, 30, 40)
+        wanted = [message for message in messages(source.path) if message[1] == "t1"]
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            copy = PullCopy(tmp_path / "copy", "s", topics=["t1"])
+            async with pulling(copy, [endpoint], pki):
+                await until(lambda: copy.position == 4)
+            assert messages(copy.path) == wanted
+            for topics in (["t2"], []):
+                with pytest.raises(InvalidName):
+                    PullCopy(tmp_path / "copy", "s", topics=topics).open()
+            again = PullCopy(tmp_path / "copy", "s", topics=["t1", "t1"])
+            source.grow(50, 60, 70, roll=True)
+            async with pulling(again, [endpoint], pki):
+                await until(lambda: again.position == 7)
+        source.close()
+        assert messages(copy.path) == [message for message in messages(source.path) if message[1] == "t1"]
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_comes_back_too_late_skips_forward_and_its_reader_is_told(
+    tmp_path: Path, pki: Path
+) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path), PullCopy(tmp_path / "copy", "s")
+        source.grow(100, 200)
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            async with pulling(copy, [endpoint], pki):
+                await until(same(copy, source.path))
+            source.grow(300, roll=True)
+            source.grow(400, roll=True)
+            source.logs[0].trim(SegmentId(0, 2))
+            again = PullCopy(tmp_path / "copy", "s")
+            async with pulling(again, [endpoint], pki):
+                await until(same(again, source.path))
+        source.close()
+
+    asyncio.run(main())
+    events: list[object] = []
+    with rt.LogReader(tmp_path / "copy", position=0, on_event=events.append) as reader:
+        assert [message.position for message in reader] == [3]
+    assert [(event.wanted, event.resumed) for event in events] == [(0, 3)]  # type: ignore[attr-defined]
+
+
+def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(100, 200)
+        source.grow(300, roll=True)
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            copy = PullCopy(tmp_path / "copy", "s", position="latest")
+            async with pulling(copy, [endpoint], pki):
+                await until(lambda: copy.position == 3)
+                assert copy.receiver is not None
+                assert copy.receiver.place is not None
+                assert copy.receiver.place.segment == Place(0, 1, 0).segment
+        source.close()
+
+    asyncio.run(main())

@@ -1,0 +1,87 @@
+"""`rt pull`: what it takes, and that it runs until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from receiving import files_of, publish
+from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
+
+from replicator.cli.pull import pull
+from rt.log.disk import REAL
+from rt.testing.merged import MergedLog
+
+RT = """import sys
+from rt.cli.main import cli, main
+from replicator.cli.pull import pull
+
+cli.add_command(pull)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["copy"],
+        ["copy", "--stream", "s"],
+        ["copy", "--stream", "s", "--endpoints", "n1:5002"],
+        ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--ca", __file__],
+        ["copy", "--stream", "../s", "--endpoints", "n1:5002", "--insecure"],
+        ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--retention", "never"],
+        ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--position", "-1"],
+    ],
+)
+def test_misuse_is_said_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(pull, arguments).exit_code == 2
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_tls_it_stays_on_this_machine(tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "c"), "--stream", "s", "--endpoints", "far.example:5002", "--insecure"]
+    result = CliRunner().invoke(pull, arguments)
+    assert isinstance(result.exception, ValueError)
+
+
+@pytest.mark.slow
+def test_it_copies_until_a_signal_ends_it(tmp_path: Path) -> None:
+    pki = make_pki(tmp_path / "pki")
+
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        source = publish(REAL, 100, 200, root=str(tmp_path / "source"))
+        merged = MergedLog(node.merged, cluster_id=CLUSTER, stream="s")
+        merged.merge_all([source])
+        copy = str(tmp_path / "copy")
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            tls = [
+                f"--{name}={pki / file}"
+                for name, file in (("ca", "ca.crt"), ("cert", "sub.crt"), ("key", "sub.key"))
+            ]
+            command = ["pull", copy, "--stream=s", f"--endpoints={endpoint}", *tls, "--name=sub"]
+            child = subprocess.Popen([sys.executable, "-c", RT + f"sys.exit(main({command!r}))"])
+            try:
+                await until(
+                    lambda: Path(copy).exists() and files_of(REAL, copy) == files_of(REAL, node.merged)
+                )
+                merged.merge_all([publish(REAL, 300, root=str(tmp_path / "source"))])
+                await until(lambda: files_of(REAL, copy) == files_of(REAL, node.merged))
+                child.send_signal(signal.SIGTERM)
+                await until(lambda: child.poll() is not None)
+                assert child.returncode == 128 + signal.SIGTERM
+            finally:
+                child.kill()
+                child.wait()
+        merged.close()
+
+    asyncio.run(main())

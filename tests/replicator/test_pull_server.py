@@ -1,0 +1,494 @@
+"""The pull server over loopback mTLS: whole, filtered and session pulls, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from receiving import (
+    COPY,
+    FILTERED,
+    MERGED,
+    SESSION,
+    WHOLE,
+    files_of,
+    give,
+    items_of,
+    messages,
+    publish,
+    recut,
+)
+from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
+
+from replicator.filtering import Filtering
+from replicator.handshake import PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
+from replicator.merged_receiver import MergedReceiver
+from replicator.pull_server import PullServicer, check_puller
+from replicator.pull_start import begin_filtered, begin_merged, begin_session
+from replicator.sender import Sender
+from replicator.session_receiver import read_marks
+from replicator.wire import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from rt.errors import CertificateError, ClusterMismatch, Diverged, ProtocolViolation, RtError
+from rt.log.directory import read_table
+from rt.log.disk import REAL, Disk
+from rt.log.segment import SegmentId
+from rt.log.verify import verify
+from rt.net.identity import Identity
+from rt.net.rpc import open_channel
+from rt.net.rpc_errors import Unreachable, asking
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+
+# isort: split
+import grpc.aio
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+class Grown:
+    """A merged log that grows by whole rounds of two sessions' messages, a segment a round."""
+
+    def __init__(self, disk: Disk, root: str = "", path: str = MERGED) -> None:
+        self.disk, self.root = disk, root or "/data"
+        self.log = MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+        self.is_first = True
+
+    def grow(self, *sizes: int, rolls: bool = True, **options: object) -> None:
+        if rolls and not self.is_first:
+            self.log.roll()
+        self.is_first = False
+        sessions = [
+            publish(self.disk, *sizes, root=self.root, **options),
+            publish(self.disk, *sizes[:2], root=self.root, name="other", **options),
+        ]
+        self.log.merge_all(sessions, block_bytes=2048)
+        self.log.sync()
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+@pytest.fixture
+def grown(disk: MemoryDisk) -> Grown:
+    grown = Grown(disk)
+    grown.grow(100, 2000, 300)
+    grown.grow(50, 50)
+    grown.grow(700, 20, 3000)
+    return grown
+
+
+# --- where a pull begins ----------------------------------------------------------------------------------
+
+
+def known(receiver: MergedReceiver, **changes: Any) -> PullMerged:
+    """What a receiver says it has."""
+    receiver.forget_unfinished()
+    said = {"cluster": CLUSTER, "place": receiver.place, "end": receiver.end, "chain": receiver.last_checksum}
+    return PullMerged(**(said | changes))  # type: ignore[arg-type]
+
+
+def whole_copy(disk: Disk, path: str = COPY) -> MergedReceiver:
+    return MergedReceiver.open(path, WHOLE, disk=disk)
+
+
+def test_a_new_copy_begins_with_the_segment_that_holds_its_position(disk: MemoryDisk, grown: Grown) -> None:
+    table = read_table(disk, MERGED)
+    assert table is not None
+    first, second = table.segments
+    begins = {
+        "earliest": (Place(0, 0, 0), 0),
+        "latest": (Place(0, 2, 0), second.end),
+        0: (Place(0, 0, 0), 0),
+        first.end: (Place(0, 1, 0), first.end),
+        second.end - 1: (Place(0, 1, 0), second.first),
+        10**6: (Place(0, 2, 0), second.end),
+    }
+    for position, expected in begins.items():
+        assert begin_merged(disk, MERGED, PullMerged(position=position)) == expected  # type: ignore[arg-type]
+
+
+def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grown: Grown) -> None:
+    receiver = whole_copy(disk)
+    for item in items_of(disk, MERGED):
+        give(receiver, [item])
+        if isinstance(item, Chunk):
+            assert begin_merged(disk, MERGED, known(receiver)) == (receiver.place, receiver.end)
+    wanted = known(receiver)
+    place = wanted.place
+    assert place is not None
+    for changes in (
+        {"chain": wanted.chain ^ 1},
+        {"end": wanted.end + 1},
+        {"place": place._replace(offset=place.offset - 8)},
+        {"place": Place(0, 1, 64), "chain": 5, "end": 5},
+    ):
+        with pytest.raises(Diverged):
+            begin_merged(disk, MERGED, known(receiver, **changes))
+    for changes in ({"place": place._replace(offset=place.offset + 800)}, {"place": Place(0, 9, 64)}):
+        with pytest.raises(Unreachable):
+            begin_merged(disk, MERGED, known(receiver, **changes))
+    receiver.close()
+
+
+def test_a_copy_may_end_with_any_block_also_with_a_declaration(disk: MemoryDisk, grown: Grown) -> None:
+    receiver = whole_copy(disk)
+    seen = set()
+    for item in recut(items_of(disk, MERGED), itertools.repeat(40)):
+        give(receiver, [item])
+        place, end, chain = receiver.place, receiver.end, receiver.last_checksum
+        if place is not None and place not in seen:
+            seen.add(place)
+            assert bool(chain) == (place.offset > 64)
+            wanted = PullMerged(CLUSTER, place, end, chain)
+            assert begin_merged(disk, MERGED, wanted) == (place, end)
+    assert len(seen) > 12
+    receiver.close()
+
+
+def test_a_copy_behind_the_log_start_begins_there(disk: MemoryDisk, grown: Grown) -> None:
+    receiver = whole_copy(disk)
+    give(receiver, items_of(disk, MERGED)[:1])
+    grown.log.trim(SegmentId(0, 2))
+    table = read_table(disk, MERGED)
+    assert table is not None
+    start = table.segments[-1].end
+    assert begin_merged(disk, MERGED, known(receiver)) == (Place(0, 2, 0), start)
+    beginning, middle = begin_filtered(disk, MERGED, known(receiver, topics=("t1",)))
+    assert (beginning, middle) == ((Place(0, 2, 0), start), None)
+    receiver.close()
+
+
+def test_nothing_to_pull_yet_is_worth_another_try(disk: MemoryDisk) -> None:
+    with pytest.raises(Unreachable):
+        begin_merged(disk, "/nowhere", PullMerged())
+    with pytest.raises(Unreachable):
+        begin_session(disk, "/nowhere", PullSession(1))
+
+
+def test_a_sessions_copy_is_held_against_the_chain(disk: MemoryDisk, grown: Grown) -> None:
+    for segment in files_of(disk, SESSION):
+        for mark in read_marks(disk, SESSION, segment):
+            place = Place(*segment, mark.offset)
+            found = begin_session(disk, SESSION, PullSession(1, place, mark.chain))
+            assert found == (place, mark.number)
+            for wrong in (
+                PullSession(1, place, mark.chain ^ 1),
+                PullSession(1, Place(*segment, mark.offset - 8), 1),
+            ):
+                with pytest.raises(Diverged):
+                    begin_session(disk, SESSION, wrong)
+    with pytest.raises(Unreachable):
+        begin_session(disk, SESSION, PullSession(1, Place(99, 0, 64), 1))
+
+
+def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
+    node, sub = Identity("s", "node", "n2"), Identity("s", "subscriber", "sub")
+    check_puller(node, PullHello("s", PullSession(1)), "s")
+    check_puller(sub, PullHello("s", PullMerged(name="sub")), "s")
+    check_puller(Identity("s", "operator", "op"), PullHello("s", PullMerged()), "s")
+    for identity, log in (
+        (sub, PullSession(1)),
+        (Identity("s", "operator", "op"), PullSession(1)),
+        (sub, PullMerged(name="sub2")),
+        (Identity("s", "publisher", "feed"), PullMerged()),
+    ):
+        with pytest.raises(CertificateError):
+            check_puller(identity, PullHello("s", log), "s")
+    with pytest.raises(ClusterMismatch):
+        check_puller(sub, PullHello("t", PullMerged()), "s")
+
+
+# --- filtered ---------------------------------------------------------------------------------------------
+
+
+def filtered_items(disk: Disk, wanted: PullMerged, *, limit: int = 1 << 20) -> tuple[PullStart, list[Item]]:
+    """What a node sends of a filtered log, until it has nothing more."""
+
+    class Logs:
+        cluster, epoch, node, merged = CLUSTER, 0, "n1", MERGED
+
+        def session(self, session_id: int) -> str:
+            raise AssertionError(session_id)
+
+    source = PullServicer(Logs(), "s", None, disk=disk)._begin(wanted)  # type: ignore[arg-type]
+    found: list[Item] = []
+    while True:
+        items = source.items(limit)
+        found += items
+        if source.is_idle and not items:
+            source.sender.close()
+            return source.start, found
+
+
+def dumb_filter(disk: Disk, topics: Iterable[str]) -> list[tuple[int, str, bytes]]:
+    wanted = set(topics)
+    return [message for message in messages(MERGED, disk) if message[1] in wanted]
+
+
+@settings(max_examples=25)
+@given(
+    rounds=st.lists(st.lists(st.integers(0, 2500), min_size=1, max_size=6), min_size=1, max_size=3),
+    topics=st.sets(st.sampled_from(["t0", "t1", "t2", "none"]), min_size=1),
+    stops=st.lists(st.integers(0, 12), max_size=3),
+    compression=st.sampled_from([None, "zstd"]),
+)
+def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is_broken_off(
+    rounds: list[list[int]], topics: set[str], stops: list[int], compression: str | None
+) -> None:
+    disk = MemoryDisk()
+    grown = Grown(disk)
+    names = tuple(sorted(topics))
+    receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+    for index, sizes in enumerate(rounds):
+        grown.grow(*sizes, compression=compression)
+        for stop in [*stops, None]:
+            place = receiver.place
+            wanted = known(receiver, topics=names) if place else PullMerged(topics=names)
+            start, items = filtered_items(disk, wanted)
+            receiver.start_at(start.place, start.first)
+            give(receiver, items[:stop])
+            if index % 2:
+                if receiver.sync_point():
+                    receiver.writer.sync()
+                receiver.close()
+                receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+    assert receiver.end == grown.log.position
+    receiver.close()
+    grown.log.close()
+    assert messages(COPY, disk, topics=names) == dumb_filter(disk, topics)
+    assert verify(COPY, disk=disk).damage == []
+
+
+def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complete(disk: MemoryDisk) -> None:
+    grown = Grown(disk)
+    grown.grow(10, 10)
+    with Sender(MERGED, Place(0, 0, 0), disk=disk, watch=False) as sender:
+        filtering = Filtering(["t2"], scanner=None, header=None, place=None, end=0)
+        receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+
+        def step() -> list[Item]:
+            items = filtering.items(sender.items())
+            give(receiver, items)
+            return items
+
+        assert [type(item) for item in step()] == [Chunk]
+        assert receiver.end == 0
+        assert step() == [CompleteUpTo(4)]
+        assert step() == []
+        assert receiver.end == 4
+        grown.grow(10, 10, 10, rolls=False)
+        step()
+        step()
+        assert receiver.end == grown.log.position
+        assert [message[1] for message in messages(COPY, disk)] == ["t2"] * len(dumb_filter(disk, ["t2"]))
+        receiver.close()
+        receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+        receiver.close()
+
+
+def test_trims_are_told_in_a_filtered_pull(disk: MemoryDisk, grown: Grown) -> None:
+    grown.log.trim(SegmentId(0, 1))
+    start, items = filtered_items(disk, PullMerged(topics=("t1",)))
+    assert start.place == Place(0, 1, 0)
+    assert isinstance(items[0], Trimmed)
+    receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+    receiver.start_at(start.place, start.first)
+    give(receiver, items)
+    assert sorted(files_of(disk, COPY)) == [SegmentId(0, 1), SegmentId(0, 2)]
+    receiver.close()
+
+
+def test_a_position_leaves_out_what_is_below_it(disk: MemoryDisk, grown: Grown) -> None:
+    everything = dumb_filter(disk, ["t1"])
+    start, items = filtered_items(disk, PullMerged(topics=("t1",), position=3))
+    receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
+    receiver.start_at(start.place, start.first)
+    give(receiver, items)
+    receiver.close()
+    assert messages(COPY, disk) == [message for message in everything if message[0] >= 3]
+
+
+# --- over the wire ----------------------------------------------------------------------------------------
+
+
+class Puller:
+    """A pull client that says what the test wants."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def ask(self, log: PullMerged | PullSession, stream: str = "s") -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
+            await self.call.write(encode_pull_request(PullHello(stream, log)))
+
+    async def hear(self) -> PullAnswered:
+        with asking("node"):
+            data = await asyncio.wait_for(self.call.read(), 30)
+            if not isinstance(data, bytes):
+                await self.call
+            assert isinstance(data, bytes), "it ended well"
+        return decode_pull_reply(data)
+
+    async def hear_until(self, end: Place) -> list[Item]:
+        found: list[Item] = []
+        while not (found and isinstance(found[-1], Chunk) and found[-1].end == end):
+            answer = await self.hear()
+            assert not isinstance(answer, PullStart)
+            found.append(answer)
+        return found
+
+    async def failure(self) -> RtError:
+        with pytest.raises(RtError) as caught:
+            while True:
+                await self.hear()
+        return caught.value
+
+
+@asynccontextmanager
+async def puller_of(endpoint: str, pki: Path, name: str = "sub") -> AsyncIterator[Puller]:
+    async with open_channel(endpoint, tls_of(pki, name)) as channel:
+        call = channel.get().stream_stream(PULL_METHOD)()
+        try:
+            yield Puller(call)
+        finally:
+            call.cancel()
+
+
+def end_of(path: str) -> Place:
+    segment, content = max(files_of(REAL, path).items())
+    return Place(*segment, len(content))
+
+
+def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(100, 2000, 300)
+        async with node.serving(tls_of(pki, "n1")) as endpoint, puller_of(endpoint, pki) as puller:
+            await puller.ask(PullMerged(name="sub"))
+            start = await puller.hear()
+            assert isinstance(start, PullStart)
+            assert replace(start, end=0) == PullStart(CLUSTER, 0, "n1", Place(0, 0, 0), 0)
+            assert start.end == messages(node.merged)[-1][0] + 1
+            receiver = whole_copy(REAL, str(tmp_path / "copy"))
+            give(receiver, await puller.hear_until(end_of(node.merged)))
+            for sizes in ([10, 10], [700_000, 2_000_000]):
+                grown.grow(*sizes)
+                give(receiver, await puller.hear_until(end_of(node.merged)))
+            assert files_of(REAL, receiver.path) == files_of(REAL, node.merged)
+            (pull,) = node.pull.pulls.values()
+            await puller.call.write(encode_pull_request(PullProgress(receiver.end, True)))
+            await until(lambda: pull.has == PullProgress(receiver.end, True))
+            assert pull.identity.name == "sub"
+            assert pull.sent_bytes == sum(map(len, files_of(REAL, node.merged).values()))
+            receiver.close()
+            puller.call.cancel()
+            await until(lambda: node.pull.pulls == {})
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        source = publish(REAL, 2000, 2000, 2000, root=str(tmp_path / "source"))
+        path = tmp_path / "node" / "sessions" / "feed"
+        path.parent.mkdir(parents=True)
+        Path(source).rename(path)
+        async with node.serving(tls_of(pki, "n1")) as endpoint, puller_of(endpoint, pki, "n1") as puller:
+            await puller.ask(PullSession(1))
+            start = await puller.hear()
+            assert isinstance(start, PullStart)
+            assert (start.session, start.first) == ("feed", 0)
+            items = await puller.hear_until(end_of(str(path)))
+            sent = b"".join(bytes(item.data) for item in items if isinstance(item, Chunk))
+            assert sent == b"".join(content for _, content in sorted(files_of(REAL, str(path)).items()))
+            assert any(isinstance(item, Sealed) for item in items)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "error"),
+    [
+        ("sub", PullSession(1), CertificateError),
+        ("feed", PullMerged(), CertificateError),
+        ("sub", PullMerged(name="another"), CertificateError),
+        ("sub", PullMerged(cluster=bytes(16), place=Place(0, 0, 64)), ClusterMismatch),
+        ("sub", PullMerged(cluster=CLUSTER, place=Place(0, 0, 64), end=7), Diverged),
+        ("sub", PullMerged(cluster=CLUSTER, place=Place(7, 0, 64)), Unreachable),
+    ],
+)
+def test_what_may_not_be_pulled_is_refused(
+    tmp_path: Path, pki: Path, name: str, log: PullMerged | PullSession, error: type[RtError]
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            refusal: RtError = Unreachable("Internal error from Core")
+            while "Internal error from Core" in refusal.what:  # gRPC's, where a write meets the call's end.
+                async with puller_of(endpoint, pki, name) as puller:
+                    await puller.ask(log)
+                    refusal = await puller.failure()
+            assert isinstance(refusal, error)
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_a_second_hello_is_refused(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with node.serving(tls_of(pki, "n1")) as endpoint, puller_of(endpoint, pki) as puller:
+            await puller.ask(PullMerged())
+            await puller.ask(PullMerged())
+            assert isinstance(await puller.failure(), ProtocolViolation)
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            open_channel(endpoint, tls_of(pki, "sub")) as channel,
+        ):
+            pullers = [Puller(channel.get().stream_stream(PULL_METHOD)()) for _ in range(40)]
+            for puller in pullers:
+                await puller.ask(PullMerged())
+                await puller.hear()
+                await puller.hear_until(end_of(node.merged))
+            grown.grow(10, 10, rolls=False)
+            end = end_of(node.merged)
+            await asyncio.gather(*(puller.hear_until(end) for puller in pullers))
+            assert len(node.pull._hub._watched) == 1
+            for puller in pullers:
+                puller.call.cancel()
+            await until(lambda: not node.pull._hub._watched)
+        grown.log.close()
+
+    asyncio.run(main())

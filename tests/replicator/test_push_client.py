@@ -1,0 +1,419 @@
+"""The push client against nodes that keep, restart, refuse, lie and stand still; majority arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from push_node import CLUSTER, PushNode
+
+import rt
+from replicator.handshake import NOWHERE, PushProgress
+from replicator.items import CHUNK_BYTES_MAX, Place
+from replicator.levels import Levels, majority_level
+from replicator.push_client import PushClient
+from replicator.push_lock import is_awaited, lock_push
+from rt.progress import NO_LEVEL, Level, PushState, read_progress
+
+WAIT_SECONDS = 30
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; `TimeoutError` if it does not come."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def run(test: Awaitable[Any]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * WAIT_SECONDS):
+            await test
+
+    asyncio.run(bounded())
+
+
+def publisher_in(root: Path, **options: Any) -> rt.Publisher:
+    return rt.Publisher(root, "s", publisher_id="feed", **{"linger_ms": 0, **options})
+
+
+@contextlib.asynccontextmanager
+async def nodes(count: int = 3, **options: Any) -> AsyncIterator[list[PushNode]]:
+    made = [PushNode(f"n{index + 1}", **options) for index in range(count)]
+    try:
+        for node in made:
+            await node.start()
+        yield made
+    finally:
+        for node in made:
+            await node.stop()
+        assert [node.faults for node in made] == [[] for _ in made]
+
+
+@contextlib.asynccontextmanager
+async def pushing(directory: str, made: list[PushNode], **options: Any) -> AsyncIterator[PushClient]:
+    """A client at work; it is stopped in the end, and must not have failed before."""
+    client = PushClient(directory, "s", [node.endpoint for node in made], insecure=True, **options)
+    task = asyncio.create_task(client.run())
+    try:
+        yield client
+        assert not task.done() or task.exception() is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path, roll_bytes=20_000) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made):
+                for count in range(50):
+                    publisher.publish_many([b"%d" % count * 100] * 10, topic="t")
+                    await asyncio.sleep(0)
+                publisher.flush()
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                await until(lambda: published_levels(publisher) == [Level(0, 500)] * 2)
+                assert all(len(node.sealed) == len(node.segments) - 1 for node in made)
+                assert {hello.session for hello in made[0].hellos} == {"feed"}
+
+    run(test())
+
+
+def published_levels(publisher: rt.Publisher) -> list[Level]:
+    record = read_progress(publisher.directory)
+    return [] if record is None else [record.replicated, record.merged]
+
+
+def test_a_restarted_publisher_goes_on_in_its_next_life(tmp_path: Path) -> None:
+    async def test() -> None:
+        publisher_in(tmp_path).close()
+        directory = str(tmp_path / "s" / "sessions" / "feed")
+        async with nodes() as made, pushing(directory, made):
+            for life in range(3):
+                with publisher_in(tmp_path) as publisher:
+                    publisher.publish(b"%d" % life)
+                    publisher.flush()
+                    await until(lambda: all(node.holds(directory) for node in made))
+            assert sorted(made[0].lives) == [0, 1, 2, 3]
+            assert [made[0].sealed[segment].is_last_of_x for segment in sorted(made[0].sealed)] == [True] * 3
+
+    run(test())
+
+
+def test_a_minority_that_is_away_holds_up_nothing_and_catches_up_when_it_is_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made):
+                publisher.publish(b"before")
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                await made[2].stop()
+                made[2].cut_to_batches()
+                publisher.publish_many([bytes(1000)] * 100)
+                publisher.flush()
+                await until(lambda: published_levels(publisher) == [Level(0, 101)] * 2)
+                assert not made[2].holds(publisher.directory)
+                await made[2].start()
+                await until(lambda: made[2].holds(publisher.directory))
+
+    run(test())
+
+
+def test_a_majority_that_is_away_stops_the_replicated_level_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made):
+                made[0].merges = False
+                for node in made[1:]:
+                    await node.stop()
+                publisher.publish(b"one")
+                publisher.flush()
+                await until(lambda: made[0].holds(publisher.directory))
+                assert read_level(publisher) == NO_LEVEL
+                await made[1].start()
+                await until(lambda: read_level(publisher) == Level(0, 1))
+
+    run(test())
+
+
+def read_level(publisher: rt.Publisher) -> Level:
+    record = read_progress(publisher.directory)
+    return NO_LEVEL if record is None else record.replicated
+
+
+def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_more_than_is_bounded(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path, roll_bytes=2**30) as publisher:
+            async with nodes() as made:
+                made[2].is_still = True
+                async with pushing(publisher.directory, made, unacknowledged_bytes_max=2**20) as client:
+                    for _ in range(12):
+                        publisher.publish_many([bytes(10_000)] * 100)
+                    publisher.flush()
+                    await until(lambda: all(node.holds(publisher.directory) for node in made[:2]))
+                    assert client._streams[2]._unacknowledged_bytes <= 2**20 + CHUNK_BYTES_MAX
+                    made[2].is_still = False
+                    await until(lambda: made[2].holds(publisher.directory))
+
+    run(test())
+
+
+def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with (
+                nodes(1, members=1) as made,
+                pushing(publisher.directory, made, unacknowledged_bytes_max=2**20),
+            ):
+                publisher.publish(bytes(100))
+                publisher.publish(bytes(5 * 2**20))
+                publisher.publish(bytes(100))
+                publisher.flush()
+                await until(lambda: made[0].holds(publisher.directory))
+
+    run(test())
+
+
+def test_a_node_that_starts_behind_what_it_holds_counts_as_having_what_is_merged(tmp_path: Path) -> None:
+    async def test() -> None:
+        for number in range(2):
+            with publisher_in(tmp_path) as publisher:
+                publisher.publish(b"%d" % number)
+        async with nodes(1, members=1) as made:
+            end = len(Path(publisher.directory, "log.1.0").read_bytes())
+            made[0].lie = Place(1, 0, end)
+            made[0].merged_elsewhere = PushProgress(Place(0, 0, 64), 0, 1, 2, Place(1, 0, end))
+            client = PushClient(publisher.directory, "s", [made[0].endpoint], insecure=True)
+            client.finish()
+            await client.run()
+            assert not made[0].segments
+
+    run(test())
+
+
+def test_no_chunk_is_sent_before_its_life_is_open(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes(1, members=1) as made:
+                made[0].opens_lives = False
+                async with pushing(publisher.directory, made):
+                    publisher.publish(b"one")
+                    publisher.flush()
+                    await until(lambda: made[0].lives)
+                    await asyncio.sleep(0)
+                    assert not made[0].segments
+                    made[0].opens_lives = True
+                    await made[0].stop()
+                    await made[0].start()
+                    await until(lambda: made[0].holds(publisher.directory))
+
+    run(test())
+
+
+def test_a_node_that_lies_about_its_place_is_told_so_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made:
+                made[2].lie = Place(0, 0, 77)
+                async with pushing(publisher.directory, made):
+                    publisher.publish(b"one")
+                    publisher.flush()
+                    await until(lambda: read_level(publisher) == Level(0, 1))
+                    await until(lambda: "where no batch or block ends" in caplog.text)
+                    made[2].lie = None
+                    await until(lambda: made[2].holds(publisher.directory))
+
+    with caplog.at_level(logging.WARNING, "replicator"):
+        run(test())
+
+
+def test_a_node_that_lost_its_disk_is_not_counted_before_it_has_everything_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made) as client:
+                publisher.publish(b"one")
+                publisher.flush()
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                await made[1].stop()
+                made[1].forget()
+                made[1].opens_lives = False
+                await made[1].start()
+                log = client._log
+                assert log is not None
+                await until(lambda: log.levels.durable("n2") == NOWHERE)
+                assert read_level(publisher) == Level(0, 1)
+                made[1].opens_lives = True
+                await made[1].stop()
+                await made[1].start()
+                await until(lambda: made[1].holds(publisher.directory))
+
+    run(test())
+
+
+def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made:
+                made[0].refusal = rt.Fenced("a newer incarnation took over")
+                client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
+                task = asyncio.create_task(client.run())
+                publisher.publish(b"one")
+                publisher.flush()
+                await until(lambda: read_level(publisher) == Level(0, 1))
+                await until(lambda: len(made[0].hellos) > 1)
+                for node in made[1:]:
+                    node.refusal = made[0].refusal
+                    await node.stop()
+                    await node.start()
+                with pytest.raises(rt.Fenced, match="newer incarnation"):
+                    await task
+                record = read_progress(publisher.directory)
+                assert record is not None
+                assert (record.state, record.replicated) == (PushState.FENCED, Level(0, 1))
+
+    run(test())
+
+
+def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            publisher.publish(b"one")
+            publisher.flush()
+            async with nodes(1, members=1) as made, pushing(publisher.directory, made):
+                await until(lambda: made[0].holds(publisher.directory))
+            async with nodes(1, members=1, cluster=bytes(16)) as others:
+                client = PushClient(publisher.directory, "s", [others[0].endpoint], insecure=True)
+                with pytest.raises(rt.ClusterMismatch, match=r"remove \.cluster"):
+                    await client.run()
+                assert not others[0].segments
+                assert others[0].hellos[0].cluster == CLUSTER
+            record = read_progress(publisher.directory)
+            assert record is not None
+            assert record.state is PushState.REFUSED
+
+    run(test())
+
+
+def test_damage_in_the_own_log_ends_the_client_with_file_and_offset(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            publisher.publish(bytes(100))
+            publisher.flush()
+            with open(Path(publisher.directory, "log.0.0"), "r+b") as file:
+                file.seek(100)
+                file.write(b"\xff\xff")
+            async with nodes(1, members=1) as made:
+                client = PushClient(publisher.directory, "s", [made[0].endpoint], insecure=True)
+                with pytest.raises(rt.Damaged) as caught:
+                    await client.run()
+                assert caught.value.offset == 64
+
+    run(test())
+
+
+def test_a_client_that_is_to_finish_ends_when_a_majority_has_everything(tmp_path: Path) -> None:
+    async def test() -> None:
+        publisher = publisher_in(tmp_path)
+        async with nodes() as made:
+            made[0].merges = made[2].merges = False
+            made[1].is_still = made[2].is_still = True
+            client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
+            task = asyncio.create_task(client.run())
+            publisher.publish_many([bytes(100)] * 1000)
+            publisher.close()
+            client.finish()
+            await until(lambda: made[0].holds(publisher.directory))
+            assert not task.done()
+            made[2].is_still = False
+            await task
+            assert made[2].holds(publisher.directory)
+
+    run(test())
+
+
+def test_a_second_client_is_refused_or_waits_until_the_first_makes_way(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made:
+                for node in made:
+                    node.is_still = True
+                endpoints = [node.endpoint for node in made]
+                publisher.publish(b"x")
+                publisher.flush()
+                first = PushClient(publisher.directory, "s", endpoints, insecure=True)
+                serving = asyncio.create_task(first.run())
+                await until(lambda: made[0].hellos)
+                with pytest.raises(rt.DirectoryLocked):
+                    await PushClient(publisher.directory, "s", endpoints, insecure=True).run()
+                second = PushClient(publisher.directory, "s", endpoints, insecure=True, waits=True)
+                waiting = asyncio.create_task(second.run())
+                await until(lambda: is_awaited(publisher.directory))
+                assert not serving.done()
+                first.finish()
+                await serving  # Not drained: it makes way.
+                for node in made:
+                    node.is_still = False
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                second.finish()
+                await waiting
+                lock_push(publisher.directory).close()
+
+    run(test())
+
+
+def test_a_client_needs_endpoints_each_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no endpoints"):
+        PushClient(tmp_path, "s", [])
+    with pytest.raises(ValueError, match="named twice"):
+        PushClient(tmp_path, "s", ["a:1", "a:1"])
+
+
+def test_a_merged_log_is_not_pushed(tmp_path: Path) -> None:
+    from rt.testing.merged import MergedLog
+
+    MergedLog(tmp_path / "merged", cluster_id=CLUSTER, stream="s").close()
+    with pytest.raises(rt.InvalidName, match="only a session"):
+        run(PushClient(tmp_path / "merged", "s", ["localhost:1"], insecure=True).run())
+
+
+# Levels
+
+levels = st.builds(Level, st.integers(0, 3), st.integers(0, 9))
+
+
+@given(st.lists(levels, max_size=7), st.integers(1, 7))
+def test_the_majority_level_is_the_furthest_that_a_majority_has_reached(
+    said: list[Level], members: int
+) -> None:
+    said = said[:members]
+    by_subsets = [min(group) for group in itertools.combinations(said, members // 2 + 1)]
+    assert majority_level(said, members) == max(by_subsets, default=NO_LEVEL)
+
+
+def test_a_node_counts_once_and_unheard_ones_have_nothing() -> None:
+    levels = Levels()
+    assert (levels.replicated, levels.merged, levels.members) == (NO_LEVEL, NO_LEVEL, 0)
+    for _ in range(2):
+        levels.start("n1", 3, None)
+        levels.report("n1", PushProgress(Place(1, 0, 64), 9))
+    assert levels.replicated == NO_LEVEL
+    levels.start("n2", 3, Place(1, 0, 64))
+    levels.report("n2", PushProgress(Place(1, 0, 64), 7, 1, 5))
+    assert (levels.replicated, levels.merged) == (Level(1, 7), Level(1, 5))
+    levels.start("n3", 5, None)
+    assert levels.replicated == Level(1, 5)  # Of five, two are no majority; but what is merged has one.
+
+
+def test_a_higher_x_is_further_whatever_its_number() -> None:
+    assert majority_level([Level(2, 0), Level(1, 90), Level(2, 5)], 3) == Level(2, 0)

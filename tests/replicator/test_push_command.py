@@ -1,0 +1,133 @@
+"""`rt push`: one session or all of a root, options that do not go together, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from push_node import NodesInThread, PushNode
+
+import rt
+from replicator.cli.push import push
+from replicator.push_client import PushClient
+from replicator.push_lock import lock_push
+from replicator.push_sessions import PushSessions
+
+WAIT_SECONDS = 60
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(push, [str(argument) for argument in arguments])
+
+
+def published(root: Path, session: str, *values: bytes) -> Path:
+    with rt.Publisher(root, "s", publisher_id=session) as publisher:
+        publisher.publish_many(values)
+    return Path(publisher.directory)
+
+
+@contextlib.contextmanager
+def one_node() -> Iterator[tuple[PushNode, NodesInThread]]:
+    node = PushNode(members=1)
+    with NodesInThread(node) as nodes:
+        yield node, nodes
+    assert node.faults == []
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Give --ca, --cert and --key"),
+        (["--insecure", "--ca", __file__], "--insecure goes without"),
+        (["--insecure", "--attached"], "--attached goes with the directory of one session"),
+    ],
+)
+def test_options_that_do_not_go_together_are_misuse(tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = run(tmp_path, "--stream", "s", "--endpoints", "localhost:1", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_no_endpoints_and_endpoints_elsewhere_without_tls_are_misuse(tmp_path: Path) -> None:
+    directory = published(tmp_path, "feed", b"one")
+    for endpoints in (" , ", "example.org:5002"):
+        result = run(directory, "--stream", "s", "--endpoints", endpoints, "--insecure")
+        assert isinstance(result.exception, ValueError)
+
+
+def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_that_fails_ends_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = published(tmp_path, "good", b"one")
+    bad = published(tmp_path, "bad", b"two")
+    (good.parent / "no-log").mkdir()
+    lock = lock_push(str(bad))
+    clients: list[str] = []
+
+    def make(path: str) -> PushClient:
+        clients.append(path)
+        return PushClient(path, "s", [node.endpoint], insecure=True)
+
+    async def serve() -> None:
+        task = asyncio.create_task(PushSessions(str(good.parent), make).run())
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not node.holds(good):
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with one_node() as (node, _):
+        asyncio.run(serve())
+    lock.close()
+    assert sorted(clients) == sorted(map(str, (good, bad)))
+    assert "push_failed" in caplog.text
+
+
+@pytest.mark.slow
+def test_attached_it_ends_when_stdin_has_ended_and_all_is_replicated(tmp_path: Path) -> None:
+    directory = published(tmp_path, "feed", b"one", b"two")
+    with one_node() as (node, nodes):
+        nodes.do(node.stop)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rt", "push", directory, "--stream", "s", "--attached"),
+                *("--insecure", "--endpoints", node.endpoint),
+            ],
+            stdin=subprocess.DEVNULL,
+        )
+        until(lambda: (directory / "push.lock").exists())
+        nodes.do(node.start)
+        assert process.wait(WAIT_SECONDS) == 0
+        assert node.holds(directory)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_and_a_refusal_by_all_nodes_too(tmp_path: Path) -> None:
+    directory = published(tmp_path, "feed", b"one")
+    with one_node() as (node, _):
+        command = [
+            *(sys.executable, "-m", "rt", "push", directory, "--stream", "s"),
+            *("--insecure", "--endpoints", node.endpoint),
+        ]
+        process = subprocess.Popen(command)
+        until(lambda: node.holds(directory))
+        process.terminate()
+        assert process.wait(WAIT_SECONDS) == 128 + 15
+        node.refusal = rt.Fenced("a newer incarnation took over")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
+        assert done.returncode == 1
+        assert "a newer incarnation took over" in done.stderr.splitlines()[-1]

@@ -1,0 +1,408 @@
+"""The push server over loopback mTLS: who may push what, in which order, and what is acknowledged when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiving import files_of, items_of, publish
+from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
+
+import rt
+from replicator.group_sync import GroupSync
+from replicator.handshake import LifeOpened, PushHello, PushProgress, PushStart
+from replicator.items import Chunk, Item, Life, Place, Sealed
+from replicator.push_server import check_publisher
+from replicator.wire import PUSH_METHOD, PushAnswered, decode_push_reply, encode_push_request
+from rt.errors import CertificateError, Closed, ClusterMismatch, FormatError, ProtocolViolation, RtError
+from rt.log.directory import read_identity
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.log.writer import SyncPoint
+from rt.net.identity import Identity
+from rt.net.rpc import open_channel
+from rt.net.rpc_errors import asking
+
+# isort: split
+import grpc.aio
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> str:
+    """A session's directory with two lives."""
+    publish(REAL, 2000, 2000, 2000, root=str(tmp_path / "source"))
+    return publish(REAL, 100, root=str(tmp_path / "source"))
+
+
+class Client:
+    """A push client that says what the test wants."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.answers: list[PushAnswered] = []
+
+    async def say(self, *said: PushHello | Item) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
+            for each in said:
+                await self.call.write(encode_push_request(each))  # type: ignore[arg-type]
+
+    async def hear(self) -> PushAnswered:
+        with asking("node"):
+            data = await asyncio.wait_for(self.call.read(), 30)
+        if not isinstance(data, bytes):
+            with asking("node"):
+                await self.call
+                raise AssertionError("it ended well")
+        self.answers.append(decode_push_reply(data))
+        return self.answers[-1]
+
+    async def hear_until(self, durable: Place) -> PushProgress:
+        while True:
+            answer = await self.hear()
+            if isinstance(answer, PushProgress) and answer.durable >= durable:
+                return answer
+
+    async def failure(self) -> RtError:
+        with pytest.raises(RtError) as caught:
+            while True:
+                await self.hear()
+        return caught.value
+
+
+@asynccontextmanager
+async def client_of(endpoint: str, pki: Path, name: str = "feed") -> AsyncIterator[Client]:
+    async with open_channel(endpoint, tls_of(pki, name)) as channel:
+        call = channel.get().stream_stream(PUSH_METHOD)()
+        try:
+            yield Client(call)
+        finally:
+            call.cancel()
+
+
+async def refusal_of(endpoint: str, pki: Path, *said: PushHello | Item, name: str = "feed") -> RtError:
+    """How a stream ends that says all this; gRPC loses the reason where a write meets the end of the call."""
+    while True:
+        async with client_of(endpoint, pki, name) as client:
+            await client.say(*said)
+            refusal = await client.failure()
+            if "Internal error from Core" not in refusal.what:
+                return refusal
+
+
+def hello_of(path: str, **changes: Any) -> PushHello:
+    identity = read_identity(REAL, path)
+    said = {"session": identity.name, "incarnation": identity.origin, "dedup_id": identity.dedup_id} | changes
+    return PushHello("s", **said)  # type: ignore[arg-type]
+
+
+def end_of(items: Iterable[Item]) -> Place:
+    last = [item for item in items if isinstance(item, Chunk)][-1]
+    return last.end
+
+
+def run(coroutine: Any) -> None:
+    asyncio.run(coroutine)
+
+
+def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
+    tmp_path: Path, pki: Path, session: str
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
+            items = items_of(REAL, session)
+            await client.say(hello_of(session))
+            start = await client.hear()
+            assert start == PushStart(CLUSTER, 0, 3, "n1", None)
+            assert await client.hear() == PushProgress()
+            await client.say(*items)
+            progress = await client.hear_until(end_of(items))
+            assert progress.durable_number == 4
+            assert LifeOpened(0) in client.answers
+            assert LifeOpened(1) in client.answers
+            assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
+            store = node.stores["feed"]
+            store.note_merged(Place(1, 0, 64), 3)
+            while (heard := await client.hear()) != store.progress:
+                assert isinstance(heard, PushProgress)
+            assert (store.progress.merged_x, store.progress.merged_number) == (1, 3)
+            await until(
+                lambda: [(marked.segment, mark.number) for marked in node.marks for mark in marked.marks]
+            )
+            assert node.marks[-1].segment == SegmentId(1, 0)
+
+    run(main())
+
+
+def test_a_stream_goes_on_where_the_copy_ends(tmp_path: Path, pki: Path, session: str) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            items = items_of(REAL, session)
+            first = items[1]
+            assert isinstance(first, Chunk)
+            async with client_of(endpoint, pki) as client:
+                await client.say(hello_of(session), items[0], Chunk(first.place, first.data[:1000]))
+                await client.hear_until(Place(0, 0, 64))
+            await until(lambda: node.ended == 1)
+            async with client_of(endpoint, pki) as client:
+                await client.say(hello_of(session, cluster=CLUSTER))
+                start = await client.hear()
+                assert isinstance(start, PushStart)
+                assert start.place == Place(0, 0, 64)
+                await client.say(*items_of(REAL, session, start.place))
+                await client.hear_until(end_of(items))
+            assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
+
+    run(main())
+
+
+def test_a_newer_stream_of_a_session_takes_the_place_of_the_older(
+    tmp_path: Path, pki: Path, session: str
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            client_of(endpoint, pki) as older,
+            client_of(endpoint, pki) as newer,
+        ):
+            await older.say(hello_of(session))
+            await older.hear()
+            await newer.say(hello_of(session))
+            assert isinstance(await older.failure(), Closed)
+            items = items_of(REAL, session)
+            await newer.say(*items)
+            await newer.hear_until(end_of(items))
+            assert node.push.sessions == ["feed"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda items: [items[0], Chunk(items[1].place, bytes(len(items[1].data)))], FormatError),
+        (lambda items: items[1:], ProtocolViolation),
+        (lambda items: [items[0], Chunk(Place(0, 0, 8), items[1].data)], ProtocolViolation),
+        (lambda items: [items[0], items[1], Sealed(Place(0, 0, 8), 99, False, 0)], ProtocolViolation),
+        (lambda items: [Life(0, b"01234567"), items[1]], ProtocolViolation),
+    ],
+    ids=["bad bytes", "no life", "wrong place", "wrong seal", "another life"],
+)
+def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad(
+    tmp_path: Path, pki: Path, session: str, spoil: Any, error: type[RtError]
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            refusal = await refusal_of(endpoint, pki, hello_of(session), *spoil(items_of(REAL, session)))
+            assert isinstance(refusal, error)
+            assert node.push.refused.total()
+            async with client_of(endpoint, pki) as client:
+                await client.say(hello_of(session))
+                start = await client.hear()
+                assert isinstance(start, PushStart)
+                items = items_of(REAL, session, start.place)
+                await client.say(*items)
+                await client.hear_until(end_of(items_of(REAL, session)))
+        assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error"),
+    [
+        ("other", {}, CertificateError),
+        ("feed", {"session": "other"}, CertificateError),
+        ("feed", {"dedup_id": "d1"}, CertificateError),
+        ("feed", {"cluster": bytes(16)}, ClusterMismatch),
+        ("sub", {}, CertificateError),
+        ("n1", {}, CertificateError),
+        ("stranger", {}, CertificateError),
+    ],
+)
+def test_whoever_may_not_push_it_is_refused(
+    tmp_path: Path, pki: Path, session: str, name: str, changes: dict[str, Any], error: type[RtError]
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            refusal = await refusal_of(endpoint, pki, hello_of(session, **changes), name=name)
+            assert isinstance(refusal, error)
+            assert node.stores == {}
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 64,
+        encode_push_request(Life(0, bytes(8))),
+        encode_push_request(hello := PushHello("s", "feed", bytes(16))).replace(
+            b"\x1a\x04feed", b"\x1a\x04../x"
+        ),
+    ],
+    ids=["nothing", "garbage", "no hello", "a path for a name"],
+)
+def test_a_stream_that_does_not_begin_with_a_hello_is_refused(tmp_path: Path, pki: Path, data: bytes) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
+            await client.call.write(data)
+            assert isinstance(await client.failure(), ProtocolViolation)
+            assert not (tmp_path / "node").exists()
+
+    run(main())
+    assert hello.session == "feed"
+
+
+def test_names_with_a_suffix_belong_to_the_certificate() -> None:
+    identity = Identity("s", "publisher", "feed", frozenset({"d1"}))
+    for session, dedup in (("feed", None), ("feed~backup", None), ("feed", "d1")):
+        check_publisher(identity, PushHello("s", session, bytes(16), dedup), "s")
+    for session in ("feed2", "fee", "other~feed"):
+        with pytest.raises(CertificateError):
+            check_publisher(identity, PushHello("s", session, bytes(16)), "s")
+    with pytest.raises(ClusterMismatch):
+        check_publisher(identity, PushHello("t", "feed", bytes(16)), "s")
+
+
+def test_a_store_that_refuses_ends_the_stream(tmp_path: Path, pki: Path, session: str) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
+            await client.say(hello_of(session))
+            await client.hear()
+            await client.hear()
+            node.stores["feed"].refuse(rt.Fenced("a later one took over"))
+            assert isinstance(await client.failure(), rt.Fenced)
+
+    run(main())
+
+
+def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        root = str(tmp_path / "source")
+        sessions = [
+            publish(REAL, 3_500_000, root=root, name=name, roll_bytes=1 << 30) for name in ("feed", "other")
+        ]
+        feed, other = (items_of(REAL, path) for path in sessions)
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            client_of(endpoint, pki) as first,
+            client_of(endpoint, pki, "other") as second,
+        ):
+            await first.say(hello_of(sessions[0]), *feed[:4])
+            await until(lambda: node.unfinished.total > 2 * 2**20)
+            await second.say(hello_of(sessions[1]), *other)
+            assert isinstance(await second.failure(), rt.Overloaded)
+            await first.say(*feed[4:])
+            await first.hear_until(end_of(feed))
+            assert node.unfinished.total == 0
+            async with client_of(endpoint, pki, "other") as again:
+                await again.say(hello_of(sessions[1]))
+                start = await again.hear()
+                assert isinstance(start, PushStart)
+                await again.say(*items_of(REAL, sessions[1], start.place))
+                await again.hear_until(end_of(other))
+
+    run(main())
+
+
+# --- group sync -------------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """A receiver whose syncs last until they are let go."""
+
+    def __init__(self, *, error: RtError | None = None) -> None:
+        self.path = "/waiting"
+        self.stored = 0
+        self.synced: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.error = error
+
+    def sync_point(self) -> SyncPoint | None:
+        return SyncPoint(None, SegmentId(0, 0), self.stored, 0)  # type: ignore[arg-type]
+
+    def sync_to(self, point: SyncPoint) -> None:
+        self.begun.release()
+        assert self.go.acquire(timeout=30)
+        if self.error is not None:
+            raise self.error
+        self.synced.append(point.offset)
+
+
+def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() -> None:
+    async def main() -> None:
+        sync = GroupSync(threads=2)
+        receiver, told = Waiting(), list[int]()
+        sync.add(receiver, lambda point: told.append(point.offset if point else -1), lambda _: None)
+        for stored in (1, 2, 3, 4):
+            receiver.stored = stored
+            sync.note(receiver)
+        await until(lambda: receiver.begun.acquire(blocking=False))
+        assert told == []
+        receiver.go.release()
+        await until(lambda: told == [1])
+        receiver.go.release()
+        await sync.settled()
+        assert told == receiver.synced == [1, 4]
+        await sync.close()
+
+    run(main())
+
+
+def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
+    async def main() -> None:
+        sync = GroupSync(threads=1)
+        bad, good = Waiting(error=rt.StorageFailed("no")), Waiting()
+        failed, told = list[RtError](), list[int]()
+        sync.add(bad, lambda _: told.append(-1), failed.append)
+        sync.add(good, lambda _: told.append(1), failed.append)
+        for receiver in (bad, good):
+            receiver.go.release()
+            sync.note(receiver)
+        await sync.settled()
+        assert told == [1]
+        assert [str(error) for error in failed] == ["no"]
+        sync.note(bad)
+        await sync.settled()
+        assert bad.begun.acquire(blocking=False)
+        assert not bad.begun.acquire(blocking=False)
+        await sync.close()
+
+    run(main())
+
+
+def test_many_receivers_share_the_threads() -> None:
+    async def main() -> None:
+        sync = GroupSync(threads=2)
+        receivers = [Waiting() for _ in range(50)]
+        told: list[Waiting] = []
+        for receiver in receivers:
+            receiver.go.release()
+            sync.add(receiver, lambda _, receiver=receiver: told.append(receiver), lambda _: None)  # type: ignore[misc]
+            sync.note(receiver)
+        await sync.settled()
+        assert set(map(id, told)) == set(map(id, receivers))
+        await sync.close()
+
+    run(main())

@@ -1,0 +1,163 @@
+"""Power cuts at every change that receiving makes: what was durable stays, nothing bad is ever kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from receiving import (
+    CLUSTER,
+    COPY,
+    MERGED,
+    SESSION,
+    files_of,
+    give,
+    items_of,
+    merged_copy,
+    publish,
+    recut,
+    session_copy,
+)
+
+from replicator.items import Chunk, Item, Place, Trimmed
+from replicator.merged_receiver import MergedReceiver
+from replicator.session_receiver import SessionReceiver
+from rt.log.disk import write_whole
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.log.verify import verify
+from rt.testing.crash import Log, sweep
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+
+Receiver = SessionReceiver | MergedReceiver
+Open = Callable[[MemoryDisk], Receiver]
+
+
+def made(kind: str) -> tuple[MemoryDisk, str, Open]:
+    """A source with several segments on a disk of its own, and how its copy is opened on another."""
+    disk = MemoryDisk()
+    publish(disk, 2000, 2500, 10)
+    publish(disk, 300, 10)
+    if kind == "session":
+        return disk, SESSION, lambda other: session_copy(other, source=SESSION)
+    with MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk) as merged:
+        merged.merge_all([SESSION], block_bytes=1000)
+        merged.roll()
+        publish(disk, 400, 10)
+        merged.merge_all([SESSION], block_bytes=1000)
+    return disk, MERGED, merged_copy
+
+
+def receive(receiver: Receiver, items: list[Item], log: Log) -> None:
+    """Give it items and note what is durable after each sync, and what was sealed."""
+    for item in items:
+        give(receiver, [item])
+        point = receiver.sync_point()
+        if point is not None:
+            receiver.sync_to(point)
+        receiver.note_synced(point)
+        log.append(receiver.durable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["session", "merged"])
+def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: str) -> None:
+    source, path, open_copy = made(kind)
+    whole = files_of(source, path)
+    cut = list(recut(items_of(source, path), iter([700, 64, 3000] * 20)))
+    table = source.read(f"{SESSION}/segments")
+
+    def prepare(disk: MemoryDisk) -> None:
+        # The identity of the session, as a node knows it.
+        disk.make_directory(SESSION)
+        write_whole(disk, f"{SESSION}/segments", table)
+
+    def run(disk: MemoryDisk, log: Log) -> None:
+        receiver = open_copy(disk)
+        half = len(cut) // 2
+        receive(receiver, cut[:half], log)
+        receiver.close()
+        receiver = open_copy(disk)
+        receive(receiver, items_of(source, path, receiver.place), log)
+        receiver.close()
+
+    def recover(disk: MemoryDisk, log: Log) -> None:
+        open_copy(disk).close()
+
+    def check(disk: MemoryDisk, log: Log) -> None:
+        promised = max((place for place in log if place is not None), default=Place(0, 0, 0))
+        receiver = open_copy(disk)
+        place = receiver.place or Place(0, 0, 0)
+        assert place >= promised
+        assert receiver.durable == receiver.place
+        for segment, content in files_of(disk, COPY).items():
+            assert whole[segment].startswith(content)
+        give(receiver, items_of(source, path, receiver.place))
+        assert files_of(disk, COPY) == whole
+        receiver.close()
+        assert verify(COPY, disk=disk).damage == []
+
+    assert sweep(run, check, prepare=prepare, recover=recover, recover_cuts=1, seeds=range(1)) > 100
+
+
+def test_a_skip_that_was_cut_off_is_done_again() -> None:
+    source, path, _ = made("merged")
+    items = items_of(source, path)
+    whole = files_of(source, path)
+    second = SegmentId(0, 1)
+    first = next(item.end for item in items if not isinstance(item, Chunk | Trimmed))  # type: ignore[union-attr]
+
+    def run(disk: MemoryDisk, log: Log) -> None:
+        receiver = merged_copy(disk)
+        chunk = items[0]
+        assert isinstance(chunk, Chunk)
+        receiver.take(Chunk(chunk.place, chunk.data[:1500]))
+        receiver.start_at(Place(*second, 0), first)
+        receive(receiver, items_of(source, path, Place(*second, 0)), log)
+        receiver.close()
+
+    def check(disk: MemoryDisk, log: Log) -> None:
+        receiver = merged_copy(disk)
+        if receiver.end < first:
+            receiver.start_at(Place(*second, 0), first)
+        give(receiver, items_of(source, path, receiver.place))
+        assert files_of(disk, COPY) == {second: whole[second]}
+        receiver.close()
+        assert verify(COPY, disk=disk).damage == []
+
+    assert sweep(run, check, seeds=range(2)) > 50
+
+
+def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
+    source, path, open_copy = made("session")
+    items = items_of(source, path)
+    whole = files_of(source, path)
+    later = sorted(whole)[1]
+    table = source.read(f"{SESSION}/segments")
+
+    def prepare(disk: MemoryDisk) -> None:
+        disk.make_directory(SESSION)
+        write_whole(disk, f"{SESSION}/segments", table)
+
+    def run(disk: MemoryDisk, log: Log) -> None:
+        receiver = open_copy(disk)
+        assert isinstance(receiver, SessionReceiver)
+        give(receiver, items[:2])
+        receiver.skip_to(Place(*later, 64))
+        receive(receiver, items_of(source, path, receiver.place), log)
+        receiver.trim(SegmentId(1, 0), TrimReason.MERGED)
+        receiver.close()
+
+    def check(disk: MemoryDisk, log: Log) -> None:
+        receiver = session_copy(disk, at=Place(*later, 64))
+        assert receiver.place is not None
+        assert receiver.place >= max(log, default=Place(0, 0, 0))
+        give(receiver, items_of(source, path, receiver.place))
+        kept = files_of(disk, COPY)
+        assert kept == {segment: whole[segment] for segment in kept}
+        assert max(kept) == max(whole)
+        receiver.close()
+        assert verify(COPY, disk=disk).damage == []
+
+    assert sweep(run, check, prepare=prepare, seeds=range(2)) > 50

@@ -1,0 +1,294 @@
+"""The receiver of a merged log: whole blocks that verify, the same on every copy, and gaps that are told."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from receiving import (
+    CLUSTER,
+    COPY,
+    MERGED,
+    SESSION,
+    files_of,
+    give,
+    items_of,
+    merged_copy,
+    messages,
+    publish,
+    recut,
+)
+
+import rt
+from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
+from replicator.merged_receiver import MergedReceiver
+from rt.errors import ClusterMismatch, Damaged, DiskFull, ProtocolViolation
+from rt.events import SkipForward
+from rt.log.directory import read_table
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
+from rt.log.table import Identity, TrimReason
+from rt.log.verify import verify
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+
+SIZES = st.lists(st.integers(0, 2500), min_size=1, max_size=6)
+
+
+def rolled(disk: MemoryDisk, *rounds: list[int]) -> MergedLog:
+    """A merged log with a segment for each round of messages of two sessions; open, the last one active."""
+    merged = MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
+    for index, sizes in enumerate(rounds):
+        if index:
+            merged.roll()
+        sessions = [publish(disk, *sizes), publish(disk, *sizes[:2], name="other")]
+        merged.merge_all(sessions, block_bytes=2048)
+    merged.sync()
+    return merged
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk()
+
+
+@pytest.fixture
+def merged(disk: MemoryDisk) -> Iterator[MergedLog]:
+    with rolled(disk, [100, 2000, 300], [50, 50], [700, 20]) as log:
+        yield log
+
+
+@given(
+    rounds=st.lists(SIZES, min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 9000), min_size=1),
+    stops=st.lists(st.integers(0, 40), max_size=3),
+)
+def test_a_copy_is_the_log_byte_for_byte_however_it_is_cut_and_broken_off(
+    rounds: list[list[int]], cuts: list[int], stops: list[int]
+) -> None:
+    disk = MemoryDisk()
+    merged = rolled(disk, *rounds)
+    receiver = merged_copy(disk)
+    for stop, is_reopened in zip([*stops, None], itertools.cycle([True, False]), strict=False):
+        receiver.forget_unfinished()
+        items = recut(items_of(disk, MERGED, receiver.place), itertools.cycle(cuts))
+        give(receiver, itertools.islice(items, stop))
+        if is_reopened:
+            receiver.close()
+            receiver = merged_copy(disk)
+    assert files_of(disk, COPY) == files_of(disk, MERGED)
+    assert receiver.end == merged.position
+    receiver.close()
+    merged.close()
+    assert messages(COPY, disk) == messages(MERGED, disk)
+    assert verify(COPY, disk=disk).damage == []
+
+
+@given(at=st.integers(0, 2**31), bit=st.integers(0, 7), sizes=SIZES)
+def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[int]) -> None:
+    disk = MemoryDisk()
+    with rolled(disk, sizes):
+        (chunk,) = items_of(disk, MERGED)
+        assert isinstance(chunk, Chunk)
+        data = bytearray(chunk.data)
+        data[at % len(data)] ^= 1 << bit
+        receiver = merged_copy(disk)
+        with pytest.raises(rt.RtError):
+            give(receiver, [Chunk(chunk.place, bytes(data)), Sealed(chunk.end, receiver.end, True, 0)])
+        whole = files_of(disk, MERGED)
+        assert all(whole[segment].startswith(content) for segment, content in files_of(disk, COPY).items())
+        receiver.forget_unfinished()
+        give(receiver, items_of(disk, MERGED, receiver.place))
+        assert files_of(disk, COPY) == whole
+        receiver.close()
+
+
+def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLog) -> None:
+    items = items_of(disk, MERGED)
+    first, sealed, second = items[:3]
+    assert isinstance(first, Chunk)
+    assert isinstance(sealed, Sealed)
+    assert isinstance(second, Chunk)
+    receiver = merged_copy(disk)
+    give(receiver, [first])
+    end = first.end
+    bad: list[Item] = [
+        second,
+        Chunk(end._replace(offset=end.offset + 8), first.data),
+        Chunk(end._replace(offset=0), first.data),
+        Sealed(end, sealed.end + 1, False, 0),
+        Sealed(end._replace(offset=end.offset - 8), sealed.end, False, 0),
+        CompleteUpTo(receiver.end + 5),
+    ]
+    for item in bad:
+        with pytest.raises(ProtocolViolation):
+            give(receiver, [item])
+        assert receiver.place == end
+    give(receiver, [sealed])
+    with pytest.raises(ProtocolViolation):
+        give(receiver, [Chunk(second.place._replace(y=second.place.y + 1), second.data)])
+    give(receiver, items[1:])
+    assert files_of(disk, COPY) == files_of(disk, MERGED)
+    receiver.close()
+
+
+def test_a_block_at_another_place_or_of_another_cluster_is_refused(
+    disk: MemoryDisk, merged: MergedLog
+) -> None:
+    with MergedLog("/other", cluster_id=bytes(16), stream="s", disk=disk) as other:
+        other.merge_all([SESSION])
+    theirs, ours = items_of(disk, "/other")[0], items_of(disk, MERGED)[0]
+    assert isinstance(theirs, Chunk)
+    assert isinstance(ours, Chunk)
+    receiver = merged_copy(disk)
+    with pytest.raises(ClusterMismatch):
+        receiver.take(theirs)
+    receiver.take(Chunk(ours.place, ours.data[:SEGMENT_HEADER_BYTES]))
+    with pytest.raises(Damaged) as caught:
+        receiver.take(Chunk(ours.place._replace(offset=64), theirs.data[SEGMENT_HEADER_BYTES:]))
+    assert caught.value.offset == SEGMENT_HEADER_BYTES
+    receiver.close()
+
+
+def test_the_directory_of_another_cluster_is_not_opened(disk: MemoryDisk) -> None:
+    merged_copy(disk).close()
+    with pytest.raises(ClusterMismatch):
+        MergedReceiver.open(COPY, Identity(Kind.MERGED, bytes(16), "s"), disk=disk)
+
+
+def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
+    disk: MemoryDisk, merged: MergedLog
+) -> None:
+    receiver = merged_copy(disk)
+    items = items_of(disk, MERGED)
+    give(receiver, items)
+    chain_start = 0
+    other = merged_copy(disk, "/another")
+    for item in items:
+        give(other, [item])
+        if isinstance(item, Sealed):
+            chain_start = other.chain
+    known = receiver.chain, receiver.last_checksum, receiver.instruction
+    assert known == (other.chain, other.last_checksum, other.instruction)
+    assert known[1]
+    receiver.close()
+    other.close()
+    receiver = merged_copy(disk, chain=chain_start)
+    assert (receiver.chain, receiver.last_checksum, receiver.instruction) == known
+    receiver.close()
+
+
+def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(disk: MemoryDisk, merged: MergedLog) -> None:
+    (first, *_) = items_of(disk, MERGED)
+    assert isinstance(first, Chunk)
+    receiver = merged_copy(disk)
+    receiver.take(Chunk(first.place, first.data[:SEGMENT_HEADER_BYTES]))
+    disk.capacity_bytes = disk.used_bytes + 2500
+    with pytest.raises(DiskFull):
+        receiver.take(Chunk(first.place._replace(offset=64), first.data[64:]))
+    assert receiver.place is not None
+    assert receiver.place.offset == len(files_of(disk, COPY)[SegmentId(0, 0)])
+    disk.capacity_bytes = None
+    give(receiver, items_of(disk, MERGED, receiver.place))
+    assert files_of(disk, COPY) == files_of(disk, MERGED)
+    receiver.close()
+
+
+class TestTrims:
+    def test_a_trim_travels_when_the_copy_follows(self, disk: MemoryDisk, merged: MergedLog) -> None:
+        receiver = merged_copy(disk)
+        give(receiver, items_of(disk, MERGED))
+        give(receiver, [Trimmed(SegmentId(0, 1), 0, TrimReason.SIZE)])
+        table = read_table(disk, COPY)
+        assert table is not None
+        assert [segment.reason for segment in table.segments] == [TrimReason.SIZE, TrimReason.NONE]
+        receiver.close()
+
+    def test_a_copy_of_its_own_retention_keeps_all(self, disk: MemoryDisk, merged: MergedLog) -> None:
+        receiver = merged_copy(disk, follows_trims=False)
+        give(receiver, [*items_of(disk, MERGED), Trimmed(SegmentId(0, 2), 0, TrimReason.SIZE)])
+        assert files_of(disk, COPY) == files_of(disk, MERGED)
+        receiver.close()
+
+    @pytest.mark.parametrize("follows", [True, False])
+    def test_a_copy_that_was_away_too_long_skips_forward_and_its_reader_is_told(
+        self, disk: MemoryDisk, merged: MergedLog, follows: bool
+    ) -> None:
+        receiver = merged_copy(disk, follows_trims=follows)
+        first = items_of(disk, MERGED)[0]
+        assert isinstance(first, Chunk)
+        give(receiver, [first])
+        end = receiver.end
+        receiver.close()
+        merged.trim(SegmentId(0, 2))
+        receiver = merged_copy(disk, follows_trims=follows)
+        items = [item for item in items_of(disk, MERGED, Place(0, 2, 0)) if not isinstance(item, Trimmed)]
+        began = items[0]
+        assert isinstance(began, Chunk)
+        with pytest.raises(ProtocolViolation):
+            give(receiver, items)
+        table = read_table(disk, MERGED)
+        assert table is not None
+        start = table.segments[-1].end
+        receiver.start_at(began.place, start)
+        give(receiver, items)
+        receiver.close()
+        merged_copy(disk, follows_trims=follows).close()
+        events: list[object] = []
+        with rt.LogReader(COPY, position=0, on_event=events.append, disk=disk) as reader:
+            got = [message.position for message in reader]
+        kept = [] if follows else list(range(end))
+        assert got == [*kept, *range(start, merged.position)]
+        (event,) = events
+        assert isinstance(event, SkipForward)
+        assert (event.wanted, event.resumed) == (0 if follows else end, start)
+        assert not follows or verify(COPY, disk=disk).damage == []
+
+    def test_a_trim_while_the_sender_is_ahead_lets_the_copy_skip(
+        self, disk: MemoryDisk, merged: MergedLog
+    ) -> None:
+        receiver = merged_copy(disk)
+        give(receiver, items_of(disk, MERGED)[:1])
+        merged.trim(SegmentId(0, 2))
+        give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+        assert sorted(files_of(disk, COPY)) == [SegmentId(0, 2)]
+        assert receiver.end == merged.position
+        receiver.close()
+
+    def test_a_skip_from_the_middle_of_a_block_forgets_it(self, disk: MemoryDisk, merged: MergedLog) -> None:
+        first = items_of(disk, MERGED)[0]
+        assert isinstance(first, Chunk)
+        receiver = merged_copy(disk)
+        receiver.take(Chunk(first.place, first.data[: len(first.data) - 40]))
+        assert receiver.unfinished_bytes
+        merged.trim(SegmentId(0, 2))
+        give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+        assert receiver.end == merged.position
+        assert files_of(disk, COPY) == files_of(disk, MERGED)
+        receiver.close()
+
+    def test_a_sender_that_goes_back_is_refused(self, disk: MemoryDisk, merged: MergedLog) -> None:
+        receiver = merged_copy(disk)
+        give(receiver, items_of(disk, MERGED))
+        place = receiver.place
+        assert place is not None
+        for back, first in ((Place(0, 1, 0), 0), (Place(0, 5, 64), 500), (Place(0, 5, 0), 1)):
+            with pytest.raises(ProtocolViolation):
+                receiver.start_at(back, first)
+        receiver.start_at(place, receiver.end)
+        receiver.close()
+
+
+def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: MergedLog) -> None:
+    receiver = merged_copy(disk)
+    table = read_table(disk, MERGED)
+    assert table is not None
+    start = table.segments[0].end
+    receiver.start_at(Place(0, 1, 0), start)
+    give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+    whole = files_of(disk, MERGED)
+    assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment.y >= 1}
+    assert messages(COPY, disk) == messages(MERGED, disk)[start:]
+    receiver.close()

@@ -1,0 +1,447 @@
+"""The receiver of a session: what it stores is what the publisher wrote, and nothing else is stored."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from receiving import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
+
+import rt
+from replicator.items import Chunk, Item, Life, Place, Sealed
+from replicator.session_receiver import FRAME_BYTES_MAX, SessionReceiver, read_marks
+from rt.errors import (
+    ClusterMismatch,
+    Damaged,
+    DirectoryLocked,
+    DiskFull,
+    Fenced,
+    MessageTooLarge,
+    ProtocolViolation,
+)
+from rt.log.batch import CODEC_NONE, CODEC_ZSTD, Draft, encode_batch
+from rt.log.checksum import batch_seed
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.table import Identity as LogIdentity
+from rt.log.table import TrimReason
+from rt.log.verify import verify
+from rt.testing.disk import MemoryDisk
+
+SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
+
+
+@given(lives=st.lists(SIZES, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 9000), min_size=1))
+def test_a_copy_is_the_log_byte_for_byte_however_its_bytes_are_cut(
+    lives: list[list[int]], cuts: list[int]
+) -> None:
+    disk = MemoryDisk()
+    for sizes in lives:
+        publish(disk, *sizes)
+    receiver = session_copy(disk)
+    give(receiver, recut(items_of(disk, SESSION), itertools.cycle(cuts)))
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    assert receiver.end == sum(map(len, lives))
+    receiver.close()
+    assert messages(COPY, disk) == messages(SESSION, disk)
+    assert verify(COPY, disk=disk).damage == []
+
+
+@given(
+    sizes=SIZES,
+    cuts=st.lists(st.integers(1, 5000), min_size=1),
+    stops=st.lists(st.integers(0, 30), max_size=4),
+)
+def test_a_copy_goes_on_where_it_ends_after_any_break(
+    sizes: list[int], cuts: list[int], stops: list[int]
+) -> None:
+    disk = MemoryDisk()
+    publish(disk, *sizes)
+    publish(disk, *sizes)
+    receiver = session_copy(disk)
+    for stop, is_reopened in zip([*stops, None], itertools.cycle([True, False]), strict=False):
+        items = recut(items_of(disk, SESSION, receiver.place), itertools.cycle(cuts))
+        give(receiver, itertools.islice(items, stop))
+        if is_reopened:
+            receiver.close()
+            receiver = session_copy(disk)
+        else:
+            receiver.forget_unfinished()
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    receiver.close()
+
+
+@given(sizes=SIZES, at=st.integers(0, 2**31), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_refused_and_what_is_good_before_it_stays(
+    sizes: list[int], at: int, bit: int
+) -> None:
+    disk = MemoryDisk()
+    publish(disk, *sizes)
+    receiver = session_copy(disk)
+    chunks = [item for item in items_of(disk, SESSION) if isinstance(item, Chunk)]
+    at %= sum(len(chunk.data) for chunk in chunks)
+    bad: list[Item] = []
+    for chunk in chunks:
+        data = bytearray(chunk.data)
+        if 0 <= at < len(data):
+            data[at] ^= 1 << bit
+        at -= len(data)
+        bad.append(Chunk(chunk.place, bytes(data)))
+    give(receiver, [item for item in items_of(disk, SESSION) if isinstance(item, Life)])
+    with pytest.raises((rt.RtError,)):
+        give_sealing(receiver, bad, items_of(disk, SESSION))
+    assert_prefix(disk)
+    give(receiver, items_of(disk, SESSION, receiver.place))
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    receiver.close()
+
+
+def give_sealing(receiver: SessionReceiver, chunks: list[Item], items: list[Item]) -> None:
+    """The items, with other chunks in the places of theirs."""
+    replaced = iter(chunks)
+    give(receiver, [next(replaced) if isinstance(item, Chunk) else item for item in items])
+
+
+def assert_prefix(disk: MemoryDisk, path: str = COPY, of: str = SESSION) -> None:
+    whole = files_of(disk, of)
+    for segment, content in files_of(disk, path).items():
+        assert whole[segment].startswith(content)
+
+
+class TestWhatDoesNotFollow:
+    @pytest.fixture
+    def disk(self) -> MemoryDisk:
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000)
+        publish(disk, 100)
+        return disk
+
+    @pytest.fixture
+    def items(self, disk: MemoryDisk) -> list[Item]:
+        return items_of(disk, SESSION)
+
+    def refused(
+        self, receiver: SessionReceiver, *items: Item, error: type[Exception] = ProtocolViolation
+    ) -> None:
+        before = receiver.place
+        with pytest.raises(error):
+            give(receiver, items)
+        assert receiver.place == before
+
+    def test_bytes_without_a_life_are_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
+        receiver = session_copy(disk)
+        self.refused(receiver, items[1])
+        receiver.close()
+
+    def test_a_gap_a_repeat_and_another_segment_are_refused(
+        self, disk: MemoryDisk, items: list[Item]
+    ) -> None:
+        receiver = session_copy(disk)
+        life, first = items[0], items[1]
+        assert isinstance(first, Chunk)
+        give(receiver, [life, first])
+        end = first.end
+        for place in (
+            end._replace(offset=end.offset + 8),
+            end._replace(offset=end.offset - 8),
+            end._replace(offset=0),
+            end._replace(y=end.y + 1, offset=0),
+            end._replace(x=end.x + 1, offset=0),
+        ):
+            self.refused(receiver, Chunk(place, first.data))
+        receiver.close()
+
+    def test_the_next_x_waits_until_the_last_segment_is_sealed_as_the_last(
+        self, disk: MemoryDisk, items: list[Item]
+    ) -> None:
+        receiver = session_copy(disk)
+        at = next(index for index, item in enumerate(items) if isinstance(item, Life) and item.x > items[0].x)  # type: ignore[union-attr]
+        give(receiver, items[: at - 1])
+        last = items[at - 1]
+        assert isinstance(last, Sealed)
+        assert last.is_last_of_x
+        give(receiver, [replace(last, is_last_of_x=False), items[at]])
+        assert not receiver.has_ended
+        self.refused(receiver, items[at + 1])
+        receiver.seal(last)
+        assert receiver.has_ended
+        give(receiver, items[at + 1 :])
+        assert files_of(disk, COPY) == files_of(disk, SESSION)
+        receiver.close()
+
+    def test_a_seal_beyond_or_beside_the_end_is_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
+        receiver = session_copy(disk)
+        give(receiver, items[:2])
+        place = receiver.place
+        assert place is not None
+        further = place._replace(offset=place.offset + 8)
+        self.refused(receiver, Sealed(further, receiver.end, True, 0))
+        self.refused(receiver, Sealed(place, receiver.end + 1, True, 0))
+        self.refused(receiver, Sealed(place._replace(y=place.y + 1), receiver.end, True, 0))
+        receiver.close()
+
+    def test_a_header_of_another_life_incarnation_or_place_is_refused(
+        self, disk: MemoryDisk, items: list[Item]
+    ) -> None:
+        publish(disk, 10, name="other")
+        other = items_of(disk, "/data/s/sessions/other")
+        receiver = session_copy(disk)
+        self.refused(receiver, items[0], other[1], error=ClusterMismatch)
+        first = items[1]
+        assert isinstance(first, Chunk)
+        receiver.begin_life(Life(first.place.x, b"another!"))
+        self.refused(receiver, first)
+        give(receiver, [items[0]])
+        self.refused(receiver, Chunk(Place(first.place.x, 5, 0), first.data))
+        assert files_of(disk, COPY) == {}
+        receiver.close()
+
+    def test_a_life_that_is_over_is_fenced(self, disk: MemoryDisk, items: list[Item]) -> None:
+        receiver = session_copy(disk)
+        give(receiver, items)
+        newest = items[-1]
+        x = receiver.writer.last_id.x  # type: ignore[union-attr]
+        with pytest.raises(Fenced):
+            receiver.begin_life(Life(x - 1, b"12345678"))
+        with pytest.raises(Fenced):
+            receiver.begin_life(Life(x, b"12345678"))
+        receiver.begin_life(Life(x + 1, b"12345678"))
+        assert newest is not None
+        receiver.close()
+
+    def test_one_writer_a_copy(self, disk: MemoryDisk) -> None:
+        receiver = session_copy(disk)
+        with pytest.raises(DirectoryLocked):
+            session_copy(disk)
+        receiver.close()
+
+
+def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_x_follows() -> None:
+    disk = MemoryDisk()
+    publish(disk, 100, 100, roll_bytes=1 << 20)
+    items = items_of(disk, SESSION)
+    receiver = session_copy(disk)
+    give(receiver, items[:2])
+    place = receiver.place
+    assert place is not None
+    shorter = Sealed(place._replace(offset=place.offset - 64), receiver.end - 1, False, 0)
+    receiver.seal(shorter)
+    assert receiver.active is not None
+    receiver.seal(replace(shorter, is_last_of_x=True))
+    assert receiver.active is None
+    assert receiver.place == place
+    assert receiver.has_ended
+    receiver.close()
+
+
+def test_a_frame_above_the_limit_is_refused_before_it_is_collected() -> None:
+    disk = MemoryDisk()
+    publish(disk, 300_000, roll_bytes=1 << 20)
+    receiver = session_copy(disk, frame_bytes_max=100_000)
+    items = items_of(disk, SESSION)
+    chunk = items[1]
+    assert isinstance(chunk, Chunk)
+    give(receiver, items[:1])
+    with pytest.raises(MessageTooLarge):
+        receiver.take(Chunk(chunk.place, chunk.data[: SEGMENT_HEADER_BYTES + 64]))
+    assert receiver.unfinished_bytes == 0
+    receiver.close()
+
+
+def test_a_length_beyond_every_limit_is_damage() -> None:
+    disk = MemoryDisk()
+    publish(disk, 10)
+    items = items_of(disk, SESSION)
+    chunk = items[1]
+    assert isinstance(chunk, Chunk)
+    data = bytearray(chunk.data)
+    data[SEGMENT_HEADER_BYTES + 8 : SEGMENT_HEADER_BYTES + 12] = b"\xff\xff\xff\x7f"
+    receiver = session_copy(disk)
+    with pytest.raises(Damaged) as caught:
+        give(receiver, [items[0], Chunk(chunk.place, bytes(data))])
+    assert caught.value.offset == SEGMENT_HEADER_BYTES
+    assert receiver.unfinished_bytes == 0
+    receiver.close()
+    assert FRAME_BYTES_MAX < 2**31
+
+
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
+@pytest.mark.parametrize("fault", ["offsets", "end", "topic index", "topics", "no fault"])
+def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
+    count: int, codec: int, fault: str
+) -> None:
+    header = SegmentHeader(Kind.SESSION, SegmentId(0, 0), 0, 0, bytes(16), b"12345678")
+    offsets = np.arange(count + 1, dtype=np.int32) * 8
+    index = np.zeros(count, np.uint16)
+    topics = [b"a", b"b"]
+    match fault:
+        case "offsets":
+            offsets[1:3] = 16, 8
+        case "end":
+            offsets[-1] += 8
+        case "topic index":
+            index[1] = 2
+        case "topics":
+            topics = [b"a", b"\xff"]
+    times = np.ones(count, np.int64)
+    draft = Draft(bytes(8 * count), offsets, times, 1, 1, topics, index)
+    good = Draft(bytes(8), np.array([0, 8], np.int32), times[:1], 1, 1, [b"a"])
+    first = b"".join(encode_batch(good, first=0, seed=batch_seed(header.seed, 64)))
+    seed = batch_seed(header.seed, 64 + len(first))
+    lying = b"".join(encode_batch(draft, first=1, seed=seed, codec=codec))
+    disk = MemoryDisk()
+    receiver = SessionReceiver.open(COPY, LogIdentity(Kind.SESSION, bytes(16), "feed"), disk=disk)
+    receiver.begin_life(Life(0, header.life))
+    chunk = Chunk(Place(0, 0, 0), encode_segment_header(header) + first + lying)
+    if fault == "no fault":
+        receiver.take(chunk)
+        assert receiver.end == 1 + count
+    else:
+        with pytest.raises(Damaged) as caught:
+            receiver.take(chunk)
+        assert caught.value.offset == 64 + len(first)
+        assert receiver.end == 1
+        assert [mark.number for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks] == [
+            1
+        ]
+    receiver.close()
+
+
+def test_a_large_message_in_many_chunks_is_kept_once() -> None:
+    disk = MemoryDisk()
+    publish(disk, 3_500_000, 10, roll_bytes=1 << 30)
+    receiver = session_copy(disk)
+    seen = 0
+    for item in items_of(disk, SESSION):
+        give(receiver, [item])
+        seen = max(seen, receiver.unfinished_bytes)
+    assert 2_000_000 < seen < 3_600_000
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    receiver.close()
+
+
+def test_a_full_disk_takes_nothing_of_a_chunk_and_goes_on_when_there_is_space() -> None:
+    disk = MemoryDisk()
+    publish(disk, 900, 900, 900, roll_bytes=1 << 20)
+    items = items_of(disk, SESSION)
+    receiver = session_copy(disk)
+    life, chunk = items[:2]
+    assert isinstance(chunk, Chunk)
+    give(receiver, [life, Chunk(chunk.place, chunk.data[:SEGMENT_HEADER_BYTES])])
+    place = receiver.place
+    disk.capacity_bytes = disk.used_bytes + 100
+    with pytest.raises(DiskFull):
+        receiver.take(Chunk(chunk.place._replace(offset=64), chunk.data[64:]))
+    assert receiver.place == place
+    disk.capacity_bytes = None
+    give(receiver, items_of(disk, SESSION, receiver.place))
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    receiver.close()
+
+
+class TestMarks:
+    def test_marks_are_told_when_they_are_durable_and_not_before(self) -> None:
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000, 10)
+        receiver = session_copy(disk)
+        told: list[tuple[SegmentId, int]] = []
+
+        def sync() -> None:
+            point = receiver.sync_point()
+            if point is not None:
+                receiver.sync_to(point)
+            told.extend(
+                (segment, mark.offset) for segment, marks in receiver.on_synced(point) for mark in marks
+            )
+
+        for item in items_of(disk, SESSION):
+            before = list(told)
+            give(receiver, [item])
+            assert told == before
+            sync()
+            assert receiver.durable == receiver.place
+        whole = {
+            segment: [mark.offset for mark in read_marks(disk, SESSION, segment)]
+            for segment in files_of(disk, SESSION)
+        }
+        assert told == [(segment, offset) for segment in sorted(whole) for offset in whole[segment]]
+        receiver.close()
+
+    def test_a_reopened_copy_says_the_marks_of_its_active_segment_and_goes_on_with_the_chain(self) -> None:
+        disk = MemoryDisk()
+        publish(disk, 100, 100, 100, roll_bytes=1 << 20)
+        receiver = session_copy(disk)
+        items = items_of(disk, SESSION)
+        cut = next(iter(read_marks(disk, SESSION, SegmentId(items[0].x, 0)))).offset  # type: ignore[union-attr]
+        chunk = items[1]
+        assert isinstance(chunk, Chunk)
+        give(receiver, [items[0], Chunk(chunk.place, chunk.data[:cut])])
+        receiver.close()
+        receiver = session_copy(disk)
+        (recovered,) = receiver.recovered
+        give(receiver, items_of(disk, SESSION, receiver.place))
+        following = [mark for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks]
+        assert [*recovered.marks, *following] == read_marks(disk, SESSION, recovered.segment)
+        receiver.close()
+
+
+class TestSkipping:
+    def test_a_copy_whose_rest_is_merged_goes_on_at_the_segment_that_is_consumed(self) -> None:
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000, 2000, 2000, 2000)
+        items = items_of(disk, SESSION)
+        receiver = session_copy(disk)
+        give(receiver, items[:2])
+        receiver.close()
+        third = sorted(files_of(disk, SESSION))[2]
+        receiver = session_copy(disk, at=Place(*third, 100))
+        assert receiver.place == Place(*third, 0)
+        give(receiver, items_of(disk, SESSION, receiver.place))
+        receiver.close()
+        whole = files_of(disk, SESSION)
+        assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment >= third}
+        receiver = session_copy(disk)
+        assert receiver.end == 6
+        receiver.close()
+
+    def test_a_publisher_that_trimmed_what_is_merged_begins_at_the_number_that_is_wanted(self) -> None:
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000, 2000, 2000, 2000)
+        items = items_of(disk, SESSION)
+        first = items[1]
+        assert isinstance(first, Chunk)
+        segments = sorted(files_of(disk, SESSION))
+        later = [item for item in items if not isinstance(item, Life) and item.place.segment >= segments[1]]  # type: ignore[union-attr]
+        begins = next(item for item in items if isinstance(item, Sealed)).end
+        receiver = session_copy(disk)
+        give(receiver, items[:1])
+        receiver.take(Chunk(first.place, first.data[:SEGMENT_HEADER_BYTES]))
+        with pytest.raises(ProtocolViolation):
+            give(receiver, later)
+        receiver.skip_to(Place(*segments[0], 100), begins - 1)
+        with pytest.raises(ProtocolViolation):
+            give(receiver, later)
+        receiver.skip_to(Place(*segments[0], 200), begins)
+        give(receiver, later)
+        whole = files_of(disk, SESSION)
+        assert files_of(disk, COPY) == {segment: whole[segment] for segment in segments[1:]}
+        receiver.close()
+
+    def test_a_trimmed_copy_goes_on(self) -> None:
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000, 2000)
+        receiver = session_copy(disk)
+        give(receiver, items_of(disk, SESSION))
+        last = receiver.writer.last_id
+        assert last is not None
+        assert receiver.trim(last, TrimReason.MERGED)
+        receiver.close()
+        publish(disk, 50)
+        receiver = session_copy(disk)
+        give(receiver, items_of(disk, SESSION, receiver.place))
+        assert receiver.end == 5
+        receiver.close()

@@ -1,0 +1,102 @@
+"""A sender that follows a publisher's process while that is killed, again and again, on real files."""
+
+from __future__ import annotations
+
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from replicator.items import Chunk, Life, Sealed
+from replicator.sender import Sender
+from rt.log.directory import list_segments, read_table
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+
+KILLS = 15
+SEED = random.randrange(2**32)
+"""Drawn anew for each run; the assertions name it."""
+DEADLINE_SECONDS = 60
+
+PROGRAM = """
+import random, sys
+import rt
+
+root, seed = sys.argv[1], int(sys.argv[2])
+draw = random.Random(seed)
+publisher = rt.Publisher(
+    root, "s", publisher_id="feed", batch_bytes=8192, roll_bytes=64 * 1024,
+    linger_ms=draw.choice([0, 1]), fsync=draw.choice(["batch", "interval", "never"]),
+)
+while True:
+    for _ in range(draw.randrange(1, 40)):
+        publisher.publish(bytes(draw.randrange(3000)), topic=draw.choice("abc"))
+    publisher.publish_many([bytes(draw.randrange(3000)) for _ in range(draw.randrange(1, 40))])
+    if draw.random() < 0.3:
+        publisher.flush()
+"""
+
+
+@pytest.mark.slow
+def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_again(tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    directory = tmp_path / "s" / "sessions" / "feed"
+    directory.mkdir(parents=True)
+    received: dict[SegmentId, bytearray] = defaultdict(bytearray)
+    sealed: dict[SegmentId, Sealed] = {}
+    lives: list[int] = []
+    sender: Sender | None = None
+
+    def take() -> int:
+        size = 0
+        assert sender is not None
+        for item in sender.items():
+            match item:
+                case Chunk(place, data):
+                    assert place.offset == len(received[place.segment]), SEED
+                    assert place.x == lives[-1], SEED
+                    received[place.segment] += data
+                    size += len(data)
+                case Sealed(place):
+                    sealed[place.segment] = item
+                case Life(x):
+                    lives.append(x)
+        return size
+
+    for _ in range(KILLS):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path, str(draw.randrange(2**32))])
+        wanted, deadline = draw.randrange(50_000, 800_000), time.monotonic() + DEADLINE_SECONDS
+        while wanted > 0:
+            assert time.monotonic() < deadline, SEED
+            if sender is None:
+                if (directory / "log.0.0").exists():
+                    sender = Sender(directory, None)
+                continue
+            taken = take()
+            wanted -= taken
+            if not taken:
+                select.select([sender], [], [], 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert sender is not None
+    while take():
+        pass
+    sender.close()
+    table = read_table(REAL, str(directory))
+    assert table is not None
+    newest = list_segments(REAL, str(directory))[-1]
+    for segment in list_segments(REAL, str(directory)):
+        content = (directory / segment.file_name).read_bytes()
+        assert content.startswith(bytes(received[segment])), SEED
+        assert segment == newest or len(content) == len(received[segment]), SEED
+    assert lives == list(range(KILLS)), SEED
+    assert {*sealed} == {entry.id for entry in table.segments}, SEED
+    last_of_x = {segment.x: segment for segment in sorted(sealed)}
+    for segment, item in sealed.items():
+        assert item.is_last_of_x == (segment == last_of_x[segment.x] and segment.x != KILLS - 1), SEED

@@ -1,0 +1,222 @@
+"""Values over the wire and back, and what no peer may say; framing by hand against protobuf's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.framing import frame_chunk, framed_chunk
+from replicator.handshake import (
+    TOPICS_WANTED_MAX,
+    LifeOpened,
+    PullHello,
+    PullMerged,
+    PullProgress,
+    PullSession,
+    PullStart,
+    PushHello,
+    PushProgress,
+    PushStart,
+)
+from replicator.items import CHUNK_BYTES_MAX, Chunk, CompleteUpTo, Life, Place, Sealed, Trimmed
+from replicator.wire import (
+    decode_pull_reply,
+    decode_pull_request,
+    decode_push_reply,
+    decode_push_request,
+    encode_pull_reply,
+    encode_pull_request,
+    encode_push_reply,
+    encode_push_request,
+)
+from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
+from rt.log.layout import NUMBER_MAX
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.v1 import replication_pb2 as pb
+
+ID = bytes(range(16))
+words = st.integers(0, 2**32 - 1)
+numbers = st.integers(0, NUMBER_MAX)
+places = st.builds(Place, words, words, st.integers(0, NUMBER_MAX - 1))
+ids = st.binary(min_size=16, max_size=16)
+ids_or_none = st.one_of(st.just(b""), ids)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+chunks = st.builds(Chunk, places, st.binary(min_size=1, max_size=300))
+seals = st.builds(Sealed, places, numbers, st.booleans(), st.integers(-(2**63) + 1, 2**63 - 1))
+
+pushed = st.one_of(
+    chunks,
+    seals,
+    st.builds(Life, words, st.binary(min_size=8, max_size=8)),
+    st.builds(PushHello, names, names, ids, st.none() | names, ids_or_none),
+)
+push_answers = st.one_of(
+    st.builds(PushStart, ids, words, st.integers(1, 7), names, st.none() | places),
+    st.builds(LifeOpened, words),
+    st.builds(PushProgress, places, numbers, words, numbers, places),
+)
+merged = st.builds(
+    PullMerged,
+    ids,
+    st.none() | places,
+    numbers,
+    words,
+    st.one_of(numbers, st.sampled_from(["earliest", "latest"])),
+    st.lists(st.text(max_size=20), max_size=4).map(tuple),
+    st.none() | names,
+)
+pull_asks = st.one_of(
+    st.builds(PullHello, names, st.one_of(merged, st.builds(PullSession, words, places, words))),
+    st.builds(PullProgress, numbers, st.booleans()),
+)
+pull_answers = st.one_of(
+    chunks,
+    seals,
+    st.builds(Trimmed, st.builds(SegmentId, words, words), numbers, st.sampled_from(TrimReason)),
+    st.builds(CompleteUpTo, numbers),
+    st.builds(PullStart, ids, words, names, places, numbers, st.none() | names, st.none() | names),
+)
+
+
+@given(pushed)
+def test_what_a_push_client_says_arrives_as_it_was_said(said: Any) -> None:
+    assert decode_push_request(encode_push_request(said)) == said
+
+
+@given(push_answers)
+def test_what_a_push_server_answers_arrives_as_it_was_said(said: Any) -> None:
+    assert decode_push_reply(encode_push_reply(said)) == said
+
+
+@given(pull_asks)
+def test_what_a_pull_client_asks_arrives_as_it_was_said(said: Any) -> None:
+    assert decode_pull_request(encode_pull_request(said)) == said
+
+
+@given(pull_answers)
+def test_what_a_pull_server_answers_arrives_as_it_was_said(said: Any) -> None:
+    assert decode_pull_reply(encode_pull_reply(said)) == said
+
+
+def as_protobuf(chunk: Chunk) -> pb.Chunk:
+    x, y, offset = chunk.place
+    return pb.Chunk(place=pb.Place(x=x, y=y, offset=offset), data=bytes(chunk.data))
+
+
+@given(chunks)
+def test_a_chunk_framed_by_hand_is_what_protobuf_makes_of_it(chunk: Chunk) -> None:
+    assert encode_push_request(chunk) == pb.PushRequest(chunk=as_protobuf(chunk)).SerializeToString()
+    assert encode_pull_reply(chunk) == pb.PullReply(chunk=as_protobuf(chunk)).SerializeToString()
+
+
+def test_the_largest_chunk_goes_through_and_its_data_are_read_in_place() -> None:
+    chunk = Chunk(Place(2**32 - 1, 2**32 - 1, NUMBER_MAX - 1), bytes(CHUNK_BYTES_MAX))
+    read = decode_push_request(encode_push_request(chunk))
+    assert read == chunk
+    assert isinstance(read, Chunk)
+    assert isinstance(read.data, memoryview)
+
+
+@given(chunks, st.data())
+def test_bytes_read_in_place_say_what_protobuf_reads_in_them(chunk: Chunk, data: st.DataObject) -> None:
+    message = bytearray(frame_chunk(0x1A, chunk))
+    for _ in range(data.draw(st.integers(0, 3))):
+        message[data.draw(st.integers(0, min(len(message), 24) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        mine = framed_chunk(0x1A, bytes(message))
+    except ProtocolViolation:
+        mine = None
+    if mine is not None:
+        read = pb.PushRequest.FromString(bytes(message))
+        assert read.WhichOneof("kind") == "chunk"
+        assert as_protobuf(mine).data == read.chunk.data
+        assert mine.place == (read.chunk.place.x, read.chunk.place.y, read.chunk.place.offset)
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_refused_or_says_something_that_is_allowed(data: bytes) -> None:
+    for decode, encode in (
+        (decode_push_request, encode_push_request),
+        (decode_push_reply, encode_push_reply),
+        (decode_pull_request, encode_pull_request),
+        (decode_pull_reply, encode_pull_reply),
+    ):
+        try:
+            said = decode(data)
+        except (ProtocolViolation, UnknownVersion):
+            continue
+        assert decode(encode(said)) == said  # type: ignore[arg-type]
+
+
+BAD_PUSHES = [
+    pb.PushRequest(),
+    pb.PushRequest(life=pb.Life(x=1, life=b"short")),
+    pb.PushRequest(chunk=pb.Chunk(place=pb.Place(x=1), data=b"")),
+    pb.PushRequest(chunk=pb.Chunk(data=bytes(CHUNK_BYTES_MAX + 1))),
+    pb.PushRequest(chunk=pb.Chunk(place=pb.Place(offset=2**63), data=b"x")),
+    pb.PushRequest(sealed=pb.Sealed(end=2**63)),
+    pb.PushRequest(hello=pb.PushHello(version=1, stream="s", session="../x", incarnation=ID)),
+    pb.PushRequest(hello=pb.PushHello(version=1, stream="s/t", session="x", incarnation=ID)),
+    pb.PushRequest(hello=pb.PushHello(version=1, stream="s", session="x", incarnation=ID[:3])),
+    pb.PushRequest(hello=pb.PushHello(version=1, stream="s", session="x", incarnation=ID, dedup_id="/")),
+    pb.PushRequest(hello=pb.PushHello(version=1, stream="s", session="x", incarnation=ID, cluster=b"1")),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BAD_PUSHES)))
+def test_a_push_client_that_breaks_a_bound_is_refused(index: int) -> None:
+    with pytest.raises(ProtocolViolation):
+        decode_push_request(BAD_PUSHES[index].SerializeToString())
+
+
+BAD_PULL_REPLIES = [
+    pb.PullReply(),
+    pb.PullReply(trimmed=pb.Trimmed(reason=99)),
+    pb.PullReply(start=pb.PullStart(cluster=ID, node="../n")),
+    pb.PullReply(complete=pb.CompleteUpTo(position=2**63)),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BAD_PULL_REPLIES)))
+def test_a_pull_server_that_breaks_a_bound_is_refused(index: int) -> None:
+    with pytest.raises(ProtocolViolation):
+        decode_pull_reply(BAD_PULL_REPLIES[index].SerializeToString())
+
+
+def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
+    many = [str(topic) for topic in range(TOPICS_WANTED_MAX + 1)]
+    for hello in (
+        pb.PullHello(version=1, stream="s"),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=many)),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 2000])),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(has_place=True)),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(name="a/b")),
+    ):
+        with pytest.raises(ProtocolViolation):
+            decode_pull_request(pb.PullRequest(hello=hello).SerializeToString())
+
+
+def test_another_version_is_refused_by_its_number() -> None:
+    hello = pb.PushHello(version=2, stream="s", session="x", incarnation=ID)
+    with pytest.raises(UnknownVersion, match="got 2, wanted 1"):
+        decode_push_request(pb.PushRequest(hello=hello).SerializeToString())
+
+
+def test_a_value_that_cannot_be_is_not_made() -> None:
+    with pytest.raises(InvalidName):
+        PushHello("s", "..", ID)
+    with pytest.raises(ValueError, match="members"):
+        PushStart(ID, 0, 0, "n1")
+    with pytest.raises(ValueError, match="out of range"):
+        PushProgress(durable_number=-1)
+
+
+def test_bytes_that_are_cut_short_are_refused() -> None:
+    whole = encode_push_request(Chunk(Place(1, 2, 3), b"some bytes"))
+    for size in range(1, len(whole)):
+        with pytest.raises(ProtocolViolation):
+            decode_push_request(whole[:size])

@@ -1,0 +1,93 @@
+"""A node that serves a merged log from a thread, for subscribers and the processes that they start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from receiving_node import CLUSTER, FakeNode, free_port, tls_of
+
+import rt
+from rt.log.segment import SegmentId
+from rt.net.tls import TLS
+from rt.testing.merged import MergedLog
+
+
+class PullSource:
+    """A publisher to files, what is merged of it, and a node that hands that out while it is `up`."""
+
+    def __init__(self, root: Path, tls: TLS, loop: asyncio.AbstractEventLoop) -> None:
+        self._root = root
+        self._tls = tls
+        self._loop = loop
+        self._port = free_port()
+        self._serving: contextlib.AsyncExitStack | None = None
+        self.endpoint = f"localhost:{self._port}"
+        self.merged = str(root / "merged")
+        self._log = MergedLog(self.merged, cluster_id=CLUSTER, stream="s")
+        self._publisher = rt.Publisher(root, "s", publisher_id="feed", linger_ms=0)
+
+    def publish(self, *values: bytes, topic: str = "") -> None:
+        """Publish them in one batch, and merge them."""
+        self._publisher.publish_many(list(values), topic=topic)
+        self._publisher.flush()
+        self._log.merge_all([self._publisher.directory])
+        self._log.sync()
+
+    def roll(self) -> None:
+        """End the merged segment."""
+        self._log.roll()
+
+    def trim(self, before: SegmentId) -> None:
+        """Trim what is before a segment."""
+        self._log.trim(before)
+
+    def start(self) -> None:
+        """Serve."""
+        self._do(self._start())
+
+    def stop(self) -> None:
+        """Serve no more. What was there stays."""
+        self._do(self._stop())
+
+    def close(self) -> None:
+        """Release all."""
+        self.stop()
+        self._publisher.close()
+        self._log.close()
+
+    def _do(self, act: Any) -> None:
+        asyncio.run_coroutine_threadsafe(act, self._loop).result(60)
+
+    async def _start(self) -> None:
+        assert self._serving is None
+        self._serving = contextlib.AsyncExitStack()
+        await self._serving.enter_async_context(FakeNode(self._root).serving(self._tls, self._port))
+
+    async def _stop(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await serving.aclose()
+
+
+@contextlib.contextmanager
+def pull_source(root: Path, pki: Path) -> Iterator[PullSource]:
+    """One source, up, in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        source = PullSource(root, tls_of(pki, "n1"), loop)
+        source.start()
+        try:
+            yield source
+        finally:
+            source.close()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

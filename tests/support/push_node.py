@@ -1,0 +1,197 @@
+"""A node for tests of the pushing side: it keeps what is pushed in memory, and misbehaves on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from replicator.handshake import NOWHERE, LifeOpened, PushHello, PushProgress, PushStart
+from replicator.items import Chunk, Life, Place, Sealed
+from replicator.wire import PUSH_METHOD, decode_push_request, encode_push_reply
+from rt.errors import RtError
+from rt.log.directory import list_segments
+from rt.log.disk import REAL
+from rt.log.frames import SessionScanner
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
+from rt.net.identity import Identity
+from rt.net.rpc import RpcServer, serve
+from rt.net.tls import TLS
+
+# isort: split
+import grpc
+import grpc.aio
+
+CLUSTER = bytes(range(16))
+
+
+class PushNode:
+    """A node called `name` of a cluster of `members`.
+
+    `refusal` is raised at each hello. While `is_still` nothing more is read, nor said. `place` lies about
+    where to start. `merges`: what is durable here is told to be merged, whatever the others have.
+    """
+
+    def __init__(self, name: str = "n1", *, members: int = 3, cluster: bytes = CLUSTER) -> None:
+        self.name = name
+        self.members = members
+        self.cluster = cluster
+        self.refusal: RtError | None = None
+        self.is_still = False
+        self.opens_lives = True
+        self.merges = True
+        self.lie: Place | None = None
+        self.merged_elsewhere: PushProgress | None = None
+        """What it says before it holds anything."""
+        self.hellos: list[PushHello] = []
+        self.lives: dict[int, bytes] = {}
+        self.sealed: dict[SegmentId, Sealed] = {}
+        self.segments: dict[SegmentId, bytearray] = {}
+        self.faults: list[str] = []
+        self.streams = 0
+        self._scanners: dict[SegmentId, SessionScanner] = {}
+        self._server: RpcServer | None = None
+        self._port = 0
+
+    @property
+    def endpoint(self) -> str:
+        return f"localhost:{self._port}"
+
+    @property
+    def place(self) -> Place | None:
+        """Behind the last whole batch here."""
+        if not self._scanners:
+            return None
+        last = max(self._scanners)
+        return Place(*last, self._scanners[last].offset)
+
+    @property
+    def progress(self) -> PushProgress:
+        if not self._scanners:
+            return self.merged_elsewhere or PushProgress()
+        last = max(self._scanners)
+        place, number = Place(*last, self._scanners[last].offset), self._scanners[last].next
+        merged = (last.x, number, place) if self.merges else (0, 0, NOWHERE)
+        return PushProgress(place, number, *merged)
+
+    def forget(self) -> None:
+        """Lose the disk."""
+        self.segments.clear()
+        self._scanners.clear()
+        self.sealed.clear()
+
+    async def start(self, tls: TLS | None = None) -> Self:
+        self._server = await serve(
+            f"127.0.0.1:{self._port}",
+            [self._register],
+            roles={PUSH_METHOD: {"publisher"}},
+            tls=tls,
+            insecure_as=None if tls else lambda: Identity("s", "publisher", "feed"),
+        )
+        self._port = self._server.port
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        handlers = {"Push": grpc.stream_stream_rpc_method_handler(self._push)}
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("rt.v1.Replication", handlers),)
+        )
+
+    async def _push(self, _: object, context: Any) -> None:
+        hello = decode_push_request(await context.read())
+        assert isinstance(hello, PushHello)
+        self.hellos.append(hello)
+        if self.refusal is not None:
+            raise self.refusal
+        place = self.lie or self.place
+        start = PushStart(self.cluster, 0, self.members, self.name, place)
+        await context.write(encode_push_reply(start))
+        await context.write(encode_push_reply(self.progress))
+        self.streams += 1
+        try:
+            await self._take_all(context)
+        finally:
+            self.streams -= 1
+
+    async def _take_all(self, context: Any) -> None:
+        while True:
+            while self.is_still:
+                await asyncio.sleep(0.005)
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            match decode_push_request(data):
+                case Chunk() as chunk:
+                    self._take(chunk)
+                    await context.write(encode_push_reply(self.progress))
+                case Life(x, life):
+                    self._check(self.lives.setdefault(x, life) == life, f"X {x} has two lives")
+                    if self.opens_lives:
+                        await context.write(encode_push_reply(LifeOpened(x)))
+                case Sealed(place, _, _, _) as sealed:
+                    self.sealed[place.segment] = sealed
+                case other:
+                    self._check(False, f"unexpected {other}")
+
+    def _take(self, chunk: Chunk) -> None:
+        segment = chunk.place.segment
+        have = self.segments.setdefault(segment, bytearray())
+        self._check(segment.x in self.lives, f"{segment} before its life")
+        self._check(chunk.place.offset == len(have), f"{chunk.place} where {len(have)} must follow")
+        have += chunk.data
+        scanner = self._scanners.get(segment)
+        if scanner is None:
+            header = decode_segment_header(have, path=segment.file_name)
+            scanner = self._scanners[segment] = SessionScanner(header)
+        found = scanner.scan(memoryview(bytes(have[scanner.offset :])))
+        self._check(found.problem is None, f"{segment}: {found.problem}")
+
+    def _check(self, is_right: bool, fault: str) -> None:
+        if not is_right:
+            self.faults.append(fault)
+
+    def holds(self, directory: str | Path) -> bool:
+        """Whether it has all that the session directory holds, byte for byte."""
+        path = str(directory)
+        files = {segment: Path(path, segment.file_name).read_bytes() for segment in list_segments(REAL, path)}
+        return {segment: bytes(have) for segment, have in self.segments.items()} == {
+            segment: content for segment, content in files.items() if content
+        }
+
+    def cut_to_batches(self) -> None:
+        """As a node that restarts: what is no whole batch is gone."""
+        for segment, scanner in self._scanners.items():
+            del self.segments[segment][max(scanner.offset, SEGMENT_HEADER_BYTES) :]
+
+
+class NodesInThread:
+    """Nodes in an event loop of their own thread, for tests that block."""
+
+    def __init__(self, *nodes: PushNode, tls: TLS | None = None) -> None:
+        self.nodes = nodes
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for node in self.nodes:
+            self.do(lambda node=node: node.start(self._tls))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            self.do(node.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(30)

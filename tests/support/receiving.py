@@ -1,0 +1,125 @@
+"""Logs to be sent, and receivers to be fed: what the tests of receiving share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import rt
+from replicator.items import CHUNK_BYTES_MAX, Chunk, CompleteUpTo, Item, Life, Place, Sealed, Trimmed
+from replicator.merged_receiver import MergedReceiver
+from replicator.sender import Sender
+from replicator.session_receiver import SessionReceiver
+from rt.log.catalog import segment_path
+from rt.log.directory import list_segments, read_identity
+from rt.log.disk import REAL, Disk
+from rt.log.segment import Kind, SegmentId
+from rt.log.table import Identity
+from rt.testing.merged import MergedLog
+
+ROOT = "/data"
+SESSION = "/data/s/sessions/feed"
+MERGED = "/merged"
+COPY = "/copy"
+CLUSTER = bytes(range(0x40, 0x50))
+WHOLE = Identity(Kind.MERGED, CLUSTER, "s")
+FILTERED = Identity(Kind.FILTERED, CLUSTER, "s")
+
+
+def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **options: object) -> str:
+    """One life that publishes a batch of one message for each of `sizes`; the session's directory."""
+    settings = {"linger_ms": 60_000, "fsync": "never", "roll_bytes": 4096} | options
+    with rt.Publisher(root, "s", publisher_id=name, disk=disk, **settings) as publisher:  # type: ignore[arg-type]
+        for size in sizes:
+            number = publisher.next_number
+            publisher.publish(b"%d:" % number + os.urandom(size), topic=f"t{number % 3}")
+            publisher.flush()
+        return publisher.directory
+
+
+def items_of(disk: Disk, path: str, start: Place | None = None) -> list[Item]:
+    """All that a sender of the log has to say from `start` on."""
+    found: list[Item] = []
+    with Sender(path, start, disk=disk, watch=False) as sender:
+        while items := sender.items():
+            found += items
+    return list(recut(found, iter(())))
+
+
+def recut(items: Iterable[Item], cuts: Iterator[int]) -> Iterator[Item]:
+    """The same bytes in chunks of other sizes, which `cuts` gives."""
+    held: Chunk | None = None
+    for item in items:
+        if isinstance(item, Chunk) and held is not None and held.end == item.place:
+            held = Chunk(held.place, bytes(held.data) + bytes(item.data))
+        elif isinstance(item, Chunk):
+            yield from pieces_of(held, cuts)
+            held = item
+        else:
+            yield from pieces_of(held, cuts)
+            held = None
+            yield item
+    yield from pieces_of(held, cuts)
+
+
+def pieces_of(chunk: Chunk | None, cuts: Iterator[int]) -> Iterator[Chunk]:
+    at = 0
+    while chunk is not None and at < len(chunk.data):
+        size = max(1, min(next(cuts, CHUNK_BYTES_MAX), CHUNK_BYTES_MAX))
+        data = chunk.data[at : at + size]
+        yield Chunk(chunk.place._replace(offset=chunk.place.offset + at), data)
+        at += len(data)
+
+
+def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> None:
+    """Give a receiver items as its owner does."""
+    for item in items:
+        match item:
+            case Chunk():
+                receiver.take(item)
+            case Sealed():
+                receiver.seal(item)
+            case Life():
+                assert isinstance(receiver, SessionReceiver)
+                receiver.begin_life(item)
+            case Trimmed():
+                assert isinstance(receiver, MergedReceiver)
+                receiver.follow_trim(item)
+            case CompleteUpTo():
+                assert isinstance(receiver, MergedReceiver)
+                receiver.complete(item)
+
+
+def session_copy(disk: Disk, path: str = COPY, source: str = SESSION, **options: object) -> SessionReceiver:
+    identity = read_identity(disk, source)
+    return SessionReceiver.open(path, identity, disk=disk, **options)  # type: ignore[arg-type]
+
+
+def merged_copy(disk: Disk, path: str = COPY, **options: object) -> MergedReceiver:
+    return MergedReceiver.open(path, WHOLE, disk=disk, **options)  # type: ignore[arg-type]
+
+
+def files_of(disk: Disk, path: str) -> dict[SegmentId, bytes]:
+    """The segments that have bytes."""
+    content: dict[SegmentId, bytes] = {}
+    for segment in list_segments(disk, path):
+        file = disk.open(segment_path(path, segment))
+        if file.size():
+            content[segment] = file.pread(file.size(), 0)
+        file.close()
+    return content
+
+
+def merge(disk: Disk, sessions: Sequence[str], *, path: str = MERGED, rolls: int = 0) -> MergedLog:
+    """A merged log of all that the sessions hold, with `rolls` more segments of more of it: still open."""
+    merged = MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+    merged.merge_all(sessions, block_bytes=2048)
+    for _ in range(rolls):
+        merged.roll()
+        merged.merge_all(sessions, block_bytes=2048)
+    return merged
+
+
+def messages(path: str, disk: Disk = REAL, **options: object) -> list[tuple[int, str, bytes]]:
+    with rt.LogReader(path, disk=disk, **options) as reader:  # type: ignore[arg-type]
+        return [(message.position, message.topic, bytes(message.value)) for message in reader]

@@ -1,0 +1,148 @@
+"""A node of one stream for tests of the servers: real stores on real files, and no cluster behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import rt
+from replicator.calls import ROLES, replication_service
+from replicator.group_sync import GroupSync
+from replicator.handshake import PushHello, PushProgress, PushStart
+from replicator.items import Chunk, Life, Sealed
+from replicator.pull_server import PullServicer
+from replicator.push_server import PushServicer
+from replicator.session_receiver import Marked, SessionReceiver
+from replicator.session_store import SessionStore, UnfinishedBytes
+from rt.errors import NotALog
+from rt.log.segment import Kind
+from rt.log.table import Identity as LogIdentity
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+from rt.net.rpc import serve
+from rt.net.tls import TLS
+
+CLUSTER = bytes(range(0x40, 0x50))
+WAIT_S = 30
+
+
+def make_pki(directory: Path) -> Path:
+    """A CA, a node, publishers feed and other (with a dedup id), a subscriber, an operator, a stranger."""
+    init_ca(directory)
+    issue(directory, Identity("s", "node", "n1"), loopback=True)
+    issue(directory, Identity("s", "publisher", "feed"))
+    issue(directory, Identity("s", "publisher", "other", frozenset({"d1"})))
+    issue(directory, Identity("s", "subscriber", "sub"))
+    issue(directory, Identity("s", "operator", "op"))
+    issue(directory, Identity("elsewhere", "publisher", "stranger"))
+    return directory
+
+
+def tls_of(pki: Path, name: str) -> TLS:
+    return TLS(pki / "ca.crt", pki / f"{name}.crt", pki / f"{name}.key")
+
+
+class FakeIntake:
+    """One stream into a store."""
+
+    def __init__(self, node: FakeNode, store: SessionStore) -> None:
+        self._node = node
+        self._store = store
+        self.start = PushStart(CLUSTER, 0, 3, node.node, store.receiver.place)
+
+    async def open_life(self, life: Life) -> None:
+        self._node.lives.append(life)
+        await self._store.begin(life)
+
+    async def take(self, item: Chunk | Sealed) -> None:
+        await self._node.gate.wait()
+        await self._store.take(item)
+
+    async def next_progress(self, told: PushProgress | None) -> PushProgress:
+        return await self._store.next_progress(told)
+
+    async def close(self) -> None:
+        await self._store.restart()
+        self._node.ended += 1
+
+
+class FakeNode:
+    """`Stores` and `Logs` over a directory. While `gate` is cleared nothing is taken."""
+
+    cluster = CLUSTER
+    epoch = 0
+
+    def __init__(self, root: Path, *, node: str = "n1") -> None:
+        self.root = root
+        self.node = node
+        self.merged = str(root / "merged")
+        self.stores: dict[str, SessionStore] = {}
+        self.marks: list[Marked] = []
+        self.failures: list[rt.RtError] = []
+        self.lives: list[Life] = []
+        self.ended = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.pool = ThreadPoolExecutor(4)
+        self.sync = GroupSync()
+        self.unfinished = UnfinishedBytes(4 * 2**20)
+        self.push = PushServicer(self, "s")
+        self.pull = PullServicer(self, "s", self.pool)
+        self.told: list[int] = []
+        self._server: Any = None
+
+    async def accept(self, hello: PushHello, identity: Identity) -> FakeIntake:
+        store = self.stores.get(hello.session)
+        if store is None:
+            identity_of_log = LogIdentity(Kind.SESSION, hello.incarnation, hello.session, hello.dedup_id)
+            path = str(self.root / "sessions" / hello.session)
+            receiver = SessionReceiver.open(path, identity_of_log)
+            store = SessionStore(
+                receiver,
+                self.sync,
+                self.pool,
+                on_marks=self.marks.extend,
+                on_failed=self.failures.append,
+                unfinished=self.unfinished,
+            )
+            self.stores[hello.session] = store
+        await store.restart()
+        return FakeIntake(self, store)
+
+    def session(self, session_id: int) -> str:
+        path = self.root / "sessions" / "feed"
+        if session_id != 1 or not path.exists():
+            raise NotALog("no such session", got=session_id)
+        return str(path)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, tls: TLS, port: int = 0) -> AsyncIterator[str]:
+        """Serve; the endpoint."""
+        service = replication_service(push=self.push.push, pull=self.pull.pull)
+        server = await serve(f"127.0.0.1:{port}", [service], roles=ROLES, tls=tls)
+        try:
+            yield f"localhost:{server.port}"
+        finally:
+            await server.stop()
+            await self.sync.close()
+            for store in self.stores.values():
+                await store.close()
+            self.pool.shutdown()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, with a deadline."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
