@@ -1,0 +1,242 @@
+"""The commands of the Raft log, as values and as bytes.
+
+Pure. The law: what decodes is well-formed, whoever sent it; whether it fits the state, `apply` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, TypeAlias, assert_never
+
+from google.protobuf.message import DecodeError
+
+from rt.errors import FormatError, InvalidName, UnknownVersion
+from rt.log.layout import NEWER_HINT, NUMBER_MAX
+from rt.log.segment import SEGMENT_HEADER_BYTES
+from rt.names import check_name, check_session_name
+from rt.v1 import sequencer_pb2 as pb
+
+VERSION: Final = 1
+RANGES_MAX: Final = 1024
+COUNT_MAX: Final = 2**32 - 1
+"""Messages of one range: all of them may have to be skipped, and a block header counts those in 32 bits."""
+INCARNATION_BYTES: Final = 16
+LIFE_BYTES: Final = 8
+_UINT32_END: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole batches of one segment of a session: `start` to `end`, messages `first` to `first + count`.
+
+    `chain_start` and `chain_end` are the segment's chain at the two offsets.
+    """
+
+    session_id: int
+    x: int
+    y: int
+    start: int
+    end: int
+    first: int
+    count: int
+    chain_start: int
+    chain_end: int
+
+    def __post_init__(self) -> None:
+        if not SEGMENT_HEADER_BYTES <= self.start < self.end < NUMBER_MAX or self.start % 8 or self.end % 8:
+            raise ValueError(f"no range of a segment: offsets {self.start} to {self.end}")
+        if not 1 <= self.count <= COUNT_MAX or not 0 <= self.first < self.first + self.count < NUMBER_MAX:
+            raise ValueError(f"no range of numbers: {self.count} from {self.first}")
+
+    @property
+    def end_number(self) -> int:
+        """One past its last message."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A merge instruction: which ranges come next, ordered by session id, at most one of a session."""
+
+    number: int
+    sequenced_ns: int
+    ranges: tuple[Range, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranges) <= RANGES_MAX or not 1 <= self.number < NUMBER_MAX:
+            raise ValueError(f"no instruction: number {self.number}, {len(self.ranges)} ranges")
+        ids = [one.session_id for one in self.ranges]
+        if any(earlier >= later for earlier, later in pairwise(ids)):
+            raise ValueError(f"ranges are not ordered by session: {ids}")
+        if not 0 <= self.sequenced_ns < 2**63:
+            raise ValueError(f"sequenced at {self.sequenced_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A publisher begins session number `x` of a session's incarnation, in the life with that random id."""
+
+    session: str
+    incarnation: bytes
+    dedup_id: str | None
+    x: int
+    life: bytes
+
+    def __post_init__(self) -> None:
+        check_session_name(self.session)
+        if self.dedup_id is not None:
+            check_name(self.dedup_id, kind="dedup id")
+        if len(self.incarnation) != INCARNATION_BYTES or len(self.life) != LIFE_BYTES:
+            raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.life)}")
+        if not 0 <= self.x < _UINT32_END:
+            raise ValueError(f"session number {self.x}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """From where this is applied on no node takes a further byte of the session's X."""
+
+    session_id: int
+    x: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The session's X ends at `offset` of segment `y`, in front of message `number`."""
+
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    number: int
+
+    def __post_init__(self) -> None:
+        is_boundary = SEGMENT_HEADER_BYTES <= self.offset < NUMBER_MAX and self.offset % 8 == 0
+        if not is_boundary or not 0 <= self.number < NUMBER_MAX:
+            raise ValueError(f"no end of a session: offset {self.offset}, number {self.number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Begin a new merged segment with the next instruction, if (x, y) is still the present one."""
+
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Change the replicated configuration; 0 leaves a value as it is."""
+
+    roll_bytes: int = 0
+    roll_minutes: int = 0
+    session_bytes_max: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.roll_bytes, self.roll_minutes, self.session_bytes_max) < 0:
+            raise ValueError(f"negative configuration: {self}")
+
+
+Command: TypeAlias = Merge | Open | Fence | Close | Roll | Configure
+
+
+def encode_command(command: Command) -> bytes:
+    """The bytes of a command in the Raft log."""
+    message = pb.Command(version=VERSION)
+    match command:
+        case Merge():
+            message.merge.number, message.merge.sequenced_ns = command.number, command.sequenced_ns
+            message.merge.ranges.extend(_encode_range(one) for one in command.ranges)
+        case Open():
+            message.open.session, message.open.incarnation = command.session, command.incarnation
+            message.open.dedup_id = command.dedup_id or ""
+            message.open.x, message.open.life = command.x, command.life
+        case Fence():
+            message.fence.session_id, message.fence.x = command.session_id, command.x
+        case Close():
+            message.close.CopyFrom(
+                pb.Close(
+                    session_id=command.session_id,
+                    x=command.x,
+                    y=command.y,
+                    offset=command.offset,
+                    number=command.number,
+                )
+            )
+        case Roll():
+            message.roll.x, message.roll.y = command.x, command.y
+        case Configure():
+            message.configure.CopyFrom(
+                pb.Configure(
+                    roll_bytes=command.roll_bytes,
+                    roll_minutes=command.roll_minutes,
+                    session_bytes_max=command.session_bytes_max,
+                )
+            )
+        case _:
+            assert_never(command)
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_command(data: bytes) -> Command:
+    """Read a command; `rt.FormatError` if it is none, `rt.UnknownVersion` if a newer rt wrote it."""
+    message = pb.Command()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise FormatError("not a command of the sequencer", got=f"{len(data)} bytes") from error
+    if message.version != VERSION:
+        got = message.version
+        raise UnknownVersion("command of an unknown version", got=got, wanted=VERSION, hint=NEWER_HINT)
+    kind = message.WhichOneof("kind")
+    try:
+        match kind:
+            case "merge":
+                merge = message.merge
+                return Merge(merge.number, merge.sequenced_ns, tuple(map(_decode_range, merge.ranges)))
+            case "open":
+                opened = message.open
+                dedup_id = opened.dedup_id or None
+                return Open(opened.session, opened.incarnation, dedup_id, opened.x, opened.life)
+            case "fence":
+                return Fence(message.fence.session_id, message.fence.x)
+            case "close":
+                close = message.close
+                return Close(close.session_id, close.x, close.y, close.offset, close.number)
+            case "roll":
+                return Roll(message.roll.x, message.roll.y)
+            case "configure":
+                wanted = message.configure
+                return Configure(wanted.roll_bytes, wanted.roll_minutes, wanted.session_bytes_max)
+    except (ValueError, InvalidName) as error:
+        raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
+    raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)
+
+
+def _encode_range(one: Range) -> pb.Range:
+    return pb.Range(
+        session_id=one.session_id,
+        x=one.x,
+        y=one.y,
+        start=one.start,
+        end=one.end,
+        first=one.first,
+        count=one.count,
+        chain_start=one.chain_start,
+        chain_end=one.chain_end,
+    )
+
+
+def _decode_range(one: pb.Range) -> Range:
+    return Range(
+        one.session_id,
+        one.x,
+        one.y,
+        one.start,
+        one.end,
+        one.first,
+        one.count,
+        one.chain_start,
+        one.chain_end,
+    )

@@ -1,0 +1,208 @@
+"""What the leader does: takes reports, plans, proposes.
+
+The law: only a node that leads, and has applied all that earlier terms committed, plans; what it plans ahead
+is dropped as soon as something is applied otherwise than planned. The consensus thread alone uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from statistics import median_low
+from typing import Final, Protocol
+
+from rt.errors import FormatError, Overloaded, RtError
+from rt.log.segment import SEGMENT_HEADER_BYTES
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Outcome, Refused
+from sequencer.board import Board, SegmentKey, unpack_marks
+from sequencer.commands import Close, Command, Fence, Merge, Roll, encode_command
+from sequencer.orders import SessionEnd
+from sequencer.plan import Speculation, plan_ends, plan_merge
+from sequencer.state import State
+
+IN_FLIGHT_MAX: Final = 4
+"""Merge instructions on their way at once: one is synced while the others travel."""
+BACKLOG_BYTES_MAX: Final = 1 << 30
+"""While fewer than a majority have merged durably to within so much of the end, nothing is planned: the
+orders behind it must fit into every snapshot."""
+MINUTE_NS: Final = 60 * 10**9
+FRESH_NS: Final = 3 * 10**9
+"""A clock in a report counts for so long."""
+
+logger = logging.getLogger("sequencer")
+
+
+class Proposer(Protocol):
+    """Consensus, as far as the leader needs it."""
+
+    def propose(self, command: bytes) -> Future[int]:
+        """See `Consensus.propose`."""
+
+
+class _Node:
+    """What is known of one node's reports."""
+
+    def __init__(self, boot: bytes) -> None:
+        self.boot = boot
+        self.sequence = -1
+        self.merged = pb.MergedReport()
+        self.clock_ns = 0
+        self.heard_ns = 0
+
+
+class Leader:
+    """One node's leadership in one term. `now_ns` is a clock that never goes back, `clock_ns` the wall's."""
+
+    def __init__(
+        self,
+        state: State,
+        members: int,
+        proposer: Proposer,
+        ask_again: Callable[[str], None],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.board = Board(members)
+        self._state, self._proposer, self._ask_again, self._now_ns = state, proposer, ask_again, now_ns
+        self._speculation = Speculation(state)
+        self._in_flight = 0
+        self._is_adrift = False
+        """Something was applied otherwise than planned: nothing is planned until nothing is in flight."""
+        self._nodes: dict[str, _Node] = {}
+        self._ends_proposed: dict[tuple[int, int, type], int] = {}
+        self._told: set[int] = set()
+        self._roll_again_ns = 0
+
+    # Reports
+
+    def on_report(self, name: str, report: pb.Report) -> None:
+        """A node says what it holds. `rt.FormatError`: it is ignored."""
+        node = self._nodes.get(name)
+        if report.is_full:
+            if node is not None:
+                self.board.forget_node(name)
+            node = self._nodes[name] = _Node(report.boot)
+        elif node is None or node.boot != report.boot or report.sequence != node.sequence + 1:
+            self._ask_again(name)
+            return
+        node.sequence = report.sequence
+        node.clock_ns, node.heard_ns, node.merged = report.clock_ns, self._now_ns(), report.merged
+        try:
+            for one in report.segments:
+                self._on_segment(name, one)
+        except FormatError as error:
+            logger.error("refused_report node=%s error=%r", name, str(error))
+            self._ask_again(name)
+
+    def _on_segment(self, name: str, one: pb.SegmentReport) -> None:
+        session = self._state.sessions.get(one.session_id)
+        if session is None:
+            self._ask_again(name)  # It was opened, and is about to be applied here.
+            return
+        self.board.on_marks(name, SegmentKey(one.session_id, one.x, one.y), unpack_marks(one.marks))
+        if one.HasField("announced"):
+            self.board.on_announced(_end(one.announced))
+        if one.HasField("final"):
+            self.board.on_final(name, _end(one.final))
+        found = self.board.disagreements.get(one.session_id)
+        if found is not None and one.session_id not in self._told:
+            self._told.add(one.session_id)
+            logger.error(
+                "session_stopped session=%s id=%d at=log.%d.%d offset=%d node=%s got=%s others=%s wanted=%s",
+                *(session.name, session.id, found.key.x, found.key.y, found.offset),
+                *(found.node, found.got, ",".join(found.others), found.wanted),
+            )
+
+    # What is applied
+
+    def on_applied(self, command: Command, outcome: Outcome) -> None:
+        """A command was applied here, this leader's own or another's."""
+        if isinstance(command, Merge):
+            if isinstance(outcome, Refused):
+                self._is_adrift = True
+            else:
+                for one in command.ranges:
+                    self.board.forget_below(one.session_id, one.x, one.y, one.end)
+        elif isinstance(command, Fence | Close):
+            self._ends_proposed.pop((command.session_id, command.x, type(command)), None)
+
+    # Planning
+
+    def plan(self) -> None:
+        """Propose what can be proposed now."""
+        self._plan_ends()
+        self._plan_roll()
+        if self._is_adrift and not self._in_flight:
+            self._is_adrift = False
+            self._speculation.reset()
+        if self._is_adrift or self._is_far_ahead():
+            return
+        if not self._in_flight:
+            self._speculation.reset()
+        while self._in_flight < IN_FLIGHT_MAX:
+            # With one on its way, what comes next is gathered until that one is done, or there is much.
+            merge = plan_merge(self._speculation, self.board, self._clock_ns())
+            if merge is None or not self._propose(merge):
+                return
+
+    def _propose(self, command: Command) -> bool:
+        try:
+            future = self._proposer.propose(encode_command(command))
+        except Overloaded:
+            self._is_adrift = True
+            return False
+        except RtError as error:
+            logger.error("propose_failed error=%r", str(error))
+            self._is_adrift = True
+            return False
+        if isinstance(command, Merge):
+            self._in_flight += 1
+            future.add_done_callback(self._on_done)
+        return True
+
+    def _on_done(self, future: Future[int]) -> None:
+        self._in_flight -= 1
+        if future.cancelled() or future.exception() is not None:
+            self._is_adrift = True
+
+    def _plan_ends(self) -> None:
+        now_ns = self._now_ns()
+        for command in plan_ends(self._state, self.board):
+            key = (command.session_id, command.x, type(command))
+            if now_ns >= self._ends_proposed.get(key, 0):
+                self._ends_proposed[key] = now_ns + FRESH_NS
+                logger.info("proposes %s", command)
+                self._propose(command)
+
+    def _plan_roll(self) -> None:
+        """A merged segment that is old is followed by another one, so that its data can expire."""
+        merged, minutes = self._state.merged, self._state.configuration.roll_minutes
+        if (
+            not minutes
+            or merged.segment is None
+            or merged.is_roll_wanted
+            or merged.offset <= SEGMENT_HEADER_BYTES
+        ):
+            return
+        now_ns = self._now_ns()
+        if self._clock_ns() - merged.created_ns >= minutes * MINUTE_NS and now_ns >= self._roll_again_ns:
+            self._roll_again_ns = now_ns + FRESH_NS
+            self._propose(Roll(*merged.segment))
+
+    def _clock_ns(self) -> int:
+        """The median of the clocks in fresh reports, each moved on by the time since it was read."""
+        now_ns = self._now_ns()
+        ages = ((node.clock_ns, now_ns - node.heard_ns) for node in self._nodes.values())
+        clocks = [clock_ns + age_ns for clock_ns, age_ns in ages if age_ns < FRESH_NS]
+        return median_low(clocks) if clocks else 0
+
+    def _is_far_ahead(self) -> bool:
+        """Whether a majority is so far behind in merging that no more may be planned."""
+        total = self._state.merged.total_bytes
+        near = sum(total - node.merged.bytes < BACKLOG_BYTES_MAX for node in self._nodes.values())
+        return near < self.board.majority
+
+
+def _end(message: pb.SessionEnd) -> SessionEnd:
+    return SessionEnd(message.session_id, message.x, message.y, message.offset, message.number)

@@ -1,0 +1,115 @@
+"""The state machine that Raft drives: the replicated state, and the merge orders not durable here yet.
+
+    snapshot: length of the state u32, the state, then each order: length u32, order
+
+The law: whoever has the state has every order behind what this node has merged durably, so merged bytes can
+always be made again; but for those so far behind that a majority has merged them durably. The consensus
+thread uses it; only the encoding of a snapshot runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from rt.errors import FormatError
+from sequencer.apply import Merged, Outcome, Refused, apply
+from sequencer.commands import Command, decode_command
+from sequencer.orders import decode_order, encode_order
+from sequencer.state import State
+from sequencer.state_encoding import decode_state, encode_state
+
+_LENGTH: Final = struct.Struct("<I")
+TAIL_BYTES_MAX: Final = 2 << 30
+"""Orders of merged bytes further behind are forgotten: a node that did not carry them out gets the bytes from
+others. Twice the leader's limit, which says that a majority has them durably."""
+
+logger = logging.getLogger("sequencer")
+
+
+class Order(NamedTuple):
+    """A merge order in the tail, as bytes."""
+
+    instruction: int
+    total_bytes: int
+    """Of the merged log, behind it."""
+    content: bytes
+
+
+class Machine:
+    """The sequencer's state on this node. `on_applied` and `on_restored` hear of every change."""
+
+    def __init__(
+        self,
+        on_applied: Callable[[int, bytes, Command, Outcome], None],
+        on_restored: Callable[[], None],
+    ) -> None:
+        self.index = 0
+        self.state = State(b"")
+        self.tail: deque[Order] = deque()
+        """Orders behind what this node has merged durably, oldest first."""
+        self._on_applied, self._on_restored = on_applied, on_restored
+
+    def apply(self, index: int, command: bytes) -> None:
+        """See `StateMachine.apply`."""
+        decoded = decode_command(command)
+        outcome = apply(self.state, decoded)
+        self.index = index
+        if isinstance(outcome, Merged):
+            order = outcome.order
+            self.tail.append(Order(order.instruction, order.total_bytes, encode_order(order)))
+            while self.tail[0].total_bytes < order.total_bytes - TAIL_BYTES_MAX:
+                self.tail.popleft()
+        elif isinstance(outcome, Refused):
+            logger.info("refused_command index=%d kind=%s why=%r", index, type(decoded).__name__, outcome.why)
+        self._on_applied(index, command, decoded, outcome)
+
+    def forget_orders(self, instruction: int) -> None:
+        """This node has merged durably up to `instruction`."""
+        while self.tail and self.tail[0].instruction <= instruction:
+            self.tail.popleft()
+
+    def snapshot(self) -> Callable[[], bytes]:
+        """See `StateMachine.snapshot`."""
+        state, tail = encode_state(self.state), list(self.tail)
+        return lambda: b"".join(_pieces(state, tail))
+
+    def restore(self, index: int, state: bytes, cluster: bytes) -> None:
+        """See `StateMachine.restore`."""
+        self.index = index
+        self.tail.clear()
+        if state:
+            self.state = self._decode(state)
+        else:
+            self.state = State(cluster)
+        self._on_restored()
+
+    def _decode(self, data: bytes) -> State:
+        pieces = _split(data)
+        state = decode_state(next(pieces))
+        for content in pieces:
+            order = decode_order(content)
+            self.tail.append(Order(order.instruction, order.total_bytes, content))
+        return state
+
+
+def _pieces(state: bytes, tail: list[Order]) -> Iterator[bytes]:
+    for piece in (state, *(order.content for order in tail)):
+        yield _LENGTH.pack(len(piece))
+        yield piece
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        if at + _LENGTH.size > len(data):
+            raise FormatError("a snapshot of the sequencer is cut short", got=f"{len(data)} bytes")
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + size > len(data):
+            raise FormatError("a snapshot of the sequencer is cut short", got=f"{len(data)} bytes")
+        yield data[at : at + size]
+        at += size

@@ -1,0 +1,414 @@
+"""Carries out merge orders: writes headers, and copies ranges of session copies in the kernel.
+
+Laws. Orders are carried out in order, each byte at the place that it names, so carrying one out again changes
+nothing. A block is written only when its input is here, durable, and has the chain that the order names. What
+comes out is checked against the order's chain; a difference stops the merger for good.
+
+A thread of its own works; `begin`, `add` and `wake` come from the event loop, `sync` from a thread of a pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from replicator.items import Place
+from rt.errors import Closed, Damaged, DiskFull, Diverged, RtError
+from rt.log.checksum import crc32c
+from rt.log.disk import REAL, Disk, File
+from rt.log.frames import MergedScanner, Scanner
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
+from rt.log.table import Identity
+from rt.log.writer import CopyRange, Frames, LogWriter
+from sequencer.data.marks import Stretch
+from sequencer.orders import MergeOrder, OrderBlock
+
+RETRY_S: Final = 0.2
+"""How long to wait for space on a full disk before the next try."""
+
+logger = logging.getLogger("sequencer")
+
+
+class Sources(Protocol):
+    """The session copies, as the merger sees them; called from its thread."""
+
+    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> Stretch | None:
+        """What is known of a range; None if not all of it is here and durable."""
+
+    def open(self, session_id: int, segment: SegmentId) -> File:
+        """The segment's file, which the caller closes."""
+
+    def on_bad_copy(self, block: OrderBlock, got: int) -> None:
+        """The copy's bytes are not those that the order names: fetch good ones."""
+
+
+class Reached(NamedTuple):
+    """How far the merged log is written, or durable."""
+
+    instruction: int
+    chain: int
+    total_bytes: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Input that the merger waits for."""
+
+    session_id: int
+    segment: SegmentId
+    end: int
+
+
+class Merger:
+    """The one writer of a node's merged log."""
+
+    def __init__(
+        self,
+        path: str,
+        identity: Identity,
+        sources: Sources,
+        *,
+        disk: Disk = REAL,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        assert identity.kind is Kind.MERGED, identity
+        self._path, self._identity, self._sources, self._disk = path, identity, sources, disk
+        self._on_written = on_written
+        self._files_lock = threading.Lock()
+        """Held while files are synced, and while they are closed. Taken before `_changed`."""
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._orders: deque[MergeOrder] = deque()
+        self._files: dict[tuple[int, SegmentId], File] = {}
+        self._is_closed = False
+        self._is_held = False
+        self._is_idle = True
+        self.missing: Missing | None = None
+        self.gap: Place | None = None
+        """The first order begins there, above what is here: bytes up to it must come from another node."""
+        self.failure: RtError | None = None
+        self._chain: int | None = None
+        self._end: tuple[Place | None, Reached] = (None, Reached(0, 0, 0, 0))
+        """Of the state, as of the last `begin`."""
+        self.written = Reached(0, 0, 0, 0)
+        self.durable = Reached(0, 0, 0, 0)
+        self._writer: LogWriter | None = None
+        self._take_up(*self._open())
+        self._thread = threading.Thread(target=self._run, name="rt-merger", daemon=True)
+        self._thread.start()
+
+    # From the event loop
+
+    @property
+    def place(self) -> Place | None:
+        """Behind the last whole block here; None while there is no segment."""
+        with self._changed:
+            return self._place()
+
+    @property
+    def position(self) -> int:
+        """One past the last position here."""
+        with self._changed:
+            return self._writer.end if self._writer is not None else 0
+
+    def begin(self, orders: Sequence[MergeOrder], end: Place | None, reached: Reached) -> None:
+        """Forget what waits and go on with `orders`, behind which the state's merged log ends at `end`."""
+        with self._changed:
+            self._end = (end, reached)
+            self._orders.clear()
+            self._orders.extend(one for one in orders if one.instruction > self.written.instruction)
+            self._look_for_gap()
+            self._changed.notify_all()
+
+    def add(self, order: MergeOrder) -> None:
+        """The next order."""
+        with self._changed:
+            self._orders.append(order)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """There is more input."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Let go of the merged log, for another writer; returns when nothing is written any more."""
+        with self._changed:
+            self._is_held = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_idle or self.failure is not None)
+        self._release()
+
+    def resume(self) -> None:
+        """Take the merged log back, as far as it now goes."""
+        opened = self._open()  # Reads a whole segment: the event loop must not wait for that.
+        with self._changed:
+            self._take_up(*opened)
+            self._is_held = False
+            self._look_for_gap()
+            self._changed.notify_all()
+
+    def sync(self) -> Reached:
+        """Make durable what is written; how far that is. `rt.StorageFailed` is final."""
+        with self._files_lock:
+            with self._changed:
+                written, writer = self.written, self._writer
+                if writer is None or writer.active is None or written == self.durable:
+                    return self.durable
+                point = writer.sync_point()
+            writer.sync_to(point)
+        with self._changed:
+            if written.instruction > self.durable.instruction:
+                self.durable = written
+            return self.durable
+
+    def close(self) -> None:
+        """End the thread and release the files. Does not sync."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._release()
+
+    # Opening
+
+    def _open(self) -> tuple[LogWriter, int]:
+        """The log, recovered, and the last instruction that is whole in it."""
+        found: list[MergedScanner] = []
+
+        def scanner_for(header: SegmentHeader) -> Scanner:
+            found.append(MergedScanner(header))
+            return found[-1]
+
+        writer = LogWriter.open(
+            self._path, self._identity, disk=self._disk, resume=True, scanner_for=scanner_for
+        )
+        last = found[-1].last_block if found else None
+        # Of the last instruction some blocks may be missing: it is asked for again.
+        return writer, max(last.instruction - 1, 0) if last is not None else 0
+
+    def _take_up(self, writer: LogWriter, instruction: int) -> None:
+        self._writer = writer
+        if instruction >= self.durable.instruction:
+            # Of the bytes before it at least those are there that were.
+            self.written = self.durable = Reached(instruction, 0, self.durable.total_bytes, writer.end)
+        else:
+            self.written = self.durable
+        self._chain = None
+
+    def _release(self) -> None:
+        with self._files_lock, self._changed:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _place(self) -> Place | None:
+        writer = self._writer
+        if writer is None or writer.last_id is None:
+            return None
+        if writer.active is None or writer.is_sealed:
+            sealed = writer.table.segments[-1]
+            return Place(*sealed.id, sealed.size_bytes)
+        return Place(*writer.active.id, writer.offset)
+
+    def _look_for_gap(self) -> None:
+        """See whether the first order, or the end of all, follows what is here."""
+        here = self._place()
+        end, reached = self._end
+        begin = _begin(self._orders[0]) if self._orders else end
+        first = self._orders[0].first_position if self._orders else reached.position
+        self.gap = begin if begin is not None and not self._reaches(here, begin, first) else None
+        if not self._orders and here == end:
+            self.written, self._chain = reached, reached.chain
+
+    def _reaches(self, here: Place | None, begin: Place, first: int) -> bool:
+        """Whether what is here goes up to `begin`, which is position `first`."""
+        if here is None:
+            return first == 0
+        if here >= begin:
+            return True
+        # A segment may begin where the one before ends: the same position, another place.
+        return begin.offset == 0 and self._writer is not None and self._writer.end == first
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_idle = True
+                self._changed.notify_all()
+                self._changed.wait_for(self._may_work)
+                if self._is_closed or self.failure is not None:
+                    return
+                self._is_idle = False
+                order = self._orders[0]
+            try:
+                is_done = self._carry_out(order)
+            except (DiskFull, Damaged) as error:
+                logger.warning("merging_waits error=%r", str(error))
+                self._close_files()
+                with self._changed:
+                    if isinstance(error, Damaged):
+                        # A copy is shorter than it was: trimmed, for the cluster is far ahead, or damaged.
+                        self.missing = _input_of(order)
+                    self._changed.wait(RETRY_S)
+                continue
+            except RtError as error:
+                self._fail(error)
+                return
+            except Exception as error:
+                logger.critical("merging_failed", exc_info=error)
+                self._fail(Closed(f"merging was broken off: {error!r}", where=self._path))
+                return
+            if is_done:
+                with self._changed:
+                    if self._orders and self._orders[0] is order:
+                        self._orders.popleft()
+                self._on_written()
+
+    def _may_work(self) -> bool:
+        if self._is_closed or self.failure is not None:
+            return True
+        return bool(self._orders) and not self._is_held and self.gap is None
+
+    def _must_let_go(self) -> bool:
+        return self._is_closed or self._is_held
+
+    def _fail(self, error: RtError) -> None:
+        logger.critical("merging_stopped error=%r", str(error))
+        with self._changed:
+            self.failure = error
+            self._is_idle = True
+            self._changed.notify_all()
+        self._on_written()
+
+    def _carry_out(self, order: MergeOrder) -> bool:
+        """Write what is not here yet; False if the order was taken back meanwhile."""
+        writer = self._writer
+        assert writer is not None
+        here = self._place()
+        if order.blocks and (here is None or here < _end(order)):
+            if not self._write(writer, order):
+                return False
+            self._account(order)
+        else:
+            self._reach(order)
+        return True
+
+    def _write(self, writer: LogWriter, order: MergeOrder) -> bool:
+        begins = order.offset == 0
+        if begins and (writer.active is None or writer.active.id != order.segment or writer.is_sealed):
+            if writer.end != order.first_position:
+                raise self._diverged(order, f"position {writer.end}", f"position {order.first_position}")
+            with self._files_lock:
+                writer.start(order.segment, first=order.first_position, created_ns=order.sequenced_ns)
+        at = order.offset or SEGMENT_HEADER_BYTES
+        if writer.active is None or writer.active.id != order.segment or writer.offset < at:
+            raise self._diverged(order, f"an end at {self._place()}", f"{order.segment} offset {at}")
+        position = order.first_position
+        runs: list[Frames] = []
+        for block in order.blocks:
+            if at >= writer.offset:
+                if not runs and at != writer.offset:
+                    raise self._diverged(order, f"an end at offset {writer.offset}", f"a block at {at}")
+                run = self._run_of(block, position)
+                if run is None:
+                    return False
+                runs.append(run)
+            at += block.size_bytes
+            position = position + block.message_count
+        if at != order.end_offset or position != order.end_position:
+            raise self._diverged(order, f"offset {at}", f"offset {order.end_offset}")
+        writer.append(runs)
+        return True
+
+    def _run_of(self, block: OrderBlock, position: int) -> Frames | None:
+        """The block as it is written, once its input is here; None if the merger is to stop meanwhile."""
+        if block.is_declaration:
+            return Frames([block.head], position, 0, 0, is_declaration=True)
+        segment = SegmentId(block.x, block.y)
+        stretch = self._wait_for(block, segment)
+        if stretch is None:
+            return None
+        file = self._file(block.session_id, segment)
+        return Frames(
+            [block.head, CopyRange(file, block.start, block.end - block.start)],
+            position + block.message_count,
+            stretch.timestamp_low_ns,
+            stretch.timestamp_high_ns,
+        )
+
+    def _wait_for(self, block: OrderBlock, segment: SegmentId) -> Stretch | None:
+        told = False
+        while True:
+            stretch = self._sources.stretch(block.session_id, segment, block.start, block.end)
+            if stretch is not None and stretch.chain_end == block.chain_end:
+                with self._changed:
+                    self.missing = None
+                return stretch
+            if stretch is not None and not told:
+                told = True
+                self._sources.on_bad_copy(block, stretch.chain_end)
+            with self._changed:
+                self.missing = Missing(block.session_id, segment, block.end)
+                if not self._must_let_go():
+                    self._changed.wait(RETRY_S)
+                if self._must_let_go():
+                    return None
+
+    def _file(self, session_id: int, segment: SegmentId) -> File:
+        """Files stay open while their segment is merged: one of each session."""
+        file = self._files.get((session_id, segment))
+        if file is None:
+            for key in [key for key in self._files if key[0] == session_id]:
+                self._files.pop(key).close()
+            file = self._files[session_id, segment] = self._sources.open(session_id, segment)
+        return file
+
+    def _account(self, order: MergeOrder) -> None:
+        """Compare what the merged log's chain comes to with what the order says."""
+        chain = self._chain
+        if chain is not None:
+            for block in order.blocks:
+                chain = crc32c(block.head, chain)
+            if chain != order.chain:
+                raise self._diverged(order, f"chain {chain:#010x}", f"chain {order.chain:#010x}")
+        self._reach(order)
+
+    def _reach(self, order: MergeOrder) -> None:
+        with self._changed:
+            self._chain = order.chain
+            self.written = Reached(order.instruction, order.chain, order.total_bytes, order.end_position)
+
+    def _diverged(self, order: MergeOrder, got: str, wanted: str) -> Diverged:
+        return Diverged(
+            "this node's merged log is not what the cluster agreed on",
+            where=f"{self._path}, instruction {order.instruction}",
+            got=got,
+            wanted=wanted,
+            hint="The files are kept for a look. Empty the node's directory to have it built anew.",
+        )
+
+
+def _begin(order: MergeOrder) -> Place:
+    return Place(*order.segment, order.offset)
+
+
+def _end(order: MergeOrder) -> Place:
+    return Place(*order.segment, order.end_offset)
+
+
+def _input_of(order: MergeOrder) -> Missing:
+    block = next(block for block in order.blocks if not block.is_declaration)
+    return Missing(block.session_id, SegmentId(block.x, block.y), block.end)

@@ -1,0 +1,56 @@
+"""The sequencer's state as the data process follows it: a snapshot, then the committed commands.
+
+Pure: one thread uses it. The law: it is the same `apply` as everywhere, so what it says was committed; and it
+never goes back, for a fence that was heard of is not forgotten while this process lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Outcome, apply
+from sequencer.commands import Command, decode_command
+from sequencer.orders import MergeOrder, decode_order
+from sequencer.state import State
+from sequencer.state_encoding import decode_state
+
+
+class Replica:
+    """What the node's consensus has applied, as far as this process has heard of it."""
+
+    def __init__(
+        self,
+        on_snapshot: Callable[[list[MergeOrder] | None], None],
+        on_applied: Callable[[Command, Outcome], None],
+    ) -> None:
+        """`on_snapshot` gets the orders; None if control, begun anew, is behind what is known here."""
+        self.index = 0
+        self.state: State | None = None
+        """None before the first snapshot."""
+        self.standing = pb.Standing()
+        self._on_snapshot, self._on_applied = on_snapshot, on_applied
+
+    def on_message(self, message: pb.ToData) -> None:
+        """What the control process says. `rt.FormatError`, `rt.UnknownVersion`."""
+        match message.WhichOneof("kind"):
+            case "snapshot":
+                self._on_state(message.snapshot)
+            case "applied":
+                applied = message.applied
+                if self.state is None or applied.index != self.index + 1:
+                    return  # Of before a snapshot that is on its way.
+                self.index = applied.index
+                command = decode_command(applied.command)
+                self._on_applied(command, apply(self.state, command))
+            case "standing":
+                self.standing = message.standing
+
+    def _on_state(self, snapshot: pb.ControlSnapshot) -> None:
+        state = decode_state(snapshot.state)
+        known = self.state
+        if known is not None and known.cluster == state.cluster and snapshot.index < self.index:
+            self._on_snapshot(None)
+            return
+        self.index, self.state = snapshot.index, state
+        self._on_snapshot([decode_order(order) for order in snapshot.orders])

@@ -1,0 +1,220 @@
+"""Who pushes to this node and pulls from it, and who did within a day.
+
+Laws. What is remembered is bounded: of connections that ended, the last of each client, for 24 hours, and
+4,096 in all. Watching takes nothing away: a stream runs as it would without.
+
+`WatchedStores` stands before the node's stores and sees each push; pulls are looked at now and then, so of
+one that ends between two looks the last bytes, or all of it, go uncounted. For one event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from replicator.handshake import PullMerged, PushHello, PushProgress, PushStart
+from replicator.items import Chunk, Life, Sealed
+from replicator.pull_server import Pull
+from replicator.push_server import Intake, Stores
+from rt.net.identity import Identity
+from sequencer.rest.node_view import Client
+from sequencer.rest.times import NS_PER_MINUTE, NS_PER_S
+
+KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
+ENDED_MAX: Final = 4096
+
+_Key: TypeAlias = tuple[str, str]
+"""What tells clients apart: the certificate's identity, and what is pushed or pulled."""
+
+
+class Push:
+    """One stream of a publisher, while it runs and after."""
+
+    def __init__(self, identity: Identity, hello: PushHello, now_ns: int) -> None:
+        self.identity, self.hello, self.connected_ns = identity, hello, now_ns
+        self.total_bytes = 0
+        self.last_ns = 0
+        self.progress = PushProgress()
+
+
+class _Known:
+    """A stream that was seen."""
+
+    def __init__(self, stream: Push | Pull, address: str) -> None:
+        self.stream = stream
+        self.address = address
+        self.ended_ns = 0
+        self.rate = 0.0
+        self.looked_ns = 0
+        self.looked_bytes = 0
+
+    @property
+    def total_bytes(self) -> int:
+        stream = self.stream
+        return stream.total_bytes if isinstance(stream, Push) else stream.sent_bytes
+
+    @property
+    def key(self) -> _Key:
+        stream = self.stream
+        if isinstance(stream, Push):
+            return stream.identity.uri, f"push {stream.hello.session}"
+        wanted = stream.wanted
+        return stream.identity.uri, "merged" if isinstance(wanted, PullMerged) else f"{wanted.session_id}"
+
+    def look(self, now_ns: int) -> None:
+        """Work out the rate since the last look."""
+        size = self.total_bytes
+        since_ns = self.looked_ns or self.stream.connected_ns
+        if now_ns > since_ns:
+            self.rate = max(size - self.looked_bytes, 0) * NS_PER_S / (now_ns - since_ns)
+        self.looked_ns, self.looked_bytes = now_ns, size
+
+    def client(self) -> Client:
+        stream = self.stream
+        rate = 0.0 if self.ended_ns else self.rate
+        if isinstance(stream, Push):
+            return Client(
+                stream.identity,
+                self.address,
+                stream.hello.session,
+                stream.connected_ns,
+                self.ended_ns,
+                stream.last_ns,
+                stream.total_bytes,
+                rate,
+                stream.progress.durable_number,
+                stream.progress.merged_number,
+            )
+        return Client(
+            stream.identity,
+            self.address,
+            None,
+            stream.connected_ns,
+            self.ended_ns,
+            stream.sent_ns,
+            stream.sent_bytes,
+            rate,
+            stream.has.position,
+            is_of_merged=isinstance(stream.wanted, PullMerged),
+        )
+
+
+class Clients:
+    """The streams of a node. `clock` is in ns since the epoch."""
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._pushes: dict[Push, _Known] = {}
+        self._pulls: dict[int, _Known] = {}
+        self._ended: dict[_Key, _Known] = {}
+        """In the order in which they ended."""
+        self._ended_push_bytes = 0
+        self._ended_pull_bytes = 0
+
+    @property
+    def push_bytes(self) -> int:
+        """Brought by publishers, ever."""
+        return self._ended_push_bytes + sum(known.total_bytes for known in self._pushes.values())
+
+    @property
+    def pull_bytes(self) -> int:
+        """Given to pullers, ever, as far as it was seen."""
+        return self._ended_pull_bytes + sum(known.total_bytes for known in self._pulls.values())
+
+    def begin_push(self, identity: Identity, hello: PushHello) -> Push:
+        """A publisher's stream begins."""
+        push = Push(identity, hello, self._clock())
+        self._pushes[push] = _Known(push, "")
+        return push
+
+    def end_push(self, push: Push) -> None:
+        """It has ended."""
+        known = self._pushes.pop(push)
+        self._ended_push_bytes += known.total_bytes
+        self._keep(known)
+
+    def look(self, pulls: Mapping[int, Pull]) -> None:
+        """See which pulls run now, and how fast everything goes; about once a second."""
+        now_ns = self._clock()
+        self.note_pulls(pulls)
+        for known in (*self._pushes.values(), *self._pulls.values()):
+            known.look(now_ns)
+        for key in [key for key, known in self._ended.items() if now_ns - known.ended_ns > KEPT_NS]:
+            del self._ended[key]
+
+    def note_pulls(self, pulls: Mapping[int, Pull]) -> None:
+        """See which pulls run now."""
+        for key in [key for key in self._pulls if key not in pulls]:
+            known = self._pulls.pop(key)
+            self._ended_pull_bytes += known.total_bytes
+            self._keep(known)
+        for key, pull in pulls.items():
+            if key not in self._pulls:
+                self._pulls[key] = _Known(pull, _host_and_port(pull.peer))
+
+    def clients(self) -> tuple[Client, ...]:
+        """Everybody who is connected, and of the others the last connection."""
+        live = [*self._pushes.values(), *self._pulls.values()]
+        connected = {known.key for known in live}
+        ended = [known for key, known in self._ended.items() if key not in connected]
+        return tuple(known.client() for known in (*live, *ended))
+
+    def _keep(self, known: _Known) -> None:
+        known.ended_ns = self._clock()
+        self._ended.pop(known.key, None)
+        self._ended[known.key] = known
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+
+class WatchedStores:
+    """The stores of a node (`replicator.push_server.Stores`), and in `clients` who uses them."""
+
+    def __init__(self, stores: Stores, clients: Clients) -> None:
+        self._stores, self._clients = stores, clients
+
+    @property
+    def cluster(self) -> bytes:
+        """See the protocol."""
+        return self._stores.cluster
+
+    async def accept(self, hello: PushHello, identity: Identity) -> Intake:
+        """See the protocol."""
+        intake = await self._stores.accept(hello, identity)
+        return _WatchedIntake(intake, self._clients, self._clients.begin_push(identity, hello))
+
+
+class _WatchedIntake:
+    """An intake whose bytes are counted."""
+
+    def __init__(self, intake: Intake, clients: Clients, push: Push) -> None:
+        self._intake, self._clients, self._push = intake, clients, push
+
+    @property
+    def start(self) -> PushStart:
+        return self._intake.start
+
+    async def open_life(self, life: Life) -> None:
+        await self._intake.open_life(life)
+
+    async def take(self, item: Chunk | Sealed) -> None:
+        await self._intake.take(item)
+        if isinstance(item, Chunk):
+            self._push.total_bytes += len(item.data)
+            self._push.last_ns = time.time_ns()
+
+    async def next_progress(self, told: PushProgress | None) -> PushProgress:
+        self._push.progress = progress = await self._intake.next_progress(told)
+        return progress
+
+    async def close(self) -> None:
+        try:
+            await self._intake.close()
+        finally:
+            self._clients.end_push(self._push)
+
+
+def _host_and_port(peer: str) -> str:
+    """What gRPC calls "ipv4:127.0.0.1:1", without the kind."""
+    return peer.partition(":")[2]

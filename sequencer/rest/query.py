@@ -1,0 +1,133 @@
+"""The query part of a request: which parameters a path knows, and what they may say.
+
+Pure. Law: a parameter that is not known, said twice or malformed is an error that names it; none is passed
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rt.errors import InvalidName
+from rt.names import SESSION_NAME_BYTES_MAX, check_session_name
+from sequencer.rest.errors import BadRequest
+from sequencer.rest.times import parse_rfc3339
+
+POSITION_MAX: Final = 2**63 - 1
+LIMIT_MAX: Final = 100_000
+_BOUND: Final = "a position, or a time as 2026-01-31T12:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter. `parse` returns its value, or raises `ValueError` with what is wanted."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    """As OpenAPI has it."""
+    parse: Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A bound that is a time; one that is a position is an `int`."""
+
+    ns: int
+
+
+def parse_query(pairs: Iterable[tuple[str, str]], parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """The values by name; `BadRequest`."""
+    known = {parameter.name: parameter for parameter in parameters}
+    found: dict[str, Any] = {}
+    for name, text in pairs:
+        parameter = known.get(name)
+        if parameter is None:
+            raise BadRequest(
+                "no such parameter",
+                where="query",
+                got=repr(name)[:200],
+                wanted=", ".join(known) or "none",
+            )
+        if name in found:
+            raise BadRequest("the parameter is there twice", where=f"parameter {name}")
+        try:
+            found[name] = parameter.parse(text)
+        except ValueError as error:
+            hint = "Write + as %2B." if " " in text else None
+            raise BadRequest(
+                "the parameter cannot be read",
+                where=f"parameter {name}",
+                got=repr(text)[:200],
+                wanted=str(error),
+                hint=hint,
+            ) from None
+    return found
+
+
+def whole_number(name: str, description: str, *, low: int = 0, high: int = POSITION_MAX) -> Parameter:
+    """A parameter that is a number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        number = _digits(text)
+        if number is None or not low <= number <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return number
+
+    schema = {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
+    return Parameter(name, description, schema, parse)
+
+
+def choice(name: str, description: str, options: Sequence[str]) -> Parameter:
+    """A parameter that is one of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in options:
+            raise ValueError(" or ".join(options))
+        return text
+
+    return Parameter(name, description, {"type": "string", "enum": list(options)}, parse)
+
+
+def session_name(name: str, description: str) -> Parameter:
+    """A parameter that is the name of a session."""
+
+    def parse(text: str) -> str:
+        try:
+            return check_session_name(text)
+        except InvalidName:
+            raise ValueError("the name of a session") from None
+
+    return Parameter(name, description, {"type": "string", "maxLength": SESSION_NAME_BYTES_MAX}, parse)
+
+
+def bound(name: str, description: str) -> Parameter:
+    """A parameter that is a position (`int`) or a time (`Moment`)."""
+
+    def parse(text: str) -> int | Moment:
+        position = _digits(text)
+        if position is not None and position <= POSITION_MAX:
+            return position
+        try:
+            return Moment(parse_rfc3339(text))
+        except ValueError:
+            raise ValueError(_BOUND) from None
+
+    return Parameter(name, description, {"type": "string", "examples": ["0", "2026-01-31T12:00:00Z"]}, parse)
+
+
+def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
+    """What `limit` and `offset` leave of `items`."""
+    start = query.get("offset", 0)
+    limit = query.get("limit")
+    return items[start:] if limit is None else items[start : start + limit]
+
+
+LIMIT: Final = whole_number("limit", "At most so many entries; without it, all.", low=1, high=LIMIT_MAX)
+OFFSET: Final = whole_number("offset", "Leave out so many entries at the start.")
+
+
+def _digits(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else None

@@ -1,0 +1,222 @@
+"""The two HTTP ports of a node: REST with certificates, and health and metrics without.
+
+For one event loop. `Node` is where a node is looked at: it copies what may change, so that answers can be
+made beside the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import ssl
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from replicator.pull_server import PullServicer
+from replicator.push_server import PushServicer
+from rt.errors import CertificateError, RtError
+from rt.net.tls import TLS
+from sequencer.config import NodeConfig
+from sequencer.data.link import ControlLink
+from sequencer.data.merger import Merger
+from sequencer.data.replica import Replica
+from sequencer.raft.admittance import Contexts
+from sequencer.rest.app import App
+from sequencer.rest.clients import Clients
+from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.listener import Listener
+from sequencer.rest.node_view import Counts, Merging, NodeView
+from sequencer.rest.syncs import Durations
+from sequencer.state import State
+
+LOOK_S: Final = 1.0
+"""How often clients and certificates are looked at."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Data(Protocol):
+    """The data process, as far as it is told about."""
+
+    config: NodeConfig
+    replica: Replica
+    link: ControlLink
+    merger: Merger | None
+
+    @property
+    def failure(self) -> RtError | None:
+        """Why the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What serves the node's streams, and what was refused at its door."""
+
+    push: PushServicer
+    pull: PullServicer
+    clients: Clients
+    syncs: Durations
+    refused_calls: Mapping[str, int]
+    """At the door of the gRPC server, by the error's class."""
+
+
+class Rest:
+    """The two ports, from `start` to `close`."""
+
+    def __init__(self, data: Data, services: Services, tls: TLS) -> None:
+        self._data, self._services = data, services
+        self._tls = tls
+        self._contexts = Contexts(tls, reload_s=LOOK_S)
+        self._certificate_end_s = 0.0
+        self._started_ns = time.time_ns()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rt-rest")
+        self._looking: asyncio.Task[None] | None = None
+        config = data.config
+        public = [endpoint for endpoint in ENDPOINTS if endpoint.is_public]
+        self.apps: Final = {
+            "rest": App(ENDPOINTS, self.look, self._pool, stream=config.stream),
+            "health": App(public, self.look, self._pool, stream=None),
+        }
+        self._runners: list[web.AppRunner] = []
+        self.listeners: Final[dict[str, Listener]] = {}
+        """By name, "rest" and "health"; a port that is 0 has none."""
+
+    async def start(self) -> None:
+        """Serve. A port that is taken is tried for again, and stops nothing."""
+        config = self._data.config
+        for name, port in (("rest", config.rest_port), ("health", config.health_port)):
+            if port:
+                await self._serve(name, port)
+        self._looking = asyncio.get_running_loop().create_task(self._look_around())
+
+    async def _serve(self, name: str, port: int) -> None:
+        runner = self.apps[name].runner()
+        await runner.setup()
+        self._runners.append(runner)
+        make = runner.server
+        assert make is not None
+        contexts = self._contexts
+        listener = Listener(
+            name,
+            make,
+            (self._data.config.listen, port),
+            lambda: contexts.server if name == "rest" else None,
+        )
+        self.listeners[name] = listener
+        listener.start()
+
+    async def close(self) -> None:
+        """Stop; answers under way have half a second."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for runner in self._runners:
+            await runner.cleanup()
+        for listener in self.listeners.values():
+            await listener.close()
+        self._pool.shutdown()
+        self._contexts.close()
+
+    async def _look_around(self) -> None:
+        loop = asyncio.get_running_loop()
+        described: ssl.SSLContext | None = None
+        while True:
+            self._services.clients.look(self._services.pull.pulls)
+            self._contexts.refresh(loop.time())
+            if self._contexts.server is not described:
+                described = self._contexts.server
+                with contextlib.suppress(CertificateError):  # In the middle of a rotation.
+                    loaded = await loop.run_in_executor(self._pool, self._tls.load)
+                    self._certificate_end_s = loaded.not_after.timestamp()
+            await asyncio.sleep(LOOK_S)
+
+    # Looking at the node
+
+    def look(self) -> NodeView:
+        """The node, now."""
+        data, services = self._data, self._services
+        services.clients.note_pulls(services.pull.pulls)
+        return NodeView(
+            stream=data.config.stream,
+            node=data.config.name,
+            now_ns=time.time_ns(),
+            started_ns=self._started_ns,
+            standing=data.replica.standing,
+            is_control_up=data.link.is_up,
+            applied_index=data.replica.index,
+            state=None if data.replica.state is None else _copy(data.replica.state),
+            merging=None if data.merger is None else _merging(data.merger),
+            failure="" if data.failure is None else str(data.failure),
+            clients=services.clients.clients(),
+            counts=self._counts(),
+        )
+
+    def _counts(self) -> Counts:
+        services = self._services
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        refused: Counter[tuple[str, str]] = Counter()
+        sources = [
+            ("push", services.push.refused),
+            ("pull", services.pull.refused),
+            ("grpc", services.refused_calls),
+            *((name, app.refused) for name, app in self.apps.items()),
+            *((name, listener.refused) for name, listener in self.listeners.items()),
+        ]
+        for at, counts in sources:
+            refused.update({(at, reason): count for reason, count in counts.items()})
+        return Counts(
+            push_bytes=services.clients.push_bytes,
+            pull_bytes=services.clients.pull_bytes,
+            push_streams=len(services.push.sessions),
+            pull_streams=len(services.pull.pulls),
+            refused=refused,
+            requests={
+                (name, status): count
+                for name, app in self.apps.items()
+                for status, count in app.statuses.items()
+            },
+            syncs=services.syncs.histogram(),
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            memory_bytes=_memory_bytes(),
+            certificate_end_s=self._certificate_end_s,
+        )
+
+
+def _copy(state: State) -> State:
+    """The state as it is now; what is in it is never changed, only replaced."""
+    merged = replace(state.merged, declared=set())
+    return replace(
+        state,
+        merged=merged,
+        sessions=dict(state.sessions),
+        wanted=dict(state.wanted),
+        segments=state.segments.copy(),
+        by_name={},
+    )
+
+
+def _merging(merger: Merger) -> Merging:
+    """Without the merger's lock: it is held while a log is opened."""
+    missing, failure = merger.missing, merger.failure
+    return Merging(
+        instruction=merger.written.instruction,
+        position=merger.written.position,
+        durable_position=merger.durable.position,
+        is_behind_gap=merger.gap is not None,
+        waits_for=""
+        if missing is None
+        else f"session {missing.session_id}, {missing.segment} up to offset {missing.end}",
+        failure="" if failure is None else str(failure),
+    )
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES

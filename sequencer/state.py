@@ -1,0 +1,152 @@
+"""The state that the commands add up to: the same on every node, and nothing of any node.
+
+Pure. `apply` alone changes it; `state_encoding` turns it into bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.table import TrimReason
+
+ROLL_BYTES: Final = 1 << 30
+ROLL_MINUTES: Final = 0
+SESSION_BYTES_MAX: Final = 16 << 20
+LIVES_MAX: Final = 1024
+"""Starts of one publisher that wait to be merged."""
+BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
+"""Segment and offset of an X's first batch."""
+
+
+class End(NamedTuple):
+    """Where something ends in an X: offset of segment `y`, in front of message `number`."""
+
+    y: int
+    offset: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What operators change by command."""
+
+    roll_bytes: int = ROLL_BYTES
+    """A merged segment that has so many bytes is followed by the next."""
+    roll_minutes: int = ROLL_MINUTES
+    """So is one that is so old; 0: never by age."""
+    session_bytes_max: int = SESSION_BYTES_MAX
+    """Most bytes of one session in one instruction; one batch may be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One start of a publisher that is not merged whole yet."""
+
+    x: int
+    life: bytes
+    is_fenced: bool = False
+    end: End | None = None
+    """Where X ends, once it is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """How far the first of a session's lives is merged, and the segment's chain there."""
+
+    end: End
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One incarnation of a session."""
+
+    id: int
+    name: str
+    incarnation: bytes
+    dedup_id: str | None
+    waits_for: int = 0
+    """The incarnation of the name that is merged whole before this one is; 0: none."""
+    is_superseded: bool = False
+    """A newer incarnation of the name was opened: nothing more is opened here."""
+    last_x: int = -1
+    """The greatest X ever opened."""
+    lives: tuple[Life, ...] = ()
+    consumed: Consumed | None = None
+    """Of the first of `lives`; None before its first range."""
+    done: tuple[int, End] | None = None
+    """The last X that was merged whole, and where it ended."""
+
+    @property
+    def life(self) -> Life | None:
+        """The life that is being merged."""
+        return self.lives[0] if self.lives else None
+
+    def life_of(self, x: int) -> Life | None:
+        """The life of session number `x`, if it is not merged whole."""
+        return next((life for life in self.lives if life.x == x), None)
+
+    def with_life(self, life: Life) -> Session:
+        """With another version of that life."""
+        return replace(self, lives=tuple(life if one.x == life.x else one for one in self.lives))
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSegment:
+    """A merged segment that is sealed, and perhaps trimmed."""
+
+    id: SegmentId
+    first: int
+    end: int
+    size_bytes: int
+    created_ns: int
+    sealed_ns: int
+    trimmed_ns: int = 0
+    reason: TrimReason = TrimReason.NONE
+
+
+@dataclass(slots=True)
+class MergedEnd:
+    """The growing end of the merged log."""
+
+    segment: SegmentId | None = None
+    """None before the first instruction."""
+    offset: int = SEGMENT_HEADER_BYTES
+    first: int = 0
+    created_ns: int = 0
+    declared: set[int] = field(default_factory=set)
+    """Session ids that this segment has declared."""
+    chain: int = 0
+    total_bytes: int = 0
+    """Of all merged segments, headers included."""
+    is_roll_wanted: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    """Everything the nodes of a stream agree on."""
+
+    cluster: bytes
+    configuration: Configuration = Configuration()
+    instruction: int = 0
+    """The last one merged."""
+    sequenced_ns: int = 0
+    position: int = 0
+    """The position that comes next."""
+    merged: MergedEnd = field(default_factory=MergedEnd)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    wanted: dict[str, int] = field(default_factory=dict)
+    """The next id of each dedup id, once one was merged."""
+    segments: deque[MergedSegment] = field(default_factory=deque)
+    """Sealed merged segments, oldest first."""
+    next_session_id: int = 1
+    by_name: dict[str, int] = field(default_factory=dict)
+    """The newest incarnation of each name. Follows from `sessions`."""
+
+    def session_of(self, name: str) -> Session | None:
+        """The newest incarnation of that name."""
+        found = self.by_name.get(name)
+        return None if found is None else self.sessions[found]

@@ -1,0 +1,196 @@
+"""The sequencer's state as bytes: equal states give equal bytes.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from rt.errors import FormatError, UnknownVersion
+from rt.log.layout import NEWER_HINT
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.state import (
+    Configuration,
+    Consumed,
+    End,
+    Life,
+    MergedEnd,
+    MergedSegment,
+    Session,
+    State,
+)
+
+VERSION: Final = 1
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a state."""
+    configuration = state.configuration
+    message = pb.SequencerState(
+        version=VERSION,
+        cluster=state.cluster,
+        configuration=pb.Configure(
+            roll_bytes=configuration.roll_bytes,
+            roll_minutes=configuration.roll_minutes,
+            session_bytes_max=configuration.session_bytes_max,
+        ),
+        instruction=state.instruction,
+        sequenced_ns=state.sequenced_ns,
+        position=state.position,
+        merged=_encode_merged(state.merged),
+        next_session_id=state.next_session_id,
+    )
+    message.sessions.extend(_encode_session(state.sessions[key]) for key in sorted(state.sessions))
+    for dedup_id in sorted(state.wanted):
+        message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
+    for segment in state.segments:
+        message.segments.add(
+            x=segment.id.x,
+            y=segment.id.y,
+            first=segment.first,
+            end=segment.end,
+            size=segment.size_bytes,
+            created_ns=segment.created_ns,
+            sealed_ns=segment.sealed_ns,
+            trimmed_ns=segment.trimmed_ns,
+            reason=segment.reason,
+        )
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_state(data: bytes) -> State:
+    """The state of these bytes; `rt.FormatError`, `rt.UnknownVersion`."""
+    try:
+        message = pb.SequencerState.FromString(data)
+    except DecodeError as error:
+        raise FormatError("not a state of the sequencer", got=f"{len(data)} bytes") from error
+    if message.version != VERSION:
+        got = message.version
+        raise UnknownVersion(
+            "sequencer state of an unknown version", got=got, wanted=VERSION, hint=NEWER_HINT
+        )
+    try:
+        return _decode_state(message)
+    except ValueError as error:
+        raise FormatError(f"a state of the sequencer says what it cannot: {error}") from error
+
+
+def _decode_state(message: pb.SequencerState) -> State:
+    configuration = message.configuration
+    state = State(
+        message.cluster,
+        Configuration(configuration.roll_bytes, configuration.roll_minutes, configuration.session_bytes_max),
+        message.instruction,
+        message.sequenced_ns,
+        message.position,
+        _decode_merged(message.merged),
+        {one.id: _decode_session(one) for one in message.sessions},
+        {one.dedup_id: one.wanted for one in message.watermarks},
+        deque(_decode_segment(one) for one in message.segments),
+        message.next_session_id,
+    )
+    for session in state.sessions.values():  # By id, so the newest of a name is the last one.
+        state.by_name[session.name] = session.id
+    return state
+
+
+def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
+    x, y = merged.segment or (0, 0)
+    return pb.MergedEnd(
+        has_segment=merged.segment is not None,
+        x=x,
+        y=y,
+        offset=merged.offset,
+        first=merged.first,
+        created_ns=merged.created_ns,
+        declared=sorted(merged.declared),
+        chain=merged.chain,
+        bytes=merged.total_bytes,
+        is_roll_wanted=merged.is_roll_wanted,
+    )
+
+
+def _decode_merged(message: pb.MergedEnd) -> MergedEnd:
+    return MergedEnd(
+        SegmentId(message.x, message.y) if message.has_segment else None,
+        message.offset,
+        message.first,
+        message.created_ns,
+        set(message.declared),
+        message.chain,
+        message.bytes,
+        message.is_roll_wanted,
+    )
+
+
+def _encode_session(session: Session) -> pb.Session:
+    message = pb.Session(
+        id=session.id,
+        name=session.name,
+        incarnation=session.incarnation,
+        dedup_id=session.dedup_id or "",
+        is_superseded=session.is_superseded,
+        last_x=max(session.last_x, 0),
+        was_opened=session.last_x >= 0,
+        waits_for=session.waits_for,
+    )
+    for life in session.lives:
+        y, offset, number = life.end or (0, 0, 0)
+        message.lives.add(
+            x=life.x,
+            life=life.life,
+            is_fenced=life.is_fenced,
+            is_closed=life.end is not None,
+            y=y,
+            offset=offset,
+            number=number,
+        )
+    if session.consumed is not None:
+        message.has_consumed = True
+        message.y, message.offset, message.number = session.consumed.end
+        message.chain = session.consumed.chain
+    if session.done is not None:
+        message.has_done = True
+        message.done_x = session.done[0]
+        message.done_y, message.done_offset, message.done_number = session.done[1]
+    return message
+
+
+def _decode_session(message: pb.Session) -> Session:
+    lives = (
+        Life(one.x, one.life, one.is_fenced, End(one.y, one.offset, one.number) if one.is_closed else None)
+        for one in message.lives
+    )
+    consumed = Consumed(End(message.y, message.offset, message.number), message.chain)
+    done = message.done_x, End(message.done_y, message.done_offset, message.done_number)
+    return Session(
+        message.id,
+        message.name,
+        message.incarnation,
+        message.dedup_id or None,
+        message.waits_for,
+        message.is_superseded,
+        message.last_x if message.was_opened else -1,
+        tuple(lives),
+        consumed if message.has_consumed else None,
+        done if message.has_done else None,
+    )
+
+
+def _decode_segment(message: pb.MergedSegment) -> MergedSegment:
+    return MergedSegment(
+        SegmentId(message.x, message.y),
+        message.first,
+        message.end,
+        message.size,
+        message.created_ns,
+        message.sealed_ns,
+        message.trimmed_ns,
+        TrimReason(message.reason),
+    )

@@ -1,0 +1,724 @@
+"""Apply: what each command does, and why it does nothing; and what an order lays down, byte for byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import pytest
+from batches import CLUSTER, Heard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sequencing import (
+    INCARNATIONS,
+    DumbMerger,
+    WrittenSession,
+    do_close,
+    do_fence,
+    do_merge,
+    do_open,
+    end_of,
+    merging,
+    must,
+    new_state,
+    opening,
+    piece,
+    random_runs,
+    refusal,
+)
+
+from rt.log.block import BlockKind, decode_block_header
+from rt.log.checksum import batch_seed, segment_seed
+from rt.log.segment import SegmentId
+from sequencer.apply import Changed, Closed, Fenced, Merged, Opened, apply, take
+from sequencer.commands import COUNT_MAX, Close, Command, Configure, Fence, Merge, Open, Range, Roll
+from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
+from sequencer.state import LIVES_MAX, Configuration, End, MergedSegment, State
+from sequencer.state_encoding import decode_state, encode_state
+
+Setup: TypeAlias = Callable[[State], object]
+
+
+# Scenes that the tables below begin with
+
+
+def nothing(state: State) -> None: ...
+
+
+def opened(state: State) -> None:
+    """Session 1, "a", with X 0 open."""
+    do_open(state)
+
+
+def merged(state: State) -> None:
+    """X 0 of session 1 is merged up to 128, number 10."""
+    do_open(state)
+    do_merge(state, piece())
+
+
+def closing(state: State) -> None:
+    """X 0 of session 1 is merged up to 128, number 10, and closed at 256, number 20; X 3 is open."""
+    merged(state)
+    do_open(state, x=3)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 256, 20))
+
+
+def done(state: State) -> None:
+    """X 0 of session 1 is merged whole; X 3 is open."""
+    closing(state)
+    do_merge(state, piece(start=128, end=256, first=10))
+
+
+def taken_over(state: State) -> None:
+    """Session 2 is the newer incarnation of session 1, whose X 0 is merged up to 128."""
+    merged(state)
+    do_open(state, incarnation=1)
+
+
+def dedup(state: State) -> None:
+    """Sessions 1 and 2 share a dedup id, of which ids up to 10 are merged, by session 1."""
+    do_open(state, "a", dedup="d")
+    do_open(state, "b", dedup="d", incarnation=1)
+    do_merge(state, piece())
+
+
+def full_of_lives(state: State) -> None:
+    for x in range(LIVES_MAX):
+        do_open(state, x=x)
+
+
+REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
+    # Openings
+    "X open with another life": (opened, lambda _: opening(life=99), "open with another life"),
+    "X below the last": (done, lambda _: opening(x=2), "is over"),
+    "X that is merged whole": (done, lambda _: opening(x=0), "is over"),
+    "the last X, merged whole": (
+        lambda state: (opened(state), do_fence(state), do_close(state, 1, 0, (0, 64, 0))),
+        lambda _: opening(x=0),
+        "is over",
+    ),
+    "another dedup id": (opened, lambda _: opening(x=1, dedup="d"), "dedup id is None, not d"),
+    "no dedup id": (dedup, lambda _: opening(x=1), "dedup id is d, not None"),
+    "an older incarnation": (taken_over, lambda _: opening(x=1), "newer incarnation"),
+    "an older incarnation again": (taken_over, lambda _: opening(x=0), "newer incarnation"),
+    "too many lives": (full_of_lives, lambda _: opening(x=LIVES_MAX), "lives of the session wait"),
+    # Fences
+    "fence of no session": (opened, lambda _: Fence(2, 0), "no session number 0 to fence"),
+    "fence of no X": (opened, lambda _: Fence(1, 1), "no session number 1 to fence"),
+    "fence of an X that is merged whole": (done, lambda _: Fence(1, 0), "to fence"),
+    # Closes
+    "close of no session": (opened, lambda _: Close(2, 0, 0, 64, 0), "not what is merged"),
+    "close of no X": (opened, lambda _: Close(1, 1, 0, 64, 0), "not what is merged"),
+    "close of an X before its turn": (closing, lambda _: Close(1, 3, 0, 64, 0), "not what is merged"),
+    "close of an X merged whole": (done, lambda _: Close(1, 0, 0, 256, 20), "not what is merged"),
+    "close without a fence": (opened, lambda _: Close(1, 0, 0, 64, 0), "not fenced"),
+    "close again": (closing, lambda _: Close(1, 0, 0, 512, 30), "is closed"),
+    "close below what is merged": (
+        lambda state: (merged(state), do_fence(state)),
+        lambda _: Close(1, 0, 0, 120, 9),
+        "merged beyond",
+    ),
+    "close below, of number alone": (
+        lambda state: (merged(state), do_fence(state)),
+        lambda _: Close(1, 0, 0, 256, 9),
+        "merged beyond",
+    ),
+    "close below, of place alone": (
+        lambda state: (merged(state), do_fence(state)),
+        lambda _: Close(1, 0, 0, 120, 10),
+        "merged beyond",
+    ),
+    "close with messages where there is no room": (
+        lambda state: (merged(state), do_fence(state)),
+        lambda _: Close(1, 0, 0, 128, 11),
+        "has no messages between",
+    ),
+    "close before an older incarnation": (
+        lambda state: (taken_over(state), do_fence(state, 2)),
+        lambda _: Close(2, 0, 0, 64, 0),
+        "older incarnation, session 1",
+    ),
+    # Rolls
+    "roll of nothing": (opened, lambda _: Roll(0, 0), "not the growing"),
+    "roll of another segment": (merged, lambda _: Roll(0, 1), "not the growing"),
+    # Instructions
+    "an instruction again": (
+        merged,
+        lambda s: merging(s, piece(start=128, end=256), number=1),
+        "2 must foll",
+    ),
+    "an instruction too early": (opened, lambda s: merging(s, piece(), number=2), "where 1 must follow"),
+    "at the same time": (
+        merged,
+        lambda s: merging(s, piece(start=128, end=256, first=10), sequenced_ns=s.sequenced_ns),
+        "not later",
+    ),
+    "of no session": (opened, lambda s: merging(s, piece(2)), "nothing open"),
+    "of a session merged whole": (
+        lambda state: (opened(state), do_fence(state), do_close(state, 1, 0, (0, 64, 0))),
+        lambda s: merging(s, piece()),
+        "nothing open",
+    ),
+    "of a later X": (closing, lambda s: merging(s, piece(x=3)), "session number 3 where 0 is merged"),
+    "of an earlier X": (done, lambda s: merging(s, piece(x=0)), "session number 0 where 3 is merged"),
+    "not at the beginning": (opened, lambda s: merging(s, piece(start=128, end=256)), "must begin"),
+    "not in the first segment": (opened, lambda s: merging(s, piece(y=1)), "must begin"),
+    "a hole": (merged, lambda s: merging(s, piece(start=136, end=256, first=10)), "must follow"),
+    "an overlap": (merged, lambda s: merging(s, piece(start=120, end=256, first=10)), "must follow"),
+    "the same again": (merged, lambda s: merging(s, piece()), "must follow"),
+    "another chain": (
+        merged,
+        lambda s: merging(s, piece(start=128, end=256, first=10, chains=(127, 256))),
+        "must follow",
+    ),
+    "a number too low": (merged, lambda s: merging(s, piece(start=128, end=256, first=9)), "must follow"),
+    "a number too high": (merged, lambda s: merging(s, piece(start=128, end=256, first=11)), "must follow"),
+    "the middle of the next segment": (
+        merged,
+        lambda s: merging(s, piece(start=128, end=256, first=10, y=1)),
+        "must follow",
+    ),
+    "the next segment but one": (merged, lambda s: merging(s, piece(first=10, y=2)), "must follow"),
+    "the next segment, a number missing": (merged, lambda s: merging(s, piece(first=11, y=1)), "must follow"),
+    "beyond the end": (
+        closing,
+        lambda s: merging(s, piece(start=128, end=264, first=10)),
+        "beyond the end",
+    ),
+    "beyond the last number": (
+        closing,
+        lambda s: merging(s, piece(start=128, end=256, first=10, count=11)),
+        "beyond the end",
+    ),
+    "beyond the last segment": (closing, lambda s: merging(s, piece(first=10, y=1)), "beyond the end"),
+    "before an older incarnation": (
+        taken_over,
+        lambda s: merging(s, piece(2)),
+        "older incarnation, session 1",
+    ),
+    "both incarnations at once": (
+        lambda state: (taken_over(state), do_fence(state), do_close(state, 1, 0, (0, 256, 20))),
+        lambda s: merging(s, piece(1, start=128, end=256, first=10), piece(2)),
+        "older incarnation",
+    ),
+    "a dedup id that is not wanted yet": (dedup, lambda s: merging(s, piece(2, first=11)), "10 is wanted"),
+    "one good range and a bad one": (
+        lambda state: (merged(state), do_open(state, "b", incarnation=1)),
+        lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, start=128, end=256)),
+        "must begin",
+    ),
+    "one good range and a bad one of its twin": (
+        dedup,
+        lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, first=21)),
+        "20 is wanted",
+    ),
+    "dedup ids in the wrong order": (
+        lambda state: (
+            do_open(state, "a", dedup="d"),
+            do_open(state, "b", dedup="d", incarnation=1),
+            do_merge(state, piece(2)),
+        ),
+        lambda s: merging(s, piece(1, first=20), piece(2, start=128, end=256, first=10)),
+        "20 where 10 is wanted",
+    ),
+}
+FOR_GOOD = {
+    "X open with another life",
+    "X below the last",
+    "X that is merged whole",
+    "the last X, merged whole",
+    "an older incarnation",
+    "an older incarnation again",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_says_why_and_changes_nothing(case: str) -> None:
+    setup, command, why = REFUSED[case]
+    state = new_state()
+    setup(state)
+    before, by_name = encode_state(state), dict(state.by_name)
+    refused = refusal(state, command(state))
+    assert why in refused.why
+    assert refused.is_fenced == (case in FOR_GOOD)
+    assert encode_state(state) == before
+    assert state.by_name == by_name
+
+
+# Lives
+
+
+def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
+    state = new_state()
+    assert apply(state, opening("a")) == Opened(1, 0)
+    assert apply(state, opening("b", incarnation=1)) == Opened(2, 0)
+    before = encode_state(state)
+    assert apply(state, opening("a")) == Opened(1, 0)
+    assert encode_state(state) == before
+    assert state.by_name == {"a": 1, "b": 2}
+    assert apply(state, opening("a", x=7)) == Opened(1, 7)
+    assert [life.x for life in state.sessions[1].lives] == [0, 7]
+    assert state.sessions[1].last_x == 7
+
+
+def test_a_fence_and_a_configuration_may_be_repeated() -> None:
+    state = new_state()
+    merged(state)
+    for command, outcome in (
+        (Fence(1, 0), Fenced(1, 0)),
+        (Roll(0, 0), Changed()),
+        (Configure(roll_bytes=4096), Changed()),
+    ):
+        assert apply(state, command) == outcome
+        before = encode_state(state)
+        assert apply(state, command) == outcome
+        assert encode_state(state) == before
+
+
+def test_a_configuration_changes_what_it_names() -> None:
+    state = new_state()
+    apply(state, Configure(roll_minutes=5))
+    apply(state, Configure(session_bytes_max=1000))
+    apply(state, Configure())
+    assert state.configuration == replace(Configuration(), roll_minutes=5, session_bytes_max=1000)
+
+
+def test_an_x_that_is_closed_above_what_is_merged_ends_when_all_is_merged() -> None:
+    state = new_state()
+    closing(state)
+    assert [life.x for life in state.sessions[1].lives] == [0, 3]
+    do_merge(state, piece(start=128, end=192, first=10, count=5))
+    assert state.sessions[1].done is None
+    do_merge(state, piece(start=192, end=256, first=15, count=5))
+    session = state.sessions[1]
+    assert (session.done, session.consumed, [life.x for life in session.lives]) == (
+        (0, End(0, 256, 20)),
+        None,
+        [3],
+    )
+    do_merge(state, piece(x=3, first=17))
+    assert end_of(state.sessions[1]) == End(0, 128, 27)
+
+
+@pytest.mark.parametrize("end", [(0, 128, 10), (1, 64, 10)], ids=["there", "in an empty next segment"])
+def test_an_x_that_is_closed_where_it_is_merged_ends_at_once(end: tuple[int, int, int]) -> None:
+    state = new_state()
+    merged(state)
+    do_open(state, x=3)
+    do_fence(state)
+    assert apply(state, Close(1, 0, *end)) == Closed(1, 0, End(*end))
+    assert state.sessions[1].done == (0, End(*end))
+    do_merge(state, piece(x=3, first=10))
+
+
+def test_an_x_of_which_nobody_holds_a_byte_is_closed_empty() -> None:
+    state = new_state()
+    opened(state)
+    do_open(state, x=1)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 64, 0))
+    assert state.sessions[1].done == (0, End(0, 64, 0))
+    do_merge(state, piece(x=1))
+
+
+def test_an_x_closed_at_the_start_of_a_later_segment_still_has_all_before_to_merge() -> None:
+    """The publisher rolled, and wrote nothing more: the end is at 64, but of segment 1."""
+    state = new_state()
+    opened(state)
+    do_fence(state)
+    do_close(state, 1, 0, (1, 64, 10))
+    assert [life.x for life in state.sessions[1].lives] == [0]
+    do_merge(state, piece())
+    assert state.sessions[1].done == (0, End(1, 64, 10))
+
+
+def test_a_range_goes_on_in_the_next_segment() -> None:
+    state = new_state()
+    merged(state)
+    do_merge(state, piece(y=1, first=10, chains=(0xABC, 128)))
+    do_merge(state, piece(y=1, start=128, end=192, first=20))
+    assert end_of(state.sessions[1]) == End(1, 192, 30)
+
+
+def test_a_newer_incarnation_is_merged_behind_the_older_one() -> None:
+    state = new_state()
+    taken_over(state)
+    assert state.sessions[1].is_superseded
+    assert state.by_name == {"a": 2}
+    do_fence(state)
+    do_close(state, 1, 0, (0, 256, 20))
+    do_merge(state, piece(start=128, end=256, first=10))
+    do_merge(state, piece(2))
+
+
+def test_a_third_incarnation_waits_for_the_first_though_the_second_was_empty() -> None:
+    state = new_state()
+    taken_over(state)
+    do_open(state, incarnation=2)
+    do_fence(state, 2)
+    for empty in (Close(2, 0, 0, 64, 0), merging(state, piece(3))):
+        assert "older incarnation" in refusal(state, empty).why
+    do_fence(state, 1)
+    do_close(state, 1, 0, (0, 256, 20))
+    assert "older incarnation" in refusal(state, Close(2, 0, 0, 64, 0)).why
+    do_merge(state, piece(1, start=128, end=256, first=10))
+    assert "older incarnation" in refusal(state, merging(state, piece(3))).why
+    do_close(state, 2, 0, (0, 64, 0))
+    do_merge(state, piece(3))
+
+
+def test_a_third_incarnation_waits_for_the_first_when_the_second_has_messages() -> None:
+    state = new_state()
+    opened(state)
+    do_open(state, incarnation=1)
+    do_open(state, incarnation=2)
+    for earlier, later in ((1, 2), (2, 3)):
+        assert "older incarnation" in refusal(state, merging(state, piece(later))).why
+        do_fence(state, earlier)
+        do_close(state, earlier, 0, (0, 128, 10))
+        do_merge(state, piece(earlier))
+    do_merge(state, piece(3))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["open", "fence", "close", "merge"])), max_size=40)
+)
+def test_whatever_comes_incarnations_are_merged_in_their_order(
+    steps: list[tuple[int, str]],
+) -> None:
+    """The dumb definition: an incarnation may be merged or end when all before it of its name have ended."""
+    state = new_state()
+    for which, what in steps:
+        session_id = which + 1
+        before = [one.id for one in state.sessions.values() if one.id < session_id and one.lives]
+        if what == "open":
+            apply(state, opening(incarnation=len(state.sessions)))
+        elif what == "fence":
+            apply(state, Fence(session_id, 0))
+        elif what == "close":
+            assert not (isinstance(apply(state, Close(session_id, 0, 0, 128, 10)), Closed) and before)
+        else:
+            assert not (isinstance(apply(state, merging(state, piece(session_id))), Merged) and before)
+        if len(state.sessions) == 7:
+            break
+
+
+# Dedup
+
+
+def block_counts(order: MergeOrder) -> list[tuple[int, int, int]]:
+    """Session id, skip and messages of the blocks with batches."""
+    found = []
+    at = order.offset or 64
+    seed = segment_seed(CLUSTER, *order.segment)
+    for block in order.blocks:
+        header = decode_block_header(block.head, 0, batch_seed(seed, at))
+        at += block.size_bytes
+        if header.kind == BlockKind.BATCHES:
+            assert header.message_count == block.message_count
+            found.append((header.session_id, header.skip, header.message_count))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "blocks", "wanted"),
+    [
+        (0, 10, [], 10),
+        (0, 5, [], 10),
+        (5, 10, [(2, 5, 5)], 15),
+        (9, 2, [(2, 1, 1)], 11),
+        (10, 7, [(2, 0, 7)], 17),
+    ],
+    ids=["the same", "below", "straddling", "straddling by one", "above"],
+)
+def test_ids_that_were_merged_are_skipped(
+    first: int, count: int, blocks: list[tuple[int, int, int]], wanted: int
+) -> None:
+    state = new_state()
+    dedup(state)
+    order = do_merge(state, piece(2, first=first, count=count))
+    assert block_counts(order) == blocks
+    assert state.wanted == {"d": wanted}
+    assert state.position == order.end_position == 10 + sum(block[2] for block in blocks)
+    assert order.consumed == (SessionEnd(2, 0, 0, 128, first + count),)
+    assert end_of(state.sessions[2]) == End(0, 128, first + count)
+
+
+def test_two_sessions_of_one_dedup_id_share_an_instruction() -> None:
+    state = new_state()
+    dedup(state)
+    order = do_merge(state, piece(1, start=128, end=192, first=10, count=5), piece(2, first=5, count=20))
+    assert block_counts(order) == [(1, 0, 5), (2, 10, 10)]
+    assert state.wanted == {"d": 25}
+
+
+def test_the_first_id_of_a_dedup_id_is_where_it_begins() -> None:
+    state = new_state()
+    do_open(state, dedup="d")
+    assert block_counts(do_merge(state, piece(first=1000))) == [(1, 0, 10)]
+    assert state.wanted == {"d": 1010}
+
+
+def test_as_many_messages_may_be_skipped_as_a_range_holds() -> None:
+    """The skip of a block header has 32 bits."""
+    state = new_state()
+    do_open(state, "a", dedup="d")
+    do_open(state, "b", dedup="d", incarnation=1)
+    do_merge(state, piece(count=COUNT_MAX - 1))
+    order = do_merge(state, piece(2, count=COUNT_MAX))
+    assert block_counts(order) == [(2, COUNT_MAX - 1, 1)]
+    with pytest.raises(ValueError):
+        piece(count=COUNT_MAX + 1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=20))
+def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
+    steps: list[tuple[bool, int]],
+) -> None:
+    state = new_state()
+    dedup(state)
+    ends = {1: End(0, 128, 10), 2: None}
+    seen = list(range(10))
+    for is_second, count in steps:
+        session_id = 1 + is_second
+        end = ends[session_id] or End(0, 64, 0)
+        one = piece(session_id, end.offset, end.offset + 8, first=end.number, count=count)
+        before = state.wanted["d"]
+        outcome = apply(state, merging(state, one))
+        fresh = [number for number in range(end.number, end.number + count) if number not in seen]
+        assert fresh == list(range(before, before + len(fresh)))
+        seen += fresh
+        assert isinstance(outcome, Merged)
+        assert sum(block[2] for block in block_counts(outcome.order)) == len(fresh)
+        ends[session_id] = End(0, one.end, one.end_number)
+    assert seen == list(range(state.wanted["d"]))
+    assert state.position == len(seen)
+
+
+def test_take_looks_ahead_with_the_session_it_is_given() -> None:
+    state = new_state()
+    merged(state)
+    ahead = take(state, piece(start=128, end=256, first=10), None)
+    assert not isinstance(ahead, str)
+    following = piece(start=256, end=512, first=20)
+    assert isinstance(take(state, following, None), str)
+    assert not isinstance(take(state, following, None, session=ahead.session), str)
+    assert end_of(state.sessions[1]) == End(0, 128, 10)
+
+
+# Segments
+
+
+def filled(roll_bytes: int) -> tuple[State, MergeOrder, MergeOrder]:
+    state = new_state()
+    do_open(state)
+    apply(state, Configure(roll_bytes=roll_bytes))
+    first = do_merge(state, piece())
+    return state, first, do_merge(state, piece(start=128, end=192, first=10))
+
+
+def test_a_segment_of_exactly_roll_bytes_is_followed_by_the_next() -> None:
+    size = filled(1 << 30)[1].end_offset
+    state, first, second = filled(size)
+    assert (first.segment, first.offset) == (SegmentId(0, 0), 0)
+    assert (second.segment, second.offset, second.first_position) == (SegmentId(0, 1), 0, 10)
+    assert [block.is_declaration for block in second.blocks] == [True, False]
+    assert list(state.segments) == [
+        MergedSegment(SegmentId(0, 0), 0, 10, size, first.sequenced_ns, second.sequenced_ns)
+    ]
+    assert second.total_bytes == size + second.end_offset
+    assert state.merged.created_ns == second.sequenced_ns
+    state, first, second = filled(size + 1)
+    assert (second.segment, second.offset) == (SegmentId(0, 0), size)
+    assert [block.is_declaration for block in second.blocks] == [False]
+    assert not state.segments
+
+
+def test_a_roll_that_was_asked_for_comes_with_the_next_message_and_only_once() -> None:
+    state = new_state()
+    dedup(state)
+    assert apply(state, Roll(0, 0)) == Changed()
+    empty = do_merge(state, piece(2))
+    assert (empty.segment, empty.blocks, empty.end_offset) == (SegmentId(0, 0), (), empty.offset)
+    order = do_merge(state, piece(start=128, end=192, first=10))
+    assert (order.segment, order.offset) == (SegmentId(0, 1), 0)
+    assert "not the growing" in refusal(state, Roll(0, 0)).why
+    following = do_merge(state, piece(start=192, end=256, first=20))
+    assert (following.segment, following.offset) == (SegmentId(0, 1), order.end_offset)
+
+
+def test_a_session_is_declared_once_in_a_segment() -> None:
+    state = new_state()
+    do_open(state, "a")
+    do_open(state, "b", incarnation=1)
+    order = do_merge(state, piece(1), piece(2))
+    declared = [block.is_declaration for block in order.blocks]
+    assert declared == [True, False, True, False]
+    order = do_merge(state, piece(1, start=128, end=256, first=10), piece(2, start=128, end=256, first=10))
+    assert [block.is_declaration for block in order.blocks] == [False, False]
+
+
+def test_an_instruction_of_which_nothing_is_left_begins_no_segment() -> None:
+    """The first thing a stream merges may be of no message: then there is no segment yet."""
+    state = new_state()
+    do_open(state, dedup="d")
+    state.wanted["d"] = 100
+    order = do_merge(state, piece())
+    assert (order.blocks, order.first_position, order.end_position, order.total_bytes) == ((), 0, 0, 0)
+    assert state.merged.segment is None
+    order = do_merge(state, piece(start=128, end=256, first=10, count=100))
+    assert (order.segment, order.offset) == (SegmentId(0, 0), 0)
+    assert block_counts(order) == [(1, 90, 10)]
+
+
+# Bytes
+
+
+class Sources:
+    """Some sessions of real bytes, and how far each was offered."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.written: dict[int, WrittenSession] = {}
+        self.names: dict[int, str] = {}
+        self.opened: list[Open] = []
+        self.queues: dict[int, list[Command | Range]] = {}
+        self.said: dict[tuple[int, int], bytes] = {}
+        for session_id in range(1, rng.randint(2, 4)):
+            self._write(session_id)
+
+    def _write(self, session_id: int) -> None:
+        rng = self.rng
+        label = "twin" if rng.random() < 0.5 else f"s{session_id}"
+        dedup = "twins" if label == "twin" else None
+        name, incarnation = f"name-{session_id}", INCARNATIONS[session_id]
+        session = self.written[session_id] = WrittenSession(incarnation)
+        self.names[session_id] = name
+        first = 0
+        queue: list[Command | Range] = self.queues.setdefault(session_id, [])
+        lives = sorted(rng.sample(range(5), rng.randint(1, 3)))
+        for x in lives:
+            opening = Open(name, incarnation, dedup, x, (x + 1).to_bytes(8, "little"))
+            if x == lives[0]:
+                self.opened.append(opening)
+            else:
+                queue.append(opening)
+            for y in range(rng.randint(1, 3)):
+                numbers = range(first, first + rng.randint(1, 12))
+                first = session.write(x, y, first, random_runs(rng, numbers, label))
+                queue += self._cut(session_id, x, y)
+                end = session.marks[x, y][-1]
+            queue += [Fence(session_id, x), Close(session_id, x, y, end.offset, end.number)]
+
+    def _cut(self, session_id: int, x: int, y: int) -> list[Range]:
+        session = self.written[session_id]
+        last = len(session.marks[x, y]) - 1
+        cuts = sorted({0, last, *(self.rng.randint(0, last) for _ in range(self.rng.randint(0, 3)))})
+        return [session.range_of(session_id, x, y, a, b) for a, b in pairwise(cuts)]
+
+    def next_command(self, state: State) -> Command | None:
+        """The next command of some sessions; instructions take ranges of several."""
+        heads = {one: queue[0] for one, queue in self.queues.items() if queue}
+        ranges = [head for head in heads.values() if isinstance(head, Range)]
+        others = [head for head in heads.values() if not isinstance(head, Range)]
+        if others and (not ranges or self.rng.random() < 0.7):
+            command = self.rng.choice(others)
+            self.queues[next(one for one, head in heads.items() if head is command)].pop(0)
+            return command
+        if not ranges:
+            return None
+        chosen = sorted(self.rng.sample(ranges, self.rng.randint(1, len(ranges))), key=lambda r: r.session_id)
+        wanted = state.wanted.get("twins")
+        kept = []
+        for one in chosen:  # Twins begin at 0, so one of them always may go on.
+            if state.sessions[one.session_id].dedup_id is not None:
+                wanted = one.first if wanted is None else wanted
+                if one.first > wanted:
+                    continue
+                wanted = max(wanted, one.end_number)
+            kept.append(one)
+            self.queues[one.session_id].pop(0)
+        return merging(state, *kept) if kept else Roll(0, 0)
+
+    def expected(self) -> dict[str, list[tuple[int, bytes]]]:
+        """What each session must come to, if none has a twin."""
+        return {
+            self.names[one]: [
+                (int(said.value.split(b":")[1]), said.value)
+                for runs in session.runs.values()
+                for run in runs
+                for said in run
+            ]
+            for one, session in self.written.items()
+        }
+
+
+def run_all(seed: int) -> tuple[State, DumbMerger, Sources]:
+    rng = random.Random(seed)
+    sources, merger = Sources(rng), DumbMerger()
+    replicas = [new_state(), new_state()]
+    configure = Configure(roll_bytes=rng.choice([1, 1000, 3000, 1 << 30]))
+    commands: list[Command] = [*sources.opened, configure]
+    while True:
+        command = commands.pop(0) if commands else sources.next_command(replicas[0])
+        if command is None:
+            break
+        outcomes = [apply(state, command) for state in replicas]
+        assert outcomes[0] == outcomes[1]
+        encoded = [encode_state(state) for state in replicas]
+        assert encoded[0] == encoded[1]
+        if rng.random() < 0.3:
+            replicas[1] = decode_state(encoded[1])
+            assert replicas[1] == replicas[0]
+        if isinstance(command, Merge):
+            order = must(Merged, outcomes[0]).order
+            assert decode_order(encode_order(order)) == order
+            merger.carry_out(order, sources.written)
+        if merger.files and rng.random() < 0.1:
+            apply_both(replicas, Roll(*replicas[0].merged.segment or (0, 0)))
+    return replicas[0], merger, sources
+
+
+def apply_both(replicas: list[State], command: Command) -> None:
+    outcomes = [apply(state, command) for state in replicas]
+    assert outcomes[0] == outcomes[1]
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=100)
+def test_orders_make_a_dense_log_of_all_messages_the_same_on_every_replica(seed: int) -> None:
+    state, merger, sources = run_all(seed)
+    heard = merger.read()
+    assert [message.position for message in heard] == list(range(state.position))
+    twins = [message for message in heard if message.said.value.startswith(b"twin:")]
+    numbers = [message.number for message in twins]
+    assert numbers == list(range(state.wanted.get("twins", 0)))
+    for name, said in sources.expected().items():
+        mine = [message for message in heard if message.session == name]
+        own = [(message.number, message.said.value) for message in mine]
+        if said[0][1].startswith(b"twin:"):
+            assert own == [one for one in said if one in set(own)]
+            assert {number for number, _ in said} <= set(numbers)
+        else:
+            assert own == said
+    assert all(message.said.value.endswith(f":{message.number}".encode()) for message in heard)
+    assert merger.chain == state.merged.chain
+    assert_table(state, merger, heard)
+
+
+def assert_table(state: State, merger: DumbMerger, heard: list[Heard]) -> None:
+    """The segment table says what the files are."""
+    sizes = {segment: len(data) for segment, data in merger.files.items() if any(data)}
+    if state.merged.segment is None:
+        assert not sizes
+        return
+    said = {one.id: one.size_bytes for one in state.segments} | {state.merged.segment: state.merged.offset}
+    assert said == sizes
+    assert state.merged.total_bytes == sum(sizes.values())
+    places = [*((one.first, one.end) for one in state.segments), (state.merged.first, len(heard))]
+    assert [end for _, end in places[:-1]] == [first for first, _ in places[1:]]
+    assert places[0][0] == 0

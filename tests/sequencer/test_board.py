@@ -1,0 +1,266 @@
+"""The board against its dumb definition, and what asking it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.errors import FormatError
+from rt.log.layout import NUMBER_MAX
+from sequencer.board import Board, Mark, SegmentKey, pack_marks, unpack_marks
+from sequencer.orders import SessionEnd
+
+NODES = ["n0", "n1", "n2", "n3", "n4"]
+KEYS = [SegmentKey(1, 0, 0), SegmentKey(1, 0, 1), SegmentKey(1, 1, 0), SegmentKey(2, 0, 0)]
+OFFSETS = [64, 72, 80, 128, 512]
+
+
+def mark(offset: int, *, forged: bool = False) -> Mark:
+    return Mark(offset, offset // 8, offset ^ 0xFFFF if forged else offset)
+
+
+class DumbBoard:
+    """Who said what, as it was said; every question goes through all of it."""
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.said: list[tuple[str, SegmentKey, Mark]] = []
+        self.announced: dict[tuple[int, int], SessionEnd] = {}
+        self.finals: dict[tuple[int, int, str], SessionEnd] = {}
+
+    def first_said(self, key: SegmentKey, offset: int) -> Mark | None:
+        return next((one for _, k, one in self.said if k == key and one.offset == offset), None)
+
+    def nodes(self, key: SegmentKey, one: Mark) -> set[str]:
+        return {node for node, k, said in self.said if (k, said) == (key, one)}
+
+    def on_marks(self, node: str, key: SegmentKey, marks: list[Mark]) -> set[int]:
+        """The sessions that are found to differ."""
+        differ = set()
+        for one in marks:
+            known = self.first_said(key, one.offset)
+            if known is not None and known != one:
+                differ.add(key.session_id)
+            else:
+                self.said.append((node, key, one))
+        return differ
+
+    def held(self, key: SegmentKey) -> list[Mark]:
+        """What a majority holds, in order."""
+        marks = {said for _, k, said in self.said if k == key}
+        return sorted(one for one in marks if len(self.nodes(key, one)) * 2 > self.members)
+
+    def furthest(self, key: SegmentKey, start: int, bytes_max: int, number_max: int) -> Mark | None:
+        ahead = [one for one in self.held(key) if one.offset > start and one.number <= number_max]
+        near = [one for one in ahead if one.offset <= start + bytes_max]
+        return near[-1] if near else ahead[0] if ahead else None
+
+    def forget_node(self, node: str) -> None:
+        self.said = [one for one in self.said if one[0] != node]
+        self.finals = {key: end for key, end in self.finals.items() if key[2] != node}
+
+    def forget_below(self, session_id: int, x: int, y: int, offset: int) -> None:
+        self.said = [
+            (node, key, one)
+            for node, key, one in self.said
+            if key.session_id != session_id or (*key[1:], one.offset) >= (x, y, offset)
+        ]
+        self.announced = {k: end for k, end in self.announced.items() if k[0] != session_id or k[1] >= x}
+        self.finals = {k: end for k, end in self.finals.items() if k[0] != session_id or k[1] >= x}
+
+
+MARKS = st.lists(st.sampled_from(OFFSETS), unique=True) | st.just(OFFSETS)
+ENDS = st.builds(
+    SessionEnd, st.sampled_from([1, 2]), st.sampled_from([0, 1]), st.just(0), st.sampled_from(OFFSETS)
+)
+STEPS = st.one_of(
+    st.tuples(
+        st.just("marks"), st.sampled_from(NODES), st.sampled_from(KEYS), MARKS, st.sampled_from([0] * 9 + [1])
+    ),
+    st.tuples(st.just("node"), st.sampled_from(NODES)),
+    st.tuples(st.just("below"), st.sampled_from(KEYS), st.sampled_from([*OFFSETS, 65, 1000])),
+    st.tuples(
+        st.sampled_from(["announced", "final"]),
+        st.sampled_from(NODES),
+        st.sampled_from(KEYS),
+        st.sampled_from(OFFSETS),
+    ),
+)
+
+
+@given(st.sampled_from([1, 3, 5]), st.lists(STEPS, max_size=40))
+@settings(max_examples=100)
+def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> None:
+    board, dumb = Board(members), DumbBoard(members)
+    differ: set[int] = set()
+    for step in steps:
+        match step:
+            case ("marks", node, key, offsets, forged):
+                if NODES.index(node) >= members:
+                    continue
+                marks = [mark(offset, forged=bool(forged)) for offset in offsets]
+                board.on_marks(node, key, marks)
+                differ |= dumb.on_marks(node, key, marks)
+            case ("node", node):
+                board.forget_node(node)
+                dumb.forget_node(node)
+            case ("below", key, offset):
+                board.forget_below(*key, offset)
+                dumb.forget_below(*key, offset)
+            case ("announced", _, key, offset):
+                end = SessionEnd(*key, offset, offset // 8)
+                board.on_announced(end)
+                dumb.announced[key[:2]] = end
+            case ("final", node, key, offset):
+                end = SessionEnd(*key, offset, offset // 8)
+                board.on_final(node, end)
+                dumb.finals[key[0], key[1], node] = end
+        assert set(board.disagreements) == differ
+    for key in KEYS:
+        check(board, dumb, key)
+
+
+def check(board: Board, dumb: DumbBoard, key: SegmentKey) -> None:
+    held = {one.offset: one for one in dumb.held(key)}
+    for offset in [*OFFSETS, 0, 8, 1000]:
+        assert board.mark_at(key, offset) == held.get(offset)
+        for bytes_max in (1, 8, 100, 10_000):
+            for number_max in (9, 40, NUMBER_MAX):
+                assert board.furthest(key, offset, bytes_max, number_max) == dumb.furthest(
+                    key, offset, bytes_max, number_max
+                )
+    assert board.announced(*key[:2]) == dumb.announced.get(key[:2])
+    finals = [end for known, end in dumb.finals.items() if known[:2] == key[:2]]
+    assert sorted(board.finals(*key[:2])) == sorted(finals)
+
+
+def test_a_disagreement_says_who_holds_what() -> None:
+    board = Board(3)
+    key = KEYS[0]
+    for node in ("n0", "n1"):
+        board.on_marks(node, key, [mark(64), mark(128)])
+    board.on_marks("n2", key, [mark(64), mark(128, forged=True), mark(256)])
+    found = board.disagreements[1]
+    assert (found.key, found.offset, found.node, found.others) == (key, 128, "n2", ("n0", "n1"))
+    assert (found.got, found.wanted) == (mark(128, forged=True), mark(128))
+    board.on_marks("n2", KEYS[0], [mark(64, forged=True)])
+    assert board.disagreements == {1: found}
+
+
+def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> None:
+    board = Board(3)
+    for key in KEYS:
+        for node in ("n0", "n1"):
+            board.on_marks(node, key, [mark(64), mark(128), mark(256)])
+    board.forget_below(1, 0, 1, 128)
+    known = {
+        key: [offset for offset in (64, 128, 256) if board.mark_at(key, offset) is not None] for key in KEYS
+    }
+    assert list(known.values()) == [[], [128, 256], [64, 128, 256], [64, 128, 256]]
+
+
+def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
+    board = Board(3)
+    for node, one in (("n0", Mark(128, 5, 1)), ("n1", Mark(128, 5, 2)), ("n2", Mark(128, 6, 1))):
+        board.on_marks(node, KEYS[0], [one])
+    assert board.mark_at(KEYS[0], 128) is None
+    assert board.furthest(KEYS[0], 64, 1000) is None
+
+
+@pytest.mark.parametrize(("members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
+def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
+    board = Board(members)
+    for count in range(1, members + 1):
+        board.on_marks(f"n{count}", KEYS[0], [mark(128)])
+        assert (board.mark_at(KEYS[0], 128) is not None) == (count >= needed)
+
+
+# Marks as reports carry them
+
+
+@given(st.sets(st.integers(0, 2**62)), st.data())
+def test_marks_survive_their_bytes(offsets: set[int], data: st.DataObject) -> None:
+    marks = [
+        Mark(one, data.draw(st.integers(0, 2**62)), data.draw(st.integers(0, 2**32 - 1)))
+        for one in sorted(offsets)
+    ]
+    assert unpack_marks(pack_marks(marks)) == marks
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_are_marks_or_a_format_error(data: bytes) -> None:
+    try:
+        marks = unpack_marks(data)
+    except FormatError:
+        return
+    assert pack_marks(marks) == data
+
+
+@pytest.mark.parametrize("offsets", [(128, 64), (64, 64)], ids=["falling", "equal"])
+def test_marks_that_do_not_ascend_are_refused(offsets: tuple[int, int]) -> None:
+    with pytest.raises(FormatError, match="do not ascend"):
+        unpack_marks(pack_marks(mark(offset) for offset in offsets))
+    with pytest.raises(FormatError, match="cut short"):
+        unpack_marks(pack_marks([mark(64)])[:-1])
+
+
+# Costs
+
+
+class Counting(dict[int, Any]):
+    """A dictionary that counts how often it is asked."""
+
+    looks = 0
+
+    def __getitem__(self, key: int) -> Any:
+        Counting.looks += 1
+        return super().__getitem__(key)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        Counting.looks += 1
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        raise AssertionError("all boundaries were gone through")
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("all boundaries were gone through")
+
+
+MANY = [Mark(64 + 160 * index, index, index) for index in range(100_001)]
+
+
+@pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
+def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) -> None:
+    """One node holds all of a segment, the others as many batches of it as that."""
+    board, key = Board(3), KEYS[0]
+    board.on_marks("n0", key, MANY)
+    for node in ("n1", "n2"):
+        board.on_marks(node, key, MANY[: others + 1])
+    count_looks(board, key)
+    found = board.furthest(key, 64, 16 << 20)
+    assert found == (MANY[others] if others else None)
+    assert board.furthest(key, 64, 16_000) == (MANY[min(others, 100)] if others else None)
+    assert Counting.looks <= 4
+
+
+def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
+    board, key = Board(3), KEYS[0]
+    for node in ("n0", "n1"):
+        board.on_marks(node, key, MANY[:10_000])
+    board.forget_node("n1")
+    board.on_marks("n1", key, MANY[:10])
+    count_looks(board, key)
+    assert board.furthest(key, 64, 16 << 20) == MANY[9]
+    assert Counting.looks <= 4
+
+
+def count_looks(board: Board, key: SegmentKey) -> None:
+    segment = board._segment(key)
+    assert segment is not None
+    Counting.looks = 0
+    segment.boundaries = Counting(segment.boundaries)

@@ -1,0 +1,260 @@
+"""Commands: what is encoded is decoded, and nothing else; what decodes is well-formed."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import pytest
+from dump import Dump
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.errors import FormatError, InvalidName, UnknownVersion
+from rt.log.layout import NUMBER_MAX
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.commands import (
+    COUNT_MAX,
+    RANGES_MAX,
+    Close,
+    Command,
+    Configure,
+    Fence,
+    Merge,
+    Open,
+    Range,
+    Roll,
+    decode_command,
+    encode_command,
+)
+
+RANGE = Range(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
+EXAMPLES: list[Command] = [
+    Merge(12, 1_700_000_000_000_000_000, (RANGE, Range(9, 0, 0, 128, 256, 0, 1, 1, 2))),
+    Open("feed~backup", b"I" * 16, "twins", 4, b"L" * 8),
+    Open("feed", b"I" * 16, None, 0, b"L" * 8),
+    Fence(7, 3),
+    Close(7, 3, 1, 4096, 1050),
+    Roll(0, 5),
+    Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
+    Configure(),
+]
+
+UINT32 = st.integers(0, 2**32 - 1)
+NUMBERS = st.integers(0, NUMBER_MAX - 1) | st.integers(0, 300)
+NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=12)
+
+
+@st.composite
+def ranges(draw: st.DrawFn, session_id: int) -> Range:
+    start = 8 * draw(st.integers(8, 2**40))
+    first = draw(st.integers(0, NUMBER_MAX - COUNT_MAX - 1))
+    return Range(
+        session_id,
+        draw(UINT32),
+        draw(UINT32),
+        start,
+        start + 8 * draw(st.integers(1, 2**40)),
+        first,
+        draw(st.integers(1, COUNT_MAX)),
+        draw(UINT32),
+        draw(UINT32),
+    )
+
+
+@st.composite
+def merges(draw: st.DrawFn) -> Merge:
+    ids = sorted(draw(st.sets(UINT32, min_size=1, max_size=5)))
+    number, time_ns = draw(st.integers(1, NUMBER_MAX - 1)), draw(st.integers(0, 2**63 - 1))
+    return Merge(number, time_ns, tuple(draw(ranges(one)) for one in ids))
+
+
+SESSIONS = st.builds("{}~{}".format, NAMES, NAMES) | NAMES
+COMMANDS: st.SearchStrategy[Command] = st.one_of(
+    merges(),
+    st.builds(
+        Open,
+        SESSIONS,
+        st.binary(min_size=16, max_size=16),
+        st.none() | NAMES,
+        UINT32,
+        st.binary(min_size=8, max_size=8),
+    ),
+    st.builds(Fence, UINT32, UINT32),
+    st.builds(
+        Close, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
+    ),
+    st.builds(Roll, UINT32, UINT32),
+    st.builds(Configure, NUMBERS, UINT32, NUMBERS),
+)
+
+
+@given(COMMANDS)
+@settings(max_examples=200)
+def test_a_command_survives_its_bytes(command: Command) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+@given(COMMANDS, st.data())
+@settings(max_examples=200)
+def test_changed_bytes_are_a_command_or_a_format_error(command: Command, data: st.DataObject) -> None:
+    body = bytearray(encode_command(command))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(body)))
+        body[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    check_total(bytes(body))
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=200)
+def test_random_bytes_are_a_command_or_a_format_error(body: bytes) -> None:
+    check_total(body)
+
+
+def check_total(body: bytes) -> None:
+    try:
+        command = decode_command(body)
+    except (FormatError, UnknownVersion):
+        return
+    assert decode_command(encode_command(command)) == command
+
+
+@given(st.lists(COMMANDS, max_size=4))
+def test_every_cut_of_a_command_is_refused_or_says_less(commands: list[Command]) -> None:
+    for command in commands:
+        body = encode_command(command)
+        for size in range(len(body)):
+            check_total(body[:size])
+
+
+GOOD_RANGE: dict[str, Any] = {
+    "session_id": 1,
+    "x": 0,
+    "y": 0,
+    "start": 64,
+    "end": 128,
+    "first": 0,
+    "count": 1,
+    "chain_start": 0,
+    "chain_end": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"start": 56},
+        {"start": 0},
+        {"start": 68},
+        {"end": 64},
+        {"start": 128, "end": 64},
+        {"end": 130},
+        {"end": NUMBER_MAX},
+        {"count": 0},
+        {"count": COUNT_MAX + 1},
+        {"first": NUMBER_MAX - 1},
+        {"first": 2**64 - 1},
+    ],
+    ids=str,
+)
+def test_a_range_that_no_segment_has_is_refused(fields: dict[str, int]) -> None:
+    Range(**GOOD_RANGE)
+    with pytest.raises(ValueError):
+        Range(**(GOOD_RANGE | fields))
+    message = pb.Command(version=1)
+    message.merge.number = 1
+    message.merge.ranges.append(pb.Range(**(GOOD_RANGE | fields)))
+    with pytest.raises(FormatError, match="says what it cannot"):
+        decode_command(message.SerializeToString())
+
+
+def many(count: int) -> tuple[Range, ...]:
+    return tuple(Range(**(GOOD_RANGE | {"session_id": n})) for n in range(count))
+
+
+@pytest.mark.parametrize(
+    ("number", "sequenced_ns", "parts"),
+    [
+        (0, 1, many(1)),
+        (NUMBER_MAX, 1, many(1)),
+        (1, -1, many(1)),
+        (1, 2**63, many(1)),
+        (1, 1, ()),
+        (1, 1, many(RANGES_MAX + 1)),
+        (1, 1, many(1) * 2),
+        (1, 1, many(2)[::-1]),
+    ],
+    ids=["number 0", "a huge number", "before 1970", "too late", "none", "too many", "twice", "disordered"],
+)
+def test_an_instruction_that_cannot_be_is_refused(
+    number: int, sequenced_ns: int, parts: tuple[Range, ...]
+) -> None:
+    assert Merge(1, 0, many(RANGES_MAX))
+    with pytest.raises(ValueError):
+        Merge(number, sequenced_ns, parts)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"session": "../a"},
+        {"session": ""},
+        {"session": "a~b~c"},
+        {"dedup_id": "a/b"},
+        {"incarnation": b"I" * 15},
+        {"incarnation": b""},
+        {"life": b"L" * 9},
+    ],
+    ids=str,
+)
+def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any]) -> None:
+    good = {"session": "a", "incarnation": b"I" * 16, "dedup_id": "d", "x": 0, "life": b"L" * 8}
+    assert Open(**good)
+    with pytest.raises((ValueError, InvalidName)):
+        Open(**(good | fields))
+    message = pb.Command(version=1)
+    message.open.CopyFrom(pb.Open(**(good | fields)))
+    with pytest.raises(FormatError, match="says what it cannot"):
+        decode_command(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Close(1, 0, 0, 56, 0),
+        lambda: Close(1, 0, 0, 68, 0),
+        lambda: Close(1, 0, 0, NUMBER_MAX, 0),
+        lambda: Close(1, 0, 0, 64, NUMBER_MAX),
+        lambda: Close(1, 0, 0, 64, -1),
+        lambda: Configure(roll_bytes=-1),
+        lambda: Configure(session_bytes_max=-1),
+        lambda: Open("a", b"I" * 16, None, -1, b"L" * 8),
+        lambda: Open("a", b"I" * 16, None, 2**32, b"L" * 8),
+    ],
+    ids=range(9),
+)
+def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError):
+        wrong()
+
+
+def test_a_newer_version_or_kind_is_told_from_nonsense() -> None:
+    newer = pb.Command(version=2)
+    newer.fence.x = 1
+    for message in (newer, pb.Command(version=1), pb.Command()):
+        with pytest.raises(UnknownVersion):
+            decode_command(message.SerializeToString())
+    with pytest.raises(FormatError):
+        decode_command(b"\xff")
+
+
+def test_the_bytes_of_version_1(golden: Any) -> None:
+    parts = [encode_command(command) for command in EXAMPLES]
+    dump = Dump(b"".join(parts))
+    for part, command in zip(parts, EXAMPLES, strict=True):
+        dump.title(str(command))
+        dump.part(len(part), "command")
+    kept = golden("sequencer/commands", dump.data, dump.text())
+    for part, command in zip(parts, EXAMPLES, strict=True):
+        assert decode_command(kept[: len(part)]) == command
+        kept = kept[len(part) :]

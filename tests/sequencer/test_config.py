@@ -1,0 +1,275 @@
+"""Settings of a node: which source wins, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sequencer.config import BadSetting, Member, NodeConfig, split_address
+from sequencer.config_sources import KEYS, node_config
+
+CWD = "/work/here"
+FLAGS: Mapping[str, Any] = {
+    "stream": "s",
+    "name": "n1",
+    "directory": "/d",
+    "members": ("n1=h1:7001,h1:5001",),
+    "ca": "/c/ca.crt",
+    "cert": "/c/n1.crt",
+    "key": "/c/n1.key",
+}
+TOML = """
+stream = "s"
+name = "n1"
+directory = "data"
+ca = "ca.crt"
+cert = "/c/n1.crt"
+key = "../n1.key"
+bootstrap = true
+rest_port = 0
+log_level = "debug"
+[members.n1]
+raft = "h1:7000"
+data = "[::1]:5002"
+[members.n2]
+raft = "h2:7000"
+data = "h2:5002"
+[members.n3]
+raft = "h3:7000"
+data = "h3:5002"
+"""
+THREE = "n1=h1:7000,h1:5002; n2=h2:7000,h2:5002;n3=h3:7000,h3:5002;"
+
+
+def config(**changes: Any) -> NodeConfig:
+    return node_config({**FLAGS, **changes}, {}, CWD)
+
+
+def file_of(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(
+    flags: Mapping[str, Any] = FLAGS, environment: Mapping[str, str] | None = None, **changes: Any
+) -> BadSetting:
+    with pytest.raises(BadSetting) as caught:
+        node_config({**flags, **changes}, environment or {}, CWD)
+    return caught.value
+
+
+# What is understood
+
+
+def test_flags_alone_make_a_node_whose_ports_are_those_of_its_own_address() -> None:
+    assert config() == NodeConfig(
+        stream="s",
+        name="n1",
+        directory="/d",
+        members={"n1": Member("h1:7001", "h1:5001")},
+        ca="/c/ca.crt",
+        cert="/c/n1.crt",
+        key="/c/n1.key",
+        raft_port=7001,
+        data_port=5001,
+    )
+
+
+def test_variables_alone_make_a_node() -> None:
+    environment = {
+        "RT_STREAM": "s",
+        "RT_NAME": "n2",
+        "RT_DIRECTORY": "data",
+        "RT_MEMBERS": THREE,
+        "RT_CA": "ca",
+        "RT_CERT": "cert",
+        "RT_KEY": "key",
+        "RT_BOOTSTRAP": "Yes",
+        "RT_LISTEN": "::1",
+        "RT_RAFT_PORT": "7001",
+        "RT_HEALTH_PORT": "0",
+        "RT_LOG_FORMAT": "JSON",
+        "RT_PORT": "tcp://10.0.0.1:80",
+        "RT_REST_PORT": "",
+    }
+    made = node_config({}, environment, CWD)
+    assert (made.name, made.peers) == ("n2", ["n1", "n3"])
+    assert (made.directory, made.ca) == (f"{CWD}/data", f"{CWD}/ca")
+    assert (made.bootstrap, made.listen, made.log_format) == (True, "::1", "json")
+    assert (made.raft_port, made.data_port, made.rest_port, made.health_port) == (7001, 5002, 6000, 0)
+
+
+def test_a_file_alone_makes_a_node_and_its_paths_start_beside_it(tmp_path: Path) -> None:
+    made = node_config({}, {"RT_CONFIG": file_of(tmp_path, TOML)}, CWD)
+    assert made.directory == str(tmp_path / "data")
+    assert (made.ca, made.cert) == (str(tmp_path / "ca.crt"), "/c/n1.crt")
+    assert made.key == str(tmp_path.parent / "n1.key")
+    assert made.members["n1"] == Member(raft="h1:7000", data="[::1]:5002")
+    assert (made.bootstrap, made.rest_port, made.log_level) == (True, 0, "debug")
+
+
+def test_flags_beat_variables_which_beat_the_file_which_beats_defaults(tmp_path: Path) -> None:
+    path = file_of(
+        tmp_path, TOML.replace("rest_port = 0", "rest_port = 1\nhealth_port = 1\ndata_port = 1001")
+    )
+    environment = {"RT_REST_PORT": "2", "RT_HEALTH_PORT": "2", "RT_CONFIG": "/nowhere"}
+    made = node_config({"config": path, "rest_port": "3", "bootstrap": False}, environment, CWD)
+    assert (made.rest_port, made.health_port, made.data_port, made.raft_port) == (3, 2, 1001, 7000)
+    assert made.bootstrap is False
+
+
+def test_the_variable_that_names_the_command_comes_first() -> None:
+    made = node_config(FLAGS, {"RT_REST_PORT": "tcp://10.0.0.7:6000", "RT_NODE_REST_PORT": "6001"}, CWD)
+    assert made.rest_port == 6001
+
+
+def test_members_are_replaced_whole(tmp_path: Path) -> None:
+    made = node_config(
+        {"config": file_of(tmp_path, TOML), "members": ("n1=a:1,a:2", "n4=b:1,b:2", "n5=c:1,c:2")}, {}, CWD
+    )
+    assert sorted(made.members) == ["n1", "n4", "n5"]
+
+
+def test_every_setting_can_be_given_in_each_way() -> None:
+    assert set(KEYS) == set(NodeConfig.__dataclass_fields__)
+
+
+_names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
+
+
+@given(st.sets(_names, min_size=3, max_size=3), st.sampled_from(("h", "10.0.0.1", "[::1]")))
+def test_members_mean_the_same_in_every_spelling(names: set[str], host: str) -> None:
+    members = {name: Member(f"{host}:{2 * i + 1}", f"{host}:{2 * i + 2}") for i, name in enumerate(names)}
+    spelled = [f"{name}={member.raft},{member.data}" for name, member in members.items()]
+    given = {**FLAGS, "name": min(names), "members": tuple(spelled)}
+    by_flags = node_config(given, {}, CWD)
+    del given["members"]
+    by_variable = node_config(given, {"RT_MEMBERS": " ; ".join(spelled)}, CWD)
+    assert by_flags.members == by_variable.members == members
+
+
+@given(
+    st.builds(
+        config,
+        stream=_names,
+        directory=st.sampled_from(("/d", "d d", "ü/\\")),
+        bootstrap=st.booleans(),
+        listen=st.sampled_from(("", "localhost", "127.0.0.1", "::1")),
+        rest_port=st.sampled_from(("0", "1", "65535")),
+    )
+)
+def test_a_config_survives_the_way_to_a_child(made: NodeConfig) -> None:
+    text = made.to_json()
+    assert "\n" not in text
+    assert NodeConfig.from_json(text) == made
+
+
+# What is refused
+
+_LONG = "/" + "d" * 92  # With "/control" it has 101 bytes.
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("stream", "a/b", "not a name for a stream (at --stream): got 'a/b'"),
+        ("name", "", "not a name for a node (at --name): got ''"),
+        ("name", "n2", "none of the members (at --name): got 'n2', wanted n1"),
+        ("directory", "", "no path (at --directory)"),
+        ("directory", _LONG, "(at --directory): got 101 bytes"),
+        ("members", ("n1=h:1,h:2", "n2=i:1,i:2"), "(at --member): got 2 members, wanted 1, 3, 5 or 7"),
+        ("members", ("n1=h:1,h:2", "n1=i:1,i:2"), "a member is named twice (at --member): got 'n1'"),
+        ("members", ("n1=h:1,h:1",), "an address is used twice (at --member): got h:1"),
+        ("members", ("n1=h:1",), "no member (at --member): got 'n1=h:1', wanted name=host:raft port"),
+        ("members", ("n1=h:1,h:70000",), "no address (at --member): got 'h:70000', wanted host:port"),
+        ("members", ("n1=::1:7,h:2",), "no address (at --member): got '::1:7'"),
+        ("members", ("n 1=h:1,h:2",), "not a name for a node (at --member): got 'n 1'"),
+        ("listen", "host", "no address to listen at (at --listen): got 'host'"),
+        ("data_port", "0", "no port (at --data-port): got '0', wanted a whole number from 1 to 65535"),
+        ("raft_port", "-1", "no port (at --raft-port): got '-1'"),
+        ("rest_port", "65536", "no port (at --rest-port): got '65536', wanted a whole number from 0 to"),
+        ("rest_port", "²", "no port (at --rest-port)"),
+        ("rest_port", "8080", "the port is taken twice (at rest_port and health_port): got 8080"),
+        ("log_level", "loud", "(at --log-level): got 'loud', wanted debug or info or warning or error"),
+        ("log_format", "xml", "(at --log-format): got 'xml', wanted text or json"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
+    key: str, value: object, words: str
+) -> None:
+    assert words in str(refusal(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("rest_port = '1'", "no port (at {path}, key rest_port): got '1', wanted a whole number"),
+        ("rest_port = true", "no port (at {path}, key rest_port): got True"),
+        ("rest_port = 1.0", "no port (at {path}, key rest_port): got 1.0"),
+        ("bootstrap = 1", "neither true nor false (at {path}, key bootstrap): got 1"),
+        ("listen = 1", "no text (at {path}, key listen): got 1, wanted a string"),
+        ("members = 'n1=h:1,h:2'", "no table of members (at {path}, key members)"),
+        ("members.n1 = 'h:1'", "no member (at {path}, key members.n1): got 'h:1'"),
+        ("members.n1.raft = 'h:1'", "no address (at {path}, key members.n1.data): got None"),
+        (
+            "members.n1.address = 'h:1'",
+            "(at {path}, key members.n1): got 'address', wanted one of raft",
+        ),
+        ("membres = 1", "a key that nobody knows (at {path}): got 'membres', wanted one of stream, name,"),
+        ("stream = 's'\nstream = 's'", "the settings are no TOML (at {path})"),
+    ],
+)
+def test_a_key_of_a_file_that_cannot_work_is_named(tmp_path: Path, line: str, words: str) -> None:
+    path = file_of(tmp_path, line)
+    flags = {key: value for key, value in FLAGS.items() if key != "members"}
+    assert words.format(path=path) in str(refusal(flags, config=path))
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    error = refusal(config=str(tmp_path / "none.toml"))
+    assert (error.where, error.got) == (str(tmp_path / "none.toml"), "No such file or directory")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert refusal(config=str(tmp_path / "bytes.toml")).where == str(tmp_path / "bytes.toml")
+
+
+def test_an_unknown_key_lists_all_that_are_known(tmp_path: Path) -> None:
+    error = refusal(config=file_of(tmp_path, "x = 1"))
+    assert all(key in str(error.wanted) for key in KEYS)
+
+
+def test_all_that_is_missing_is_told_at_once() -> None:
+    error = refusal({"stream": "s"})
+    assert error.where == "name, directory, members, ca, cert, key"
+
+
+def test_a_variable_that_an_orchestrator_made_up_is_told_apart() -> None:
+    error = refusal(environment={"RT_DATA_PORT": "tcp://10.0.0.7:5002"})
+    assert error.where == "RT_DATA_PORT"
+    assert "enableServiceLinks" in str(error)
+    assert "RT_NODE_DATA_PORT" in str(error)
+
+
+@pytest.mark.parametrize("secret", ["-----BEGIN PRIVATE KEY-----", "MIGHAgEAMBMGByqGSM49\nAgEGCCqGSM49"])
+def test_a_key_in_the_place_of_its_path_is_never_shown(secret: str) -> None:
+    flags = {key: value for key, value in FLAGS.items() if key != "key"}
+    error = refusal(flags, {"RT_KEY": secret})
+    assert error.where == "RT_KEY"
+    assert secret[:20] not in repr(vars(error)) + str(error)
+
+
+@given(st.text(max_size=20))
+def test_an_address_is_refused_or_split_into_what_makes_it_again(text: str) -> None:
+    try:
+        host, port = split_address(text)
+    except BadSetting:
+        return
+    assert host
+    assert 0 < port < 65536
+    assert text.startswith(f"{host}:")
+    assert int(text[len(host) + 1 :]) == port

@@ -1,0 +1,170 @@
+"""Reports: whatever is lost on the way, a leader ends up knowing what this node holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.board import Board, Mark, SegmentKey, pack_marks, unpack_marks
+from sequencer.control import holdings as holdings_module
+from sequencer.control.holdings import Holdings
+from sequencer.orders import SessionEnd
+
+KEYS = [SegmentKey(session, x, y) for session in (1, 2) for x in (0, 1) for y in (0, 1)]
+
+
+def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[Mark]:
+    """Of one segment."""
+    marks = [Mark(64, 0, 7)]
+    for _ in range(count):
+        offset, number, chain = marks[-1]
+        marks.append(Mark(offset + 8 * rng.randrange(1, size_max), number + 1, chain * 31 % 2**32))
+    return marks
+
+
+def said(key: SegmentKey, marks: list[Mark], **ends: pb.SessionEnd) -> pb.DataReport:
+    one = pb.SegmentReport(session_id=key.session_id, x=key.x, y=key.y, marks=pack_marks(marks), **ends)
+    return pb.DataReport(segments=[one])
+
+
+class DumbLeader:
+    """Keeps what reports say, and asks again when one was lost."""
+
+    def __init__(self) -> None:
+        self.board = Board(1)
+        self.next: int | None = None
+        self.finals: dict[tuple[int, int], pb.SessionEnd] = {}
+
+    def hear(self, report: pb.Report) -> bool:
+        """False: tell me all again."""
+        if report.is_full:
+            self.board.forget_node("n")
+            self.finals.clear()
+        elif report.sequence != self.next:
+            return False
+        self.next = report.sequence + 1
+        for one in report.segments:
+            key = SegmentKey(one.session_id, one.x, one.y)
+            self.board.on_marks("n", key, unpack_marks(one.marks))
+            if one.HasField("final"):
+                self.finals[key[:2]] = one.final
+        return True
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed):
+    rng = random.Random(seed)
+    holdings, leader = Holdings(b"boot"), DumbLeader()
+    written = {key: boundaries(rng, rng.randrange(0, 30)) for key in KEYS}
+    taken = dict.fromkeys(KEYS, 0)
+    consumed = dict[int, SessionEnd]()
+    for _ in range(60):
+        match rng.randrange(5):
+            case 0 | 1:
+                key = rng.choice(KEYS)
+                more = rng.randrange(1, 8)
+                # Nodes also tell again what they told.
+                start = max(0, taken[key] - rng.randrange(3))
+                holdings.take(said(key, written[key][start : taken[key] + more]))
+                taken[key] = min(len(written[key]), taken[key] + more)
+            case 2:
+                report = holdings.report(1)
+                if rng.random() < 0.7 and not leader.hear(report):
+                    holdings.begin()
+            case 3 if rng.random() < 0.3:
+                leader = DumbLeader()
+                holdings.begin()
+            case _ if rng.random() < 0.3:
+                key = rng.choice(KEYS)
+                if taken[key] and key > SegmentKey(*consumed.get(key.session_id, (0, 0, 0))[:3]):
+                    mark = written[key][rng.randrange(taken[key])]
+                    end = SessionEnd(*key, mark.offset, mark.number)
+                    consumed[key.session_id] = end
+                    holdings.forget_below(end)
+    while holdings.has_news or not leader.hear(holdings.report(1)):
+        if not leader.hear(holdings.report(1)):
+            holdings.begin()
+    for key in KEYS:
+        end = consumed.get(key.session_id)
+        if end is not None and key[1:] < (end.x, end.y):
+            continue
+        least = end.offset if end is not None and key[1:] == (end.x, end.y) else 0
+        for mark in written[key][: taken[key]]:
+            if mark.offset >= least:
+                assert leader.board.mark_at(key, mark.offset) == mark
+
+
+def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
+    monkeypatch.setattr(holdings_module, "REPORT_MARKS_MAX", 10)
+    holdings, leader = Holdings(b"boot"), DumbLeader()
+    marks = boundaries(random.Random(1), 95)
+    holdings.take(said(KEYS[0], marks))
+    reports = 0
+    while holdings.has_news:
+        report = holdings.report(1)
+        reports += 1
+        assert sum(len(one.marks) for one in report.segments) <= 10 * 20
+        assert leader.hear(report)
+    assert reports >= 9
+    assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)
+
+
+def test_final_ends_are_told_until_the_next_x_is_merged():
+    holdings, leader = Holdings(b"boot"), DumbLeader()
+    final = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+    holdings.take(said(KEYS[0], [], final=final))
+    assert leader.hear(holdings.report(1))
+    assert leader.finals == {(1, 0): final}
+    leader = DumbLeader()
+    holdings.begin()
+    assert leader.hear(holdings.report(1))
+    assert leader.finals == {(1, 0): final}
+    holdings.forget_below(SessionEnd(1, 1, 0, 64, 0))
+    leader = DumbLeader()
+    holdings.begin()
+    assert leader.hear(holdings.report(1))
+    assert leader.finals == {}
+
+
+def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
+    holdings = Holdings(b"boot")
+    marks = boundaries(random.Random(1), 50)
+    holdings.take(said(KEYS[0], marks))
+    holdings.forget_below(SessionEnd(1, 0, 0, marks[-1].offset + 8, 99))
+    holdings.begin()
+    (one,) = holdings.report(1).segments
+    assert not one.marks
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bounded_steps(seed):
+    coarse, cap = 2000, 4000
+    rng = random.Random(seed)
+    marks = boundaries(rng, 600, size_max=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holdings_module, "FINE_MARKS_MAX", 64)
+        patch.setattr(holdings_module, "COARSE_BYTES", coarse)
+        board = Board(3)
+        for node in ("a", "b"):
+            holdings, at = Holdings(node.encode()), 0
+            while at < len(marks):
+                grain = rng.randrange(1, 90)
+                holdings.take(said(KEYS[0], marks[at : at + grain]))
+                at += grain
+                if rng.random() < 0.1:
+                    holdings.begin()
+            holdings.begin()
+            for one in holdings.report(1).segments:
+                board.on_marks(node, KEYS[0], unpack_marks(one.marks))
+    at = 64
+    while at < marks[-1].offset:
+        end = board.furthest(KEYS[0], at, cap)
+        assert end is not None, at
+        assert end.offset - at <= cap
+        at = end.offset

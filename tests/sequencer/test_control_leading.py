@@ -1,0 +1,399 @@
+"""The leader: whatever becomes of its proposals, all that a majority holds is merged, in order, once."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sequencing import Writing, do_open, new_state, piece
+
+from rt.errors import Closed, MessageTooLarge, Overloaded
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Merged, Outcome, Refused, apply
+from sequencer.board import Mark, pack_marks
+from sequencer.commands import Command, Fence, Merge, Roll, decode_command
+from sequencer.control import leading
+from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
+from sequencer.state import State
+
+HOUR_NS = 60 * MINUTE_NS
+CLOCK_NS = 1_700_000_000 * 10**9
+
+
+@dataclass(slots=True)
+class Bench:
+    """A leader in a cluster of three, its proposals in order, and the clocks."""
+
+    state: State = field(default_factory=new_state)
+    proposals: deque[tuple[bytes, Future[int]]] = field(default_factory=deque)
+    asked: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    now_ns: int = 10**12
+    outcomes: list[tuple[Command, Outcome]] = field(default_factory=list)
+    sequences: dict[str, int] = field(default_factory=dict)
+    leader: Leader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lead()
+
+    def lead(self) -> None:
+        """A new term of this node."""
+        self.sequences.clear()
+        self.leader = Leader(self.state, 3, self, self.asked.append, lambda: self.now_ns)
+
+    def propose(self, command: bytes) -> Future[int]:
+        if self.error is not None:
+            raise self.error
+        self.proposals.append((command, Future()))
+        return self.proposals[-1][1]
+
+    def report(
+        self, node: str, marks: dict[tuple[int, int, int], list[Mark]] | None = None, **fields: object
+    ) -> None:
+        """All that the node knows for the first time, then what is new."""
+        sequence = self.sequences.get(node, -1) + 1
+        self.sequences[node] = sequence
+        values = {"boot": b"b", "clock_ns": CLOCK_NS, "sequence": sequence, "is_full": sequence == 0}
+        report = pb.Report(**(values | fields))  # type: ignore[arg-type]
+        for (session_id, x, y), one in (marks or {}).items():
+            report.segments.add(session_id=session_id, x=x, y=y, marks=pack_marks(one))
+        self.leader.on_report(node, report)
+
+    def commit(self, content: bytes, future: Future[int] | None = None) -> Outcome:
+        """As the consensus thread does: apply, tell the leader, then whoever waits."""
+        command = decode_command(content)
+        outcome = apply(self.state, command)
+        self.outcomes.append((command, outcome))
+        self.leader.on_applied(command, outcome)
+        if future is not None:
+            future.set_result(len(self.outcomes))
+        return outcome
+
+    def settle(self) -> None:
+        """Commit and plan until nothing is left to do."""
+        for _ in range(500):
+            self.leader.plan()
+            if not self.proposals:
+                return
+            self.commit(*self.proposals.popleft())
+        raise AssertionError("the leader never comes to rest")
+
+    @property
+    def pending(self) -> list[Command]:
+        return [decode_command(content) for content, _ in self.proposals]
+
+    def merged_numbers(self, session_id: int) -> list[tuple[int, int]]:
+        """What was merged of a session: first and end of each range."""
+        return [
+            (one.first, one.end_number)
+            for command, outcome in self.outcomes
+            if isinstance(outcome, Merged) and isinstance(command, Merge)
+            for one in command.ranges
+            if one.session_id == session_id
+        ]
+
+    def assert_merged(self, session_id: int, end: int) -> None:
+        """Everything up to number `end`, in order, once."""
+        at = 0
+        for first, behind in self.merged_numbers(session_id):
+            assert first == at
+            at = behind
+        assert at == end
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def writing(batches: int, size: int = 80, salt: int = 1) -> Writing:
+    one = Writing(0, 0, salt)
+    for _ in range(batches):
+        one.append(size, 1)
+    return one
+
+
+def marks_of(one: Writing, session_id: int = 1) -> dict[tuple[int, int, int], list[Mark]]:
+    return {(session_id, one.x, y): marks for y, marks in enumerate(one.segments)}
+
+
+def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):
+    do_open(bench.state)
+    bench.report("a", marks_of(writing(5)))
+    bench.settle()
+    assert bench.outcomes == []
+    bench.report("b", marks_of(writing(3)))
+    bench.settle()
+    bench.assert_merged(1, 3)
+
+
+def test_only_so_many_instructions_are_on_their_way(bench):
+    do_open(bench.state)
+    much = marks_of(writing(20, size=16 << 20))
+    bench.report("a", much)
+    bench.report("b", much)
+    bench.leader.plan()
+    assert [command.number for command in bench.pending] == [*range(1, IN_FLIGHT_MAX + 1)]
+    bench.settle()
+    bench.assert_merged(1, 20)
+
+
+def test_a_report_that_does_not_follow_is_asked_for_again(bench):
+    do_open(bench.state)
+    bench.report("a")
+    bench.report("b")
+    bench.sequences["a"] += 1
+    bench.report("a", marks_of(writing(3)))
+    assert bench.asked == ["a"]
+    bench.report("b", marks_of(writing(3)), boot=b"c")
+    assert bench.asked == ["a", "b"]
+    bench.settle()
+    assert bench.outcomes == []
+
+
+def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench):
+    do_open(bench.state)
+    bench.report("a", marks_of(writing(3)))
+    bench.report("b", marks_of(writing(3)))
+    bad = pb.Report(boot=b"b", sequence=1)
+    bad.segments.add(session_id=1, marks=b"short")
+    bench.leader.on_report("b", bad)
+    assert bench.asked == ["b"]
+    bench.settle()
+    bench.assert_merged(1, 3)
+
+
+def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_anew(bench):
+    do_open(bench.state)
+    one = writing(6)
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): one.segments[0][:3]})
+    bench.leader.plan()
+    (own, future) = bench.proposals.popleft()
+    first, second = one.segments[0][:2]
+    other = piece(start=64, end=second.offset, count=1, chains=(first.chain, second.chain))
+    bench.commit(_encoded(Merge(1, 5, (other,))))
+    assert isinstance(bench.commit(own, future), Refused)
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): one.segments[0][3:]})
+    bench.settle()
+    bench.assert_merged(1, 6)
+
+
+def _encoded(command: Command) -> bytes:
+    return leading.encode_command(command)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Overloaded("full"), MessageTooLarge("large"), Closed("over")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_could_not_be_proposed_is_planned_again(bench, error):
+    do_open(bench.state)
+    for node in "ab":
+        bench.report(node, marks_of(writing(4)))
+    bench.error = error
+    bench.leader.plan()
+    bench.leader.plan()
+    assert not bench.proposals
+    bench.error = None
+    bench.settle()
+    bench.assert_merged(1, 4)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
+    rng = random.Random(seed)
+    bench = Bench()
+    lives = {session_id: Writing(0, 0, session_id) for session_id in (1, 2, 3)}
+    for session_id in lives:
+        do_open(bench.state, f"s{session_id}", incarnation=session_id)
+    for _ in range(60):
+        one = rng.choice([*lives.values()])
+        match rng.randrange(7):
+            case 0 | 1:
+                one.append(8 * rng.randrange(1, 1 << rng.randrange(1, 22)), rng.randrange(1, 5))
+            case 2 if rng.random() < 0.3 and len(one.segments[-1]) > 1:
+                one.roll()
+            case 3:
+                bench.sequences.pop(name := rng.choice("abc"), None)
+                bench.report(name, _held(rng, lives))
+            case 4:
+                bench.leader.plan()
+            case 5 if bench.proposals:
+                content, future = bench.proposals.popleft()
+                if rng.random() < 0.2:
+                    future.set_exception(Closed("nobody knows"))
+                    if rng.random() < 0.5:
+                        bench.commit(content)
+                else:
+                    bench.commit(content, future)
+            case 6 if rng.random() < 0.3:
+                survivors = rng.randrange(len(bench.proposals) + 1)
+                while len(bench.proposals) > survivors:
+                    bench.proposals.pop()
+                bench.lead()  # What the old one had on its way may still come.
+                for content, _ in bench.proposals:
+                    bench.commit(content)
+                bench.proposals.clear()
+    for name in "abc":
+        bench.sequences.pop(name, None)
+        bench.report(name, _all(lives))
+    bench.settle()
+    for session_id, one in lives.items():
+        bench.assert_merged(session_id, one.end.number)
+
+
+def _all(lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[Mark]]:
+    return {
+        key: marks for session_id, one in lives.items() for key, marks in marks_of(one, session_id).items()
+    }
+
+
+def _held(rng: random.Random, lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[Mark]]:
+    found: dict[tuple[int, int, int], list[Mark]] = {}
+    for session_id, one in lives.items():
+        for y, marks in one.up_to(rng.choice(one.ends())):
+            found[session_id, 0, y] = marks
+    return found
+
+
+# Clocks
+
+
+def test_a_clock_that_is_an_hour_off_moves_no_time(bench):
+    do_open(bench.state)
+    bench.report("a", marks_of(writing(3)), clock_ns=CLOCK_NS + HOUR_NS)
+    bench.report("b", marks_of(writing(3)))
+    bench.report("c", clock_ns=CLOCK_NS + 5)
+    bench.settle()
+    assert bench.state.sequenced_ns == CLOCK_NS + 5
+
+
+@pytest.mark.parametrize("jump_ns", [-HOUR_NS, HOUR_NS])
+def test_when_all_clocks_jump_time_still_goes_forward_and_all_is_merged(bench, jump_ns):
+    do_open(bench.state)
+    one = writing(6)
+    for node in "abc":
+        bench.report(node, {(1, 0, 0): one.segments[0][:4]})
+    bench.settle()
+    before = bench.state.sequenced_ns
+    for node in "abc":
+        bench.report(node, {(1, 0, 0): one.segments[0][4:]}, clock_ns=CLOCK_NS + jump_ns)
+    bench.settle()
+    bench.assert_merged(1, 6)
+    assert bench.state.sequenced_ns > before
+
+
+def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
+    do_open(bench.state)
+    one = writing(6)
+    for node in "abc":
+        bench.report(node, {(1, 0, 0): one.segments[0][:4]})
+    bench.settle()
+    before = bench.state.sequenced_ns
+    for node in "abc":
+        bench.report(node, {(1, 0, 0): one.segments[0][4:]})
+    bench.now_ns += FRESH_NS
+    bench.settle()
+    bench.assert_merged(1, 6)
+    assert bench.state.sequenced_ns == before + 1
+
+
+# How far behind nodes may be
+
+
+def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench, monkeypatch):
+    monkeypatch.setattr(leading, "BACKLOG_BYTES_MAX", 10_000)
+    do_open(bench.state)
+    one = writing(40, size=1000)
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): one.segments[0][:21]})
+    bench.settle()
+    total = bench.state.merged.total_bytes
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): one.segments[0][21:]})
+    bench.settle()
+    bench.assert_merged(1, 20)
+    bench.report("a", merged=pb.MergedReport(instruction=1, bytes=total))
+    bench.settle()
+    bench.assert_merged(1, 20)
+    bench.report("c", merged=pb.MergedReport(instruction=1, bytes=total))
+    bench.settle()
+    bench.assert_merged(1, 40)
+
+
+# Segments of the merged log
+
+
+def _aged(bench: Bench, minutes: int) -> None:
+    do_open(bench.state)
+    apply(bench.state, leading_configure(roll_minutes=5))
+    for node in "abc":
+        bench.report(node, marks_of(writing(2)))
+    bench.settle()
+    for node in "abc":
+        bench.report(node, clock_ns=CLOCK_NS + minutes * MINUTE_NS)
+
+
+def leading_configure(**fields: int) -> Command:
+    return decode_command(pb.Command(version=1, configure=pb.Configure(**fields)).SerializeToString())
+
+
+def test_a_merged_segment_that_is_old_is_rolled_once(bench):
+    _aged(bench, 5)
+    bench.leader.plan()
+    bench.leader.plan()
+    assert bench.pending == [Roll(0, 0)]
+    bench.settle()
+    assert bench.state.merged.is_roll_wanted
+    bench.now_ns += FRESH_NS
+    bench.settle()
+    assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
+
+
+def test_one_clock_that_is_ahead_rolls_nothing(bench):
+    _aged(bench, 4)
+    bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
+    bench.settle()
+    assert not any(isinstance(command, Roll) for command, _ in bench.outcomes)
+
+
+# Ends of lives
+
+
+def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench):
+    do_open(bench.state)
+    do_open(bench.state, x=1)
+    end = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+    for node in "ab":
+        report = pb.Report(boot=b"b", is_full=True, clock_ns=CLOCK_NS)
+        report.segments.add(session_id=1, announced=end)
+        bench.leader.on_report(node, report)
+    bench.leader.plan()
+    bench.leader.plan()
+    assert bench.pending == [Fence(1, 0)]
+    bench.proposals.clear()
+    bench.now_ns += FRESH_NS
+    bench.leader.plan()
+    assert bench.pending == [Fence(1, 0)]
+
+
+def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, caplog):
+    do_open(bench.state)
+    do_open(bench.state, "b", incarnation=1)
+    good, bad = writing(3), writing(3, salt=2)
+    bench.report("a", marks_of(good) | marks_of(good, 2))
+    bench.report("b", marks_of(bad) | marks_of(good, 2))
+    bench.report("c", marks_of(bad))
+    bench.settle()
+    assert bench.merged_numbers(1) == []
+    bench.assert_merged(2, 3)
+    assert caplog.text.count("session_stopped") == 1

@@ -1,0 +1,107 @@
+"""The Unix socket between a node's processes: sending never waits, the newest connection counts."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes_bench import wait_until
+
+from sequencer.control import link as link_module
+from sequencer.control.frames import HEADER, Unframer, frame
+from sequencer.control.link import Link
+
+
+class Bench:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.came: list[bytes] = []
+        self.link = Link(path, self.came.append, lambda: None, 0.01)
+        self.thread = threading.Thread(target=self.link.run)
+        self.thread.start()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        """A connection that the link has taken."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(10)
+            peer.connect(self.path)
+            count = len(self.came)
+            peer.sendall(frame(b"hello"))
+            wait_until(lambda: len(self.came) > count)
+            yield peer
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(str(tmp_path / "control"))
+    yield bench
+    bench.link.stop()
+    bench.thread.join(10)
+    assert not bench.thread.is_alive()
+
+
+def read(peer: socket.socket, count: int) -> list[bytes]:
+    unframer, found = Unframer(), list[bytes]()
+    while len(found) < count:
+        data = peer.recv(1 << 16)
+        assert data, f"the link ended after {len(found)} of {count}"
+        found += unframer.feed(data)
+    return found
+
+
+def test_messages_arrive_in_order_from_any_thread(bench):
+    with bench.connected() as peer:
+        for n in range(200):
+            bench.link.send(b"%d" % n)
+        assert read(peer, 200) == [b"%d" % n for n in range(200)]
+
+
+def test_a_reader_that_stands_still_gets_everything_later_and_nobody_waits_for_it(bench):
+    messages = [bytes([n]) * (1 << 20) for n in range(32)]  # More than any socket buffer.
+    with bench.connected() as peer:
+        for message in messages:
+            bench.link.send(message)
+        assert read(peer, 32) == messages
+
+
+def test_a_reader_that_never_reads_is_dropped_and_starts_with_nothing_old(bench, monkeypatch, caplog):
+    monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1 << 20)
+    with bench.connected() as still:
+        wait_until(lambda: bench.link.send(b"x" * (1 << 20)) or "does_not_read" in caplog.text)
+        wait_until(lambda: bench.link._peer is None)
+        with bench.connected() as fresh:
+            bench.link.send(b"new")
+            assert read(fresh, 1) == [b"new"]
+        assert still.fileno() >= 0
+
+
+def test_the_newest_connection_takes_the_place_of_the_older(bench):
+    with bench.connected() as older, bench.connected() as newer:
+        bench.link.send(b"for the newer")
+        assert read(newer, 1) == [b"for the newer"]
+        assert older.recv(100) == b""
+
+
+def test_what_is_sent_to_nobody_is_dropped(bench):
+    bench.link.send(b"lost")
+    with bench.connected() as peer:
+        bench.link.send(b"found")
+        assert read(peer, 1) == [b"found"]
+
+
+def test_garbage_ends_the_connection_and_not_the_link(bench):
+    with bench.connected() as peer:
+        peer.sendall(HEADER.pack(0xFFFF_FFFF))
+        assert peer.recv(100) == b""
+    with bench.connected() as peer:
+        bench.link.send(b"on")
+        assert read(peer, 1) == [b"on"]
+
+
+def test_only_the_owner_may_connect(bench, tmp_path):
+    assert (tmp_path / "control").stat().st_mode & 0o777 == 0o600

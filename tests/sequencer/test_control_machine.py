@@ -1,0 +1,129 @@
+"""The state machine that Raft drives: snapshots carry the state and every order that may be needed again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from batches import CLUSTER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sequencing import opening, piece
+
+from rt.errors import FormatError, UnknownVersion
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Merged, Refused
+from sequencer.commands import Merge, encode_command
+from sequencer.control import machine as machine_module
+from sequencer.control.machine import Machine
+from sequencer.orders import decode_order
+from sequencer.state_encoding import encode_state
+
+
+class Bench(Machine):
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, object]] = []
+        self.restored = 0
+        super().__init__(lambda index, _c, _d, outcome: self.heard.append((index, outcome)), self._count)
+        self.restore(0, b"", CLUSTER)
+
+    def _count(self) -> None:
+        self.restored += 1
+
+    def do(self, command: object) -> None:
+        self.apply(self.index + 1, encode_command(command))  # type: ignore[arg-type]
+
+    def merge(self, size: int = 64) -> None:
+        """One batch more of session 1."""
+        if not self.state.sessions:
+            self.do(opening())
+        consumed = self.state.sessions[1].consumed
+        at, first = (consumed.end.offset, consumed.end.number) if consumed else (64, 0)
+        range_ = piece(start=at, end=at + size, first=first, count=1)
+        self.do(Merge(self.state.instruction + 1, self.state.sequenced_ns + 1, (range_,)))
+        assert isinstance(self.heard[-1][1], Merged)
+
+    @property
+    def instructions(self) -> list[int]:
+        return [order.instruction for order in self.tail]
+
+
+def copy_of(machine: Machine) -> Bench:
+    other = Bench()
+    other.restore(machine.index, machine.snapshot()(), CLUSTER)
+    return other
+
+
+@given(st.integers(0, 1000), st.integers(0, 12), st.integers(0, 14))
+@settings(max_examples=40, deadline=None)
+def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durable):
+    machine, rng = Bench(), random.Random(seed)
+    for _ in range(merges):
+        machine.merge(8 * rng.randrange(1, 100))
+    machine.forget_orders(durable)
+    other = copy_of(machine)
+    assert (other.index, list(other.tail)) == (machine.index, list(machine.tail))
+    assert other.instructions == list(range(min(durable, merges) + 1, merges + 1))
+    for one in (machine, other):
+        one.merge()
+    assert encode_state(other.state) == encode_state(machine.state)
+    assert list(other.tail) == list(machine.tail)
+
+
+def test_a_snapshot_is_frozen_when_it_is_taken():
+    machine = Bench()
+    machine.merge()
+    encode, before = machine.snapshot(), machine.snapshot()()
+    machine.merge()
+    machine.forget_orders(2)
+    assert encode() == before
+
+
+def test_orders_are_forgotten_up_to_what_is_durable_only():
+    machine = Bench()
+    for _ in range(5):
+        machine.merge()
+    machine.forget_orders(3)
+    machine.forget_orders(1)
+    assert machine.instructions == [4, 5]
+    assert decode_order(machine.tail[0].content).instruction == 4
+
+
+def test_orders_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypatch):
+    monkeypatch.setattr(machine_module, "TAIL_BYTES_MAX", 10_000)
+    machine = Bench()
+    for _ in range(500):
+        machine.merge(1000)
+    assert machine.instructions[-1] == 500
+    assert len(machine.tail) <= 12
+    behind = machine.state.merged.total_bytes - machine.tail[0].total_bytes
+    assert behind <= 10_000
+
+
+def test_a_refused_command_changes_nothing_and_is_told():
+    machine = Bench()
+    machine.do(Merge(7, 1, (piece(),)))
+    assert isinstance(machine.heard[-1][1], Refused)
+    assert (machine.index, machine.instructions) == (1, [])
+
+
+@pytest.mark.parametrize("command", [pb.Command(version=99), pb.Command(version=1)], ids=["version", "kind"])
+def test_a_command_of_a_newer_version_stops_the_node_loudly(command):
+    machine = Bench()
+    with pytest.raises(UnknownVersion):
+        machine.apply(1, command.SerializeToString())
+    assert machine.index == 0
+
+
+def test_a_snapshot_that_is_cut_short_is_refused():
+    machine = Bench()
+    machine.merge()
+    data = machine.snapshot()()
+    for cut in (1, 3, len(data) // 2, len(data) - 1):
+        with pytest.raises(FormatError):
+            Bench().restore(1, data[:cut], CLUSTER)
+
+
+def test_restoring_is_told_each_time():
+    machine = Bench()
+    assert (machine.restored, copy_of(machine).restored) == (1, 2)

@@ -1,0 +1,24 @@
+"""What a node's processes allow themselves."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from sequencer.children import allow_many_files
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_child_may_open_as_many_files_as_the_system_allows(limits):
+    _, hard = limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    allow_many_files()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)

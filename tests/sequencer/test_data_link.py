@@ -1,0 +1,122 @@
+"""The data process's end of the link: made again for ever, and what cannot be handled is not swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes_bench import wait_until
+
+from rt.errors import Damaged
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.control.frames import HEADER
+from sequencer.control.link import Link
+from sequencer.data.link import ControlLink
+
+
+class Control:
+    """The control process's end."""
+
+    def __init__(self, path: str) -> None:
+        self.heard: list[pb.ToControl] = []
+        self.link = Link(
+            path, lambda data: self.heard.append(pb.ToControl.FromString(data)), lambda: None, 0.01
+        )
+        self._thread = threading.Thread(target=self.link.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.link.stop()
+        self._thread.join(10)
+
+    def say(self, index: int) -> None:
+        self.link.send(pb.ToData(applied=pb.Applied(index=index)).SerializeToString())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "control")
+
+
+@pytest.fixture
+def control(path: str) -> Iterator[Control]:
+    control = Control(path)
+    yield control
+    control.stop()
+
+
+async def until(is_so) -> None:
+    await asyncio.to_thread(wait_until, is_so)
+
+
+def test_each_connection_begins_with_a_hello_and_is_made_again(path):
+    heard: list[pb.ToData] = []
+    lost: list[bool] = []
+
+    async def live(start: int, link: ControlLink) -> None:
+        """One life of the control process."""
+        control = Control(path)
+        try:
+            await until(lambda: control.heard)
+            assert control.heard[0].hello.instruction == start
+            assert link.is_up
+            control.say(start)
+            await until(lambda: len(heard) > start)
+        finally:
+            await asyncio.to_thread(control.stop)
+        await until(lambda: len(lost) > start)
+
+    async def play() -> None:
+        hellos = iter(range(100))
+        link = ControlLink(
+            path,
+            lambda: pb.DataHello(instruction=next(hellos)),
+            heard.append,
+            lambda: lost.append(link.is_up),
+        )
+        running = asyncio.ensure_future(link.run())
+        link.send(pb.ToControl())  # To nobody.
+        for start in range(2):
+            await live(start, link)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(play())
+    assert [one.applied.index for one in heard] == [0, 1]
+    assert lost == [False, False]
+
+
+def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
+    def damaged(_: pb.ToData) -> None:
+        raise Damaged("values fail their checksum", path="log.0.0", offset=64)
+
+    async def play() -> None:
+        link = ControlLink(path, pb.DataHello, damaged, lambda: None)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: control.heard)
+        control.say(1)
+        with pytest.raises(Damaged):
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "garbage", [HEADER.pack(0xFFFF_FFFF), HEADER.pack(3) + b"\xff\xff\xff"], ids=["size", "message"]
+)
+def test_garbage_makes_the_link_anew(path, control, garbage):
+    async def play() -> None:
+        link = ControlLink(path, pb.DataHello, lambda _: None, lambda: None)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: control.heard)
+        peer = control.link._peer
+        assert peer is not None
+        peer.send(garbage)
+        await until(lambda: len(control.heard) > 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(play())

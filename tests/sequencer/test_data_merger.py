@@ -1,0 +1,359 @@
+"""The merger on disks that fail, fill up and lose power leaves what an uninterrupted run leaves."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nodes_bench import (
+    FakeSources,
+    Story,
+    begin,
+    merged_files,
+    open_merger,
+    wait_until,
+)
+
+from replicator.items import Place
+from rt.errors import Diverged, StorageFailed
+from rt.log.segment import SegmentId
+from rt.log.writer import SyncPoint
+from rt.testing.crash import Log, sweep
+from rt.testing.disk import MemoryDisk
+from sequencer.data.merger import Merger
+
+STORY = Story.drawn()
+FILES = STORY.files()
+LAST = STORY.orders[-1].instruction
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    disk = MemoryDisk()
+    STORY.put_sessions(disk)
+    return disk
+
+
+@pytest.fixture
+def sources(disk: MemoryDisk) -> FakeSources:
+    return FakeSources(disk, STORY)
+
+
+@pytest.fixture
+def merger(disk: MemoryDisk, sources: FakeSources) -> Iterator[Merger]:
+    merger = open_merger(disk, STORY, sources)
+    yield merger
+    merger.close()
+
+
+def test_orders_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
+    assert len(FILES) > 2, "the story rolls"
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+    assert merger.written == STORY.reached
+    assert merger.sync() == STORY.reached
+    assert (merger.place, merger.position) == (STORY.end, STORY.state.position)
+
+
+def test_orders_that_are_carried_out_again_change_nothing(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    for order in STORY.orders:
+        merger.add(order)
+    begin(merger, STORY)
+    wait_until(lambda: merger.written == STORY.reached)
+    assert merged_files(disk) == FILES
+    assert merger.failure is None
+
+
+def test_a_log_that_goes_on_after_each_restart_with_overlapping_orders_is_the_same(disk):
+    for until in range(1, len(STORY.orders) + 1):
+        merger = open_merger(disk, STORY)
+        first = max(0, until - 3)
+        merger.begin(STORY.orders[first:until], *_end_behind(until))
+        merger.wait_written(STORY.orders[until - 1].instruction)
+        merger.close()
+    assert merged_files(disk) == FILES
+
+
+def _end_behind(count: int):
+    story = Story.drawn(instructions=6)
+    order = STORY.orders[count - 1]
+    reached = story.reached._replace(
+        instruction=order.instruction,
+        chain=order.chain,
+        total_bytes=order.total_bytes,
+        position=order.end_position,
+    )
+    return Place(*order.segment, order.end_offset), reached
+
+
+def test_missing_input_is_named_and_waited_for(merger, disk, sources):
+    hidden = (2, SegmentId(0, 3))
+    sources.hidden.add(hidden)
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    assert (merger.missing.session_id, merger.missing.segment) == hidden
+    assert merger.written.instruction == STORY.orders[2].instruction
+    sources.hidden.clear()
+    merger.wake()
+    merger.wait_written(LAST)
+    assert merger.missing is None
+    assert merged_files(disk) == FILES
+
+
+def test_input_with_another_chain_is_never_merged_and_told_once(merger, sources, disk):
+    sources.wrong.add((2, SegmentId(0, 3)))
+    begin(merger, STORY)
+    wait_until(lambda: bool(sources.bad))
+    assert sources.bad[0].session_id == 2
+    sources.wrong.clear()
+    merger.wake()
+    merger.wait_written(LAST)
+    assert len(sources.bad) == 1
+    assert merged_files(disk) == FILES
+
+
+def test_a_copy_that_is_cut_short_is_missing_input_and_other_bytes_are_taken(merger, disk):
+    path = "/node/2/log.0.3"
+    disk.write(path, disk.read(path)[:100])
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    merger.hold()
+    disk.write(path, STORY.sessions[2].files[0, 3])  # As if they came from a peer.
+    merger.resume()
+    merger.wait_written(LAST)
+    assert merger.missing is None
+    assert merged_files(disk) == FILES
+
+
+def test_a_log_that_ends_before_the_first_order_has_a_gap_and_writes_nothing(merger, disk):
+    begin(merger, STORY, STORY.orders[3:])
+    third = STORY.orders[3]
+    assert merger.gap == Place(*third.segment, third.offset)
+    assert merged_files(disk) == {}
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+
+
+def test_a_log_without_any_orders_has_a_gap_up_to_the_end_of_the_state(merger):
+    begin(merger, STORY, [])
+    assert merger.gap == STORY.end
+
+
+def test_a_merger_that_is_held_while_it_waits_lets_go_and_goes_on(merger, disk, sources):
+    sources.hidden.add((1, SegmentId(0, 2)))
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    merger.hold()
+    other = open_merger(disk, STORY)  # The lock is free.
+    other.close()
+    merger.resume()
+    sources.hidden.clear()
+    merger.wake()
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+
+
+def test_what_another_writer_brought_while_it_was_held_is_not_written_again(merger, disk, sources):
+    sources.hidden.add((1, SegmentId(0, 2)))
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    merger.hold()
+    other = open_merger(disk, STORY)
+    begin(other, STORY)
+    other.wait_written(LAST)
+    other.close()
+    merger.resume()
+    wait_until(lambda: merger.written == STORY.reached)
+    assert merger.sync() == STORY.reached
+    assert merged_files(disk) == FILES
+
+
+def test_what_is_durable_is_never_told_to_be_less_after_holding(merger, sources):
+    sources.hidden.add((1, SegmentId(0, 4)))
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    before = merger.sync()
+    merger.hold()
+    merger.resume()
+    after = merger.sync()
+    assert after.instruction >= before.instruction
+    assert after.total_bytes >= before.total_bytes
+
+
+def test_a_full_disk_is_waited_for_and_leaves_no_part_of_a_block(merger, disk):
+    disk.capacity_bytes = disk.used_bytes + 4000
+    begin(merger, STORY)
+    wait_until(lambda: merger.written.instruction >= 1)
+    for more in range(200, 60_000, 200):
+        disk.capacity_bytes = disk.used_bytes + more
+        merger.wake()
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+    assert merger.failure is None
+
+
+def test_a_failed_fsync_is_final(merger, disk):
+    begin(merger, STORY, STORY.orders[:1])
+    merger.wait_written(1)
+    disk.fail("sync")
+    with pytest.raises(StorageFailed):
+        merger.sync()
+    with pytest.raises(StorageFailed):
+        merger.sync()
+    assert merger.durable.instruction == 0
+
+
+def test_a_disk_that_fails_stops_the_merger(merger, disk):
+    disk.fail("pwritev", error=errno.EIO, times=100)
+    begin(merger, STORY)
+    wait_until(lambda: merger.failure is not None)
+    assert isinstance(merger.failure, StorageFailed)
+
+
+def test_orders_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
+    merger = open_merger(disk, STORY)
+    begin(merger, STORY, STORY.orders[:2])
+    merger.wait_written(STORY.orders[1].instruction)
+    merger.close()
+    other = Story.drawn(seed=2)
+    other.put_sessions(disk)
+    merger = open_merger(disk, other)
+    begin(merger, other)
+    wait_until(lambda: merger.failure is not None or merger.written.instruction >= LAST)
+    merger.close()
+    assert isinstance(merger.failure, Diverged)
+
+
+class _SlowSync:
+    """Lets a test do something between a merger's sync point and its sync."""
+
+    def __init__(self, merger: Merger) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self._sync_to = merger._writer.sync_to
+        merger._writer.sync_to = self._slowly
+
+    def _slowly(self, point: SyncPoint) -> None:
+        if threading.current_thread().name != "rt-merger":
+            self.began.set()
+            assert self.go_on.wait(10)
+        self._sync_to(point)
+
+
+def _idle(merger: Merger) -> None:
+    wait_until(lambda: merger._is_idle and not merger._orders)
+
+
+@pytest.mark.parametrize("what", ["hold", "roll"])
+def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
+    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
+    begin(merger, STORY, STORY.orders[:rolls])
+    merger.wait_written(rolls)
+    slow = _SlowSync(merger)
+    found: list[object] = []
+
+    def sync() -> None:
+        try:
+            found.append(merger.sync())
+        except StorageFailed as error:
+            found.append(error)
+
+    syncing = threading.Thread(target=sync)
+    syncing.start()
+    assert slow.began.wait(10)
+    if what == "hold":
+        acting = threading.Thread(target=merger.hold)
+    else:
+        acting = threading.Thread(target=lambda: (merger.add(STORY.orders[rolls]), _idle(merger)))
+    acting.start()
+    acting.join(0.2)
+    slow.go_on.set()
+    acting.join(10)
+    syncing.join(10)
+    assert [one.instruction for one in found] == [rolls]
+    if what == "roll":
+        merger.wait_written(rolls + 1)
+    assert merger.failure is None
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
+    story = Story.drawn(data.draw(st.integers(0, 10_000)), roll_bytes=data.draw(st.integers(300, 3000)))
+    disk = MemoryDisk()
+    story.put_sessions(disk)
+    at = 0
+    while at < len(story.orders):
+        first = data.draw(st.integers(0, at), label="first")
+        at = data.draw(st.integers(at + 1, len(story.orders)), label="until")
+        merger = open_merger(disk, story)
+        order = story.orders[at - 1]
+        end = Place(*order.segment, order.end_offset)
+        reached = story.reached._replace(instruction=at, chain=order.chain, total_bytes=order.total_bytes)
+        merger.begin(story.orders[first:at], end, reached)
+        merger.wait_written(at)
+        assert merger.failure is None, merger.failure
+        if data.draw(st.booleans(), label="sync"):
+            assert merger.sync().instruction == at
+        merger.close()
+    assert merged_files(disk) == story.files()
+
+
+def _small() -> Story:
+    return Story.drawn(3, instructions=3, roll_bytes=700)
+
+
+def _merge_all(disk: MemoryDisk, log: Log) -> None:
+    """Carry out what a node is told after its start: all orders behind what it said to be durable."""
+    story = _small()
+    merger = open_merger(disk, story)
+    try:
+        kept = [order for order in story.orders if order.instruction > max(log, default=0)]
+        begin(merger, story, kept)
+        assert merger.gap is None
+        merger.wait_written(story.orders[-1].instruction)
+        if merger.failure is None:
+            log.append(merger.sync().instruction)
+    finally:
+        merger.close()
+
+
+def _in_steps(disk: MemoryDisk, log: Log) -> None:
+    story = _small()
+    merger = open_merger(disk, story)
+    try:
+        for order in story.orders:
+            merger.add(order)
+            merger.wait_written(order.instruction)
+            if merger.failure is not None:
+                return
+            log.append(merger.sync().instruction)
+    finally:
+        merger.close()
+
+
+def _check_prefix_and_rest(disk: MemoryDisk, log: Log) -> None:
+    files = _small().files()
+    _merge_all(disk, log)
+    assert merged_files(disk) == files
+
+
+def _sweep(**options: object) -> int:
+    story = _small()
+    return sweep(_in_steps, _check_prefix_and_rest, prepare=story.put_sessions, **options)  # type: ignore[arg-type]
+
+
+def test_after_a_kill_at_any_change_the_rest_of_the_orders_makes_the_same_bytes():
+    assert _sweep(strategies=("all",)) > 20
+
+
+@pytest.mark.slow
+def test_after_power_cuts_at_any_change_also_of_the_recovery_the_bytes_are_the_same():
+    assert _sweep(recover=_merge_all, seeds=range(2), recover_cuts=2) > 100

@@ -1,0 +1,496 @@
+"""The data process alone, with a control process that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from batches import CLUSTER
+from nodes_bench import Story, wait_until
+from receiving import files_of, give, items_of, publish, session_copy
+from receiving_node import free_port, make_pki
+from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening
+
+from replicator.handshake import PushHello
+from replicator.items import Life, Place
+from replicator.session_marks import read_marks
+from replicator.session_receiver import SessionReceiver
+from rt.errors import Damaged, DiskFull, Fenced, RtError
+from rt.log.chain import chain_of_segment
+from rt.log.directory import read_header
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId, encode_segment_header
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Opened, apply
+from sequencer.commands import Open, Range, encode_command
+from sequencer.config import Member, NodeConfig
+from sequencer.control.link import Link
+from sequencer.data import process as process_module
+from sequencer.data.process import Data
+from sequencer.orders import MergeOrder, SessionEnd, encode_order
+from sequencer.state import State
+from sequencer.state_encoding import encode_state
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def config(pki: Path, tmp_path: Path) -> NodeConfig:
+    ports = [free_port(), free_port()]
+    return NodeConfig(
+        stream="s",
+        name="n1",
+        directory=str(tmp_path),
+        members={"n1": Member(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}")},
+        ca=str(pki / "ca.crt"),
+        cert=str(pki / "n1.crt"),
+        key=str(pki / "n1.key"),
+        listen="127.0.0.1",
+        raft_port=ports[0],
+        data_port=ports[1],
+        rest_port=0,
+        health_port=0,
+    )
+
+
+def snapshot_of(state: State, index: int = 1, orders: tuple[bytes, ...] = ()) -> pb.ToData:
+    snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
+    return pb.ToData(snapshot=snapshot)
+
+
+class Played:
+    """A data process whose control process is this object: it hears what control would."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.data = Data(config)
+        self.heard: list[pb.ToControl] = []
+        self.data.link.send = self.heard.append  # type: ignore[method-assign]
+
+    def say(self, message: pb.ToData) -> None:
+        self.data._on_message(message)
+
+    @property
+    def merged(self) -> list[pb.MergedReport]:
+        return [one.report.merged for one in self.heard if one.report.HasField("merged")]
+
+    @property
+    def finals(self) -> list[pb.SessionEnd]:
+        reports = [one for said in self.heard for one in said.report.segments]
+        return [one.final for one in reports if one.HasField("final")]
+
+    async def until(self, is_so) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+    async def __aenter__(self) -> Played:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.data._close()
+
+
+def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            played.say(snapshot_of(state))
+            played.heard.clear()
+            played.say(snapshot_of(state))
+            assert len(played.merged) == 1
+            played.heard.clear()
+            played.say(snapshot_of(state, index=0))
+            assert len(played.merged) == 1
+
+    asyncio.run(play())
+
+
+def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            await played.until(lambda: played.data.copies.get(1) is not None)
+            do_open(state, x=1)
+            do_fence(state)
+            assert played.finals == []
+            played.say(snapshot_of(state, index=3))
+            await played.until(lambda: played.finals)
+            assert [(one.session_id, one.x) for one in played.finals] == [(1, 0)]
+
+    asyncio.run(play())
+
+
+def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state, index=1))
+            command = pb.Command(version=1, fence=pb.Fence(session_id=1, x=0)).SerializeToString()
+            played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
+            await played.until(lambda: played.finals)
+            assert played.finals[0] == pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("end", "wants"), [((0, 64), False), ((1, 64), True), ((0, 128), True)])
+def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_start_of_a_segment(
+    config, monkeypatch, end, wants
+):
+    fetched: list[Place] = []
+
+    async def fetch(_copies: object, _copy: object, _life: object, place: Place, *_: object) -> None:
+        fetched.append(place)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(process_module, "fetch_session", fetch)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.data._endpoints = ["127.0.0.1:1"]
+            state = new_state()
+            do_open(state)
+            do_open(state, x=1)
+            do_fence(state)
+            if wants:
+                do_close(state, 1, 0, (*end, 5))
+            played.say(snapshot_of(state))
+            place = Place(0, *end)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait_for(played.data._complete(1, place), 10)
+            assert bool(fetched) == wants
+
+    asyncio.run(play())
+
+
+def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, monkeypatch):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            data = played.data
+            await played.until(lambda: data.copies.get(1) is not None)
+            trimmed: list[Place] = []
+            answers: list[RtError | None] = [DiskFull("full"), None]
+
+            async def trim(_copy: object, place: Place) -> None:
+                trimmed.append(place)
+                if (error := answers.pop(0)) is not None:
+                    raise error
+
+            monkeypatch.setattr(data.copies, "trim", trim)
+            data._consumed.append((1, (SessionEnd(1, 0, 1, 64, 5),)))
+            await data._let_go(1)
+            await data._let_go(2)
+            await data._let_go(3)
+            assert trimmed == [Place(0, 1, 64)] * 2
+            assert data.failure is None
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def control(config: NodeConfig) -> Iterator[tuple[Link, list[bytes]]]:
+    """A listening control process, and what it hears."""
+    heard: list[bytes] = []
+    link = Link(config.control_socket, heard.append, lambda: None, 0.01)
+    thread = threading.Thread(target=link.run)
+    thread.start()
+    yield link, heard
+    link.stop()
+    thread.join(10)
+
+
+def _damage_merged(config: NodeConfig) -> None:
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            assert played.data.merger is not None
+            writer = played.data.merger._writer
+            assert writer is not None
+            writer.start(SegmentId(0, 0), first=0, created_ns=1)
+
+    asyncio.run(play())
+    path = Path(config.merged_directory) / "log.0.0"
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_link(config, control):
+    link, heard = control
+    _damage_merged(config)
+
+    async def play() -> None:
+        data = Data(config)
+        running = asyncio.ensure_future(data.run())
+        await asyncio.to_thread(wait_until, lambda: bool(heard))
+        link.send(snapshot_of(new_state()).SerializeToString())
+        with pytest.raises(Damaged):
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(play())
+
+
+def test_work_that_must_go_on_for_ever_ends_the_process_with_it(config):
+    async def fails() -> None:
+        raise DiskFull("no room")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            await played.data._for_ever(fails())
+            assert isinstance(played.data.failure, DiskFull)
+            assert played.data._stopping.is_set()
+
+    asyncio.run(play())
+
+
+def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, monkeypatch):
+    """Not only the next block: a stream that flows would leave it behind for ever."""
+    story = Story.drawn()
+    wanted: list[tuple[bool, bool]] = []
+
+    async def catch_up(_path: object, _stream: object, _endpoints: object, _tls: object, until) -> None:
+        end, position = story.end, story.state.position
+        wanted.append((until(end, position - 1), until(end, position)))
+
+    monkeypatch.setattr(process_module, "catch_up", catch_up)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(story.state))
+            merger = played.data.merger
+            assert merger is not None
+            assert merger.gap == story.end
+            await played.data._catch_up(merger)
+            assert wanted == [(False, True)]
+
+    asyncio.run(play())
+
+
+def test_the_cluster_of_the_state_is_that_of_the_merged_log(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(pb.ToData(applied=pb.Applied(index=1, command=encode_command(opening()))))
+            played.say(snapshot_of(State(bytes(16))))
+            assert played.data.merger is None
+            played.say(snapshot_of(new_state(), index=2))
+            assert played.data.merger is not None
+            assert played.data.merger._identity.origin == CLUSTER
+
+    asyncio.run(play())
+
+
+class Lagging:
+    """A session of several segments: this node's copy holds all of it; the cluster merged it, elsewhere."""
+
+    def __init__(self, config: NodeConfig, root: Path) -> None:
+        path = publish(REAL, *[1500] * 12, root=str(root))
+        self.copy_path = Path(config.sessions_directory) / "1"
+        copy = session_copy(REAL, str(self.copy_path), path)
+        give(copy, items_of(REAL, path))
+        assert copy.place is not None
+        self.end, self.count, incarnation = copy.place, copy.end, copy.identity.origin
+        copy.close()
+        header = read_header(REAL, path, SegmentId(0, 0))
+        assert header is not None
+        self.state = new_state()
+        must(Opened, apply(self.state, Open("feed", incarnation, None, 0, header.life)))
+        self.orders: list[MergeOrder] = []
+        for y in range(self.end.y + 1):
+            first = read_header(REAL, path, SegmentId(0, y))
+            marks = read_marks(REAL, path, SegmentId(0, y))
+            assert first is not None
+            chain = chain_of_segment(encode_segment_header(first))
+            last, number = marks[-1], first.first
+            whole = Range(1, 0, y, 64, last.offset, number, last.number - number, chain, last.chain)
+            self.orders.append(do_merge(self.state, whole))
+
+    @property
+    def segments(self) -> list[int]:
+        """The Ys of the copy's segments that have bytes."""
+        files = files_of(REAL, str(self.copy_path))
+        return sorted(segment.y for segment in files)
+
+    def snapshot(self) -> pb.ToData:
+        return snapshot_of(self.state, 20, tuple(map(encode_order, self.orders)))
+
+
+def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    assert len(lagging.orders) >= 3
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            assert data.merger is not None
+            await played.until(lambda: data.merger.position == lagging.count)
+            assert lagging.segments == [*range(lagging.end.y + 1)]
+            durable = await asyncio.to_thread(data.merger.sync)
+            assert durable.instruction == len(lagging.orders)
+            await data._let_go(durable.instruction)
+            assert lagging.segments == [lagging.end.y]
+
+    asyncio.run(play())
+
+
+def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    consumed = lagging.state.sessions[1]
+    assert consumed.consumed is not None
+    ahead = consumed.consumed.end._replace(y=lagging.end.y + 2, offset=64)
+    further = replace(consumed, consumed=replace(consumed.consumed, end=ahead))
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.copies.get(1) is not None)
+            copy = data.copies.get(1)
+            assert copy is not None
+            data._consumed_by[1] += 1
+            await data.copies.skip_merged(copy, further)
+            assert copy.receiver.place == Place(0, ahead.y, 0)
+            assert lagging.segments == [*range(lagging.end.y + 1)]
+            data._consumed_by[1] -= 1
+            await played.until(lambda: data.merger.position == lagging.count)
+            durable = await asyncio.to_thread(data.merger.sync)
+            await data._let_go(durable.instruction)
+            assert lagging.segments == [lagging.end.y]
+
+    asyncio.run(play())
+
+
+def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def merge() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+
+    async def again() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(lagging.state, 20))
+            await asyncio.to_thread(played.data.merger.sync)
+            await played.until(lambda: played.data.copies.get(1) is not None)
+            await played.data._let_go(played.data.merger.durable.instruction)
+            assert lagging.segments == [lagging.end.y]
+
+    asyncio.run(merge())
+    assert len(lagging.segments) > 1
+    asyncio.run(again())
+
+
+def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(config, monkeypatch, caplog):
+    monkeypatch.setattr(process_module, "OPEN_AGAIN_S", 0.001)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            open_copy, tries = data.copies.open_copy, [0]
+
+            async def fails_at_first(session):
+                tries[0] += 1
+                if tries[0] < 5:
+                    raise DiskFull("no room")
+                return await open_copy(session)
+
+            monkeypatch.setattr(data.copies, "open_copy", fails_at_first)
+            state = new_state()
+            do_open(state)
+            do_open(state, x=1)
+            do_fence(state)
+            for _ in range(3):
+                played.say(snapshot_of(state))
+            await played.until(lambda: played.finals)
+            assert tries == [5]
+
+    asyncio.run(play())
+    assert caplog.text.count("session_copy_failed") == 1
+
+
+def test_ends_of_lives_that_are_merged_are_forgotten(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            await played.until(lambda: played.data.copies.get(1) is not None)
+            copy = played.data.copies.get(1)
+            assert copy is not None
+            for x in range(3):
+                copy.finals[x] = copy.announced[x] = pb.SessionEnd(session_id=1, x=x)
+            copy.forget_below(Place(2, 0, 64))
+            assert [*copy.finals] == [*copy.announced] == [2]
+
+    asyncio.run(play())
+
+
+def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
+    opened: list[str] = []
+    slow, both = threading.Event(), threading.Barrier(2, timeout=10)
+    real = SessionReceiver.open
+
+    def open_slowly(path: str, *arguments: object, **options: object) -> SessionReceiver:
+        opened.append(path)
+        both.wait()
+        assert slow.wait(10)
+        return real(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SessionReceiver, "open", open_slowly)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            for which in range(2):
+                do_open(state, f"s{which}", incarnation=which)
+            played.say(snapshot_of(state))
+            copies = played.data.copies
+            asked = [asyncio.ensure_future(copies.open_copy(one)) for one in state.sessions.values()]
+            given_up = asyncio.ensure_future(copies.open_copy(state.sessions[1]))
+            await played.until(lambda: len(opened) == 2)
+            given_up.cancel()
+            slow.set()
+            assert [copy.session_id for copy in await asyncio.gather(*asked)] == [1, 2]
+            assert len(opened) == 2
+
+    asyncio.run(play())
+
+
+def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            intakes = played.data.intakes
+            state = new_state()
+            do_open(state, x=1)
+            played.say(snapshot_of(state, index=1))
+            stale = opening(x=0)
+            for index in (2, 3):
+                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
+            assert not intakes._refusals
+            intakes._is_up = lambda: True
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True)))
+            hello = PushHello("s", stale.session, stale.incarnation, None)
+            asking = asyncio.ensure_future(intakes.open_session(hello, Life(0, stale.life)))
+            await played.until(lambda: any(one.HasField("propose") for one in played.heard))
+            played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
+            with pytest.raises(Fenced):
+                await asking
+            assert not intakes._refusals
+            assert not intakes._asked
+
+    asyncio.run(play())

@@ -1,0 +1,86 @@
+"""The state that a data process follows: what control says, never less than it said before."""
+
+from __future__ import annotations
+
+from batches import CLUSTER
+from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
+
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import Merged
+from sequencer.commands import encode_command
+from sequencer.data.replica import Replica
+from sequencer.orders import encode_order
+from sequencer.state import State
+from sequencer.state_encoding import encode_state
+
+
+class Bench(Replica):
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        super().__init__(self.heard.append, lambda _, outcome: self.heard.append(outcome))
+
+    def snapshot(self, index: int, state: State, *orders: bytes) -> None:
+        snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
+        self.on_message(pb.ToData(snapshot=snapshot))
+
+    def applied(self, index: int, command: object) -> None:
+        content = encode_command(command)  # type: ignore[arg-type]
+        self.on_message(pb.ToData(applied=pb.Applied(index=index, command=content)))
+
+
+def test_commands_behind_a_snapshot_are_applied_each_once():
+    replica, state = Bench(), new_state()
+    replica.applied(1, opening("early"))
+    assert replica.heard == []
+    replica.snapshot(1, state)
+    for index in (1, 2, 2, 4):
+        replica.applied(index, opening(f"s{index}", incarnation=index))
+    assert replica.index == 2
+    assert [one.name for one in replica.state.sessions.values()] == ["s2"]
+
+
+def test_the_orders_of_a_snapshot_are_handed_on():
+    replica, state = Bench(), new_state()
+    do_open(state)
+    order = do_merge(state, piece())
+    replica.snapshot(2, state, encode_order(order))
+    assert replica.heard == [[order]]
+
+
+def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapshot():
+    replica, state = Bench(), new_state()
+    do_open(state)
+    older = encode_state(state)
+    do_open(state, x=1)
+    do_fence(state)
+    replica.snapshot(3, state)
+    replica.on_message(pb.ToData(snapshot=pb.ControlSnapshot(index=1, state=older)))
+    assert replica.heard[-1] is None
+    assert replica.state.sessions[1].lives[0].is_fenced
+    # What control applies again is known already; what is new follows.
+    replica.applied(2, opening(x=1))
+    replica.applied(3, opening("wrong", incarnation=5))
+    assert replica.index == 3
+    replica.applied(4, opening("b", incarnation=1))
+    assert [one.name for one in replica.state.sessions.values()] == ["a", "b"]
+
+
+def test_a_state_of_another_cluster_takes_the_place_of_any_other():
+    replica, state = Bench(), new_state()
+    do_open(state)
+    replica.snapshot(5, state)
+    other = State(bytes(reversed(CLUSTER)))
+    replica.snapshot(1, other)
+    assert (replica.index, replica.state.cluster) == (1, other.cluster)
+
+
+def test_merged_orders_come_out_of_what_is_applied():
+    replica, state = Bench(), new_state()
+    do_open(state)
+    replica.snapshot(1, state)
+    replica.applied(2, _merge(state))
+    assert isinstance(replica.heard[-1], Merged)
+
+
+def _merge(state: State) -> object:
+    return merging(state, piece())

@@ -1,0 +1,338 @@
+"""`rt node`: what it refuses, what it logs, how it ends; and a whole node of one member, as processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sequencer.node_cli
+from rt.cli.main import cli, main
+from rt.log.disk import REAL
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity, Role
+from sequencer.config import NodeConfig
+from sequencer.node_cli import node
+from sequencer.node_logs import JsonLines, TextLines
+from sequencer.supervision import ExitStatus
+
+WAIT_S: Final = 60.0
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command as it will be found, and none of the machine's own settings."""
+    for variable in [name for name in os.environ if name.startswith("RT_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setitem(cli.commands, "node", node)
+
+
+@pytest.fixture
+def logs_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+
+
+def certified(directory: Path, stream: str = "s", role: Role = "node", name: str = "n1") -> list[str]:
+    """The flags of a new certificate by a new CA."""
+    ca = init_ca(directory)
+    issue(directory, Identity(stream, role, name), loopback=role == "node")
+    return [
+        "--ca",
+        str(ca),
+        "--cert",
+        str(directory / f"{name}.crt"),
+        "--key",
+        str(directory / f"{name}.key"),
+    ]
+
+
+def arguments(tmp_path: Path, *, raft: int = 7000, data: int = 5002) -> list[str]:
+    """The flags of a cluster of one, without those of its certificate."""
+    return [
+        *("node", "--stream", "s", "--name", "n1", "--directory", str(tmp_path / "node")),
+        *("--member", f"n1=127.0.0.1:{raft},127.0.0.1:{data}", "--listen", "127.0.0.1"),
+        *("--rest-port", "0", "--health-port", "0", "--bootstrap"),
+    ]
+
+
+# Refusals
+
+
+def test_wrong_settings_are_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "--stream", "s"]) == 2
+    assert "settings are missing (at name, directory, members, ca, cert, key)" in capsys.readouterr().err
+    assert main([*arguments(tmp_path), "--ca", "c", "--cert", "c", "--key", "k", "--data-port", "x"]) == 2
+    captured = capsys.readouterr()
+    assert "no port (at --data-port): got 'x', wanted a whole number from 1 to 65535" in captured.err
+    assert captured.out == ""
+
+
+def test_a_variable_is_named_as_the_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RT_NODE_MEMBERS", "n1=nowhere")
+    assert main(["node"]) == 2
+    assert "no member (at RT_NODE_MEMBERS): got 'n1=nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stream", "role", "name"), [("t", "node", "n1"), ("s", "publisher", "n1"), ("s", "node", "n2")]
+)
+@pytest.mark.usefixtures("logs_restored")
+def test_a_certificate_of_another_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: str, role: Role, name: str
+) -> None:
+    assert main([*arguments(tmp_path), *certified(tmp_path / "pki", stream, role, name)]) == 1
+    error = capsys.readouterr().err
+    assert f"the certificate is not this node's (at {tmp_path}/pki/{name}.crt)" in error
+    assert f"got rt://{stream}/{role}/{name}, wanted rt://s/node/n1" in error
+    assert not (tmp_path / "node").exists()
+
+
+@pytest.mark.usefixtures("logs_restored")
+def test_a_certificate_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = certified(tmp_path / "pki")
+    (tmp_path / "pki" / "n1.crt").unlink()
+    assert main([*arguments(tmp_path), *flags]) == 1
+    assert f"cannot read the file (at {tmp_path}/pki/n1.crt)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("logs_restored")
+def test_a_directory_that_another_node_runs_on_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequencer.node_cli, "supervise", lambda config: pytest.fail("it ran"))
+    (tmp_path / "node").mkdir()
+    with closing(REAL.lock(str(tmp_path / "node" / "lock"))):
+        assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
+    error = capsys.readouterr().err
+    assert f"already in use while locking the node's directory (at {tmp_path}/node/lock)" in error
+
+
+@pytest.mark.usefixtures("logs_restored")
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "node").touch()
+    assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
+    assert f"the node's directory cannot be written (at {tmp_path}/node)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("logs_restored")
+def test_the_command_ends_as_its_supervisor_and_holds_the_directory_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[NodeConfig] = []
+
+    def supervise(config: NodeConfig) -> ExitStatus:
+        seen.append(config)
+        with pytest.raises(BlockingIOError):
+            REAL.lock(config.lock_file)
+        return ExitStatus.DIVERGED
+
+    monkeypatch.setattr(sequencer.node_cli, "supervise", supervise)
+    before = ["--log-level", "error", "--log-format", "json"]
+    assert main([*before, *arguments(tmp_path), *certified(tmp_path / "pki"), "--log-level", "debug"]) == 71
+    [config] = seen
+    assert (config.log_level, config.log_format, config.bootstrap) == ("debug", "json", True)
+    assert os.stat(config.directory).st_mode & 0o777 == 0o700
+    REAL.lock(config.lock_file).close()
+
+
+# Logs
+
+
+def record(message: str, *values: object, name: str = "sequencer.raft") -> logging.LogRecord:
+    made = logging.LogRecord(name, logging.INFO, "file", 1, message, values, None)
+    made.created, made.msecs = 1_700_000_000.5, 500.0
+    return made
+
+
+def test_a_record_of_ours_is_key_and_value() -> None:
+    assert TextLines("control").format(record("leads term=%d", 3)) == (
+        "time=2023-11-14T22:13:20.500Z level=info process=control logger=sequencer.raft event=leads term=3"
+    )
+    assert json.loads(JsonLines("data").format(record("leads term=%d", 3))) == {
+        "time": "2023-11-14T22:13:20.500Z",
+        "level": "info",
+        "process": "data",
+        "logger": "sequencer.raft",
+        "event": "leads",
+        "message": "leads term=3",
+    }
+
+
+def test_a_record_of_another_library_is_quoted_whole() -> None:
+    line = TextLines("data").format(record('some "words"\nof it', name="asyncio"))
+    assert line.endswith(r'logger=asyncio message="some \"words\"\nof it"')
+
+
+def test_an_exception_stays_in_its_line() -> None:
+    made = record("fell error=%r", "x")
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError as error:
+        made.exc_info = (type(error), error, error.__traceback__)
+    line = TextLines("data").format(made)
+    assert "\n" not in line
+    assert r"\nZeroDivisionError" in line
+    assert json.loads(JsonLines("data").format(made))["exception"].endswith("ZeroDivisionError")
+
+
+@given(st.text(), st.sampled_from(("sequencer", "rt.net", "asyncio", "x\ny")))
+def test_no_text_breaks_a_line_or_steers_a_terminal(text: str, name: str) -> None:
+    made = record("refused_peer said=%s", text, name=name)
+    for line in (TextLines("node").format(made), JsonLines("node").format(made)):
+        assert line.isprintable()
+    assert json.loads(JsonLines("node").format(made))["message"] == f"refused_peer said={text}"
+
+
+# A whole node
+
+_RUN: Final = """
+import sys
+from rt.cli.main import cli, main
+from sequencer.node_cli import node
+cli.add_command(node)
+sys.exit(main())
+"""
+
+
+class Node:
+    """`rt node` in a process of its own, and what it logs."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, *arguments, "--log-format", "json"], stderr=file
+            )
+
+    def entries(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """The whole lines of that event so far, with these `fields` or `key=value` in the message."""
+        *lines, _ = self._log.read_text().split("\n")
+        found = (json.loads(line) for line in lines)
+        return [
+            entry
+            for entry in found
+            if entry["event"] == event
+            and all(
+                entry.get(key) == value or f" {key}={value}" in entry["message"]
+                for key, value in fields.items()
+            )
+        ]
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Until the condition holds; fails if it does not in time, or if the node ends."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert self.process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.01)
+
+    def pids(self, child: str) -> list[int]:
+        """Of all its starts."""
+        said = (entry["message"] for entry in self.entries("child_started", child=child))
+        return [int(found[1]) for message in said if (found := re.search(r"pid=(\d+)", message))]
+
+    def end(self) -> int:
+        """By SIGTERM; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(WAIT_S)
+
+
+@contextmanager
+def running(arguments: list[str], log: Path) -> Iterator[Node]:
+    node = Node(arguments, log)
+    try:
+        yield node
+    finally:
+        node.process.kill()
+        node.process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_path: Path) -> None:
+    raft, data = free_port(), free_port()
+    flags = [*arguments(tmp_path, raft=raft, data=data), *certified(tmp_path / "pki")]
+
+    with running(flags, tmp_path / "first") as node:
+        node.wait(lambda: node.entries("leads", process="control"))
+        node.wait(lambda: listens(data) and listens(raft))
+        assert node.end() == 0
+        assert not listens(data)
+        assert [entry["message"] for entry in node.entries("child_ended")] == [
+            "child_ended child=data status=0",
+            "child_ended child=control status=0",
+        ]
+
+    with running(flags, tmp_path / "second") as node:
+        node.wait(lambda: node.entries("leads") and listens(data))
+        again = subprocess.run(
+            [sys.executable, "-c", _RUN, *flags], capture_output=True, text=True, check=False
+        )
+        assert (again.returncode, again.stdout) == (1, "")
+        assert "already in use while locking the node's directory" in again.stderr
+
+        [old] = node.pids("control")
+        os.kill(old, signal.SIGKILL)
+        node.wait(lambda: len(node.pids("control")) == 2 and len(node.entries("leads")) == 2)
+        assert node.entries("child_ended", child="control", signal="SIGKILL")
+        assert len(node.pids("data")) == 1, "the other goes on"
+
+        children = [os.pidfd_open(node.pids(child)[-1]) for child in ("control", "data")]
+        node.process.kill()
+        node.process.wait()
+        for pidfd in children:
+            assert select.select([pidfd], [], [], WAIT_S)[0], "children end with their parent"
+            os.close(pidfd)
+
+    with running(flags, tmp_path / "third") as node:
+        node.wait(lambda: node.entries("leads") and listens(data))
+        assert node.end() == 0
+
+
+@pytest.mark.slow
+def test_damaged_files_end_the_node_for_good(tmp_path: Path) -> None:
+    flags = [*arguments(tmp_path, raft=free_port(), data=free_port()), *certified(tmp_path / "pki")]
+    with running(flags, tmp_path / "first") as node:
+        node.wait(lambda: node.entries("leads"))
+        assert node.end() == 0
+    [identity] = (tmp_path / "node" / "raft").glob("identity*")
+    content = bytearray(identity.read_bytes())
+    content[len(content) // 2] ^= 1
+    identity.write_bytes(content)
+    with running(flags, tmp_path / "second") as node:
+        assert node.process.wait(WAIT_S) == 1
+        [failed] = node.entries("process_failed", process="control")
+        assert str(identity) in failed["message"]
+        assert node.entries("node_fails", child="control")

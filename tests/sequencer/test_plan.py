@@ -1,0 +1,441 @@
+"""The plan: single decisions, then a stream in small that fails at random, checked at every step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from planning import World
+from sequencing import (
+    Writing,
+    do_close,
+    do_fence,
+    do_merge,
+    do_open,
+    must,
+    new_state,
+    piece,
+)
+
+from sequencer.apply import Closed, Fenced, Merged, Opened, Refused, apply
+from sequencer.board import Board, Mark, SegmentKey
+from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Configure, Fence, Merge
+from sequencer.orders import SessionEnd
+from sequencer.plan import INSTRUCTION_BYTES_MAX, Speculation, plan_ends, plan_merge
+from sequencer.state import State
+
+MIB = 1 << 20
+
+
+def held(board: Board, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2) -> None:
+    """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
+    marks = [Mark(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
+    for node in range(nodes):
+        board.on_marks(f"n{node}", SegmentKey(session_id, x, y), marks)
+
+
+def stage(sessions: int = 1, *, dedup: str | None = None) -> tuple[State, Board, Speculation]:
+    state = new_state()
+    for index in range(sessions):
+        do_open(state, f"s{index}", dedup=dedup)
+    return state, Board(3), Speculation(state)
+
+
+def planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge:
+    merge = plan_merge(speculation, board, now_ns)
+    assert merge is not None
+    return merge
+
+
+# Instructions
+
+
+def test_what_a_majority_holds_is_planned_and_nothing_more() -> None:
+    _, board, speculation = stage()
+    held(board, 1, 128, nodes=1)
+    assert plan_merge(speculation, board, 1) is None
+    held(board, 1, 128)
+    held(board, 1, 128, 256, nodes=1)
+    assert planned(speculation, board).ranges == (piece(),)
+
+
+def test_nothing_is_planned_where_nodes_disagree() -> None:
+    _, board, speculation = stage(2)
+    held(board, 1, 128)
+    held(board, 2, 128)
+    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
+    assert [one.session_id for one in planned(speculation, board).ranges] == [2]
+
+
+def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
+    state, board, speculation = stage(2)
+    apply(state, Configure(session_bytes_max=64))
+    held(board, 1, 128, 192, 256)
+    held(board, 2, 128)
+    merges = [planned(speculation, board) for _ in range(3)]
+    assert plan_merge(speculation, board, 1) is None
+    assert [len(merge.ranges) for merge in merges] == [2, 1, 1]
+    for merge in merges:
+        must(Merged, apply(state, merge))
+
+
+def test_what_was_planned_and_vanished_is_planned_again() -> None:
+    _, board, speculation = stage()
+    held(board, 1, 128)
+    first = planned(speculation, board)
+    speculation.reset()
+    assert planned(speculation, board) == first
+
+
+def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_flight() -> None:
+    state, board, speculation = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 128, 10))
+    held(board, 1, 128)
+    held(board, 1, 128, x=1)
+    merges = [planned(speculation, board) for _ in range(2)]
+    assert [merge.ranges for merge in merges] == [(piece(),), (piece(x=1),)]
+    assert plan_merge(speculation, board, 1) is None
+    do_open(state, "s0", x=5)
+    held(board, 1, 128, 256, x=1)
+    merges.append(planned(speculation, board))
+    for merge in merges:
+        must(Merged, apply(state, merge))
+    assert plan_merge(speculation, board, 1) is None
+
+
+def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
+    state, board, speculation = stage()
+    do_open(state, "s0", x=1)
+    held(board, 1, 128)
+    held(board, 1, 128, x=1)
+    must(Merged, apply(state, planned(speculation, board)))
+    do_fence(state)
+    do_close(state, 1, 0, (0, 128, 10))
+    assert planned(speculation, board).ranges == (piece(x=1),)
+
+
+def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
+    state, board, speculation = stage()
+    held(board, 1, 128)
+    marks = [Mark(64, 10, 7), Mark(128, 20, 8)]
+    for node in ("n0", "n1"):
+        board.on_marks(node, SegmentKey(1, 0, 1), marks)
+    for want in (piece(), piece(y=1, first=10, chains=(7, 8))):
+        merge = planned(speculation, board)
+        assert merge.ranges == (want,)
+        must(Merged, apply(state, merge))
+
+
+def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
+    _, board, speculation = stage()
+    held(board, 1, 128, y=1)
+    assert plan_merge(speculation, board, 1) is None
+
+
+def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
+    _, board, speculation = stage()
+    held(board, 1, 128)
+    for node in ("n0", "n1"):
+        board.on_marks(node, SegmentKey(1, 0, 1), [Mark(64, 20, 7), Mark(128, 30, 8)])
+    assert planned(speculation, board).ranges == (piece(),)
+    assert plan_merge(speculation, board, 1) is None
+
+
+def test_a_range_keeps_to_the_cap_but_holds_a_batch() -> None:
+    state, board, speculation = stage()
+    apply(state, Configure(session_bytes_max=200))
+    held(board, 1, 128, 256, 1000, 1200)
+    ends = [(one.start, one.end) for _ in range(3) for one in planned(speculation, board).ranges]
+    assert ends == [(64, 256), (256, 1000), (1000, 1200)]
+
+
+def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_a_further_one() -> None:
+    state, board, speculation = stage()
+    apply(state, Configure(session_bytes_max=8))
+    held(board, 1, 128, 256)
+    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(72, 1, 1), Mark(120, 2, 1)])
+    assert planned(speculation, board).ranges == (piece(),)
+
+
+def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
+    state, board, speculation = stage()
+    marks = [Mark(64, 0, 64), *(Mark(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
+    for node in ("n0", "n1"):
+        board.on_marks(node, SegmentKey(1, 0, 0), marks)
+    counts = []
+    while (merge := plan_merge(speculation, board, 1)) is not None:
+        must(Merged, apply(state, merge))
+        counts.append(merge.ranges[0].count)
+    assert counts == [3 * 2**30, 3 * 2**30, 2 * 2**30]
+    assert max(counts) <= COUNT_MAX
+
+
+def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> None:
+    state, board, speculation = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 128, 10))
+    held(board, 1, 128, 256)
+    held(board, 1, 128, x=1)
+    for want in (piece(), piece(x=1)):
+        merge = planned(speculation, board)
+        assert merge.ranges == (want,)
+        must(Merged, apply(state, merge))
+
+
+def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
+    state, board, speculation = stage()
+    apply(state, Configure(session_bytes_max=1))
+    held(board, 1, 128, 192, 256, 512)
+    times = [planned(speculation, board, now_ns).sequenced_ns for now_ns in (1000, 10, 1001, 5000)]
+    assert times == [1000, 1001, 1002, 5000]
+
+
+@pytest.mark.parametrize("idle", [0, 50])
+@pytest.mark.parametrize("cap", [MIB, 16 * MIB, 100 * MIB])
+def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idle: int, cap: int) -> None:
+    """All busy sessions fill their caps; idle ones, and those that waste their turn, take none from them."""
+    busy = 9
+    state, board, speculation = stage(idle + busy + 1)
+    apply(state, Configure(session_bytes_max=cap))
+    last = idle + busy + 1
+    held(board, last, 128)
+    do_merge(state, piece(last))
+    speculation.reset()
+    ids = range(idle + 1, idle + busy + 1)
+    for session_id in ids:
+        held(board, session_id, *range(cap + 64, 40 * cap, cap))
+    turns: dict[int, list[int]] = {session_id: [] for session_id in ids}
+    for at in range(busy * 3):
+        merge = planned(speculation, board)
+        assert sum(one.end - one.start for one in merge.ranges[:-1]) < INSTRUCTION_BYTES_MAX
+        for one in merge.ranges:
+            turns[one.session_id].append(at)
+        must(Merged, apply(state, merge))
+    longest = -(-busy // max(1, min(INSTRUCTION_BYTES_MAX // cap, busy)))
+    for took in turns.values():
+        assert took[0] < longest
+        assert max(b - a for a, b in zip([0, *took], [*took, busy * 3], strict=True)) <= longest
+
+
+def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
+    count = RANGES_MAX + 100
+    state, board, speculation = stage(count)
+    for session_id in range(1, count + 1):
+        held(board, session_id, 128)
+    merges = [planned(speculation, board) for _ in range(2)]
+    assert [len(merge.ranges) for merge in merges] == [RANGES_MAX, 100]
+    for merge in merges:
+        must(Merged, apply(state, merge))
+
+
+# Dedup
+
+
+def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
+    """Session 1 must wait for ids that session 2 brings, whichever of them has its turn first."""
+    for turn in (0, 2):
+        state, board, speculation = stage(2, dedup="d")
+        state.wanted["d"] = 0
+        speculation.turn = turn
+        for node in ("n0", "n1"):
+            board.on_marks(node, SegmentKey(1, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+        held(board, 2, 128)
+        for want in (piece(2), piece(1, first=10)):
+            merge = planned(speculation, board)
+            assert merge.ranges == (want,)
+            must(Merged, apply(state, merge))
+
+
+def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first() -> None:
+    for turn in (0, 2):
+        state, board, speculation = stage(2, dedup="d")
+        speculation.turn = turn
+        for node in ("n0", "n1"):
+            board.on_marks(node, SegmentKey(1, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+        held(board, 2, 128)
+        must(Merged, apply(state, planned(speculation, board)))
+        assert speculation.wanted == state.wanted == {"d": 20}
+
+
+def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
+    state, board, speculation = stage(2, dedup="d")
+    state.wanted["d"] = 0
+    held(board, 1, 128)
+    for node in ("n0", "n1"):
+        board.on_marks(node, SegmentKey(2, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+    assert [planned(speculation, board).ranges[0].session_id for _ in range(2)] == [1, 2]
+    speculation.reset()
+    board.forget_below(1, 0, 0, 1000)
+    assert plan_merge(speculation, board, 1) is None
+
+
+def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
+    state, board, speculation = stage(9, dedup="d")
+    state.wanted["d"] = 0
+    for session_id in range(1, 9):
+        for node in ("n0", "n1"):
+            end = Mark(64 + 16 * MIB, 20, 1)
+            board.on_marks(node, SegmentKey(session_id, 0, 0), [Mark(64, 10, 64), end])
+    held(board, 9, 128)
+    assert planned(speculation, board).ranges == (piece(9),)
+
+
+# Ends of lives
+
+
+def final(node: int, board: Board, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0) -> None:
+    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8))
+
+
+def test_a_life_without_successor_is_never_ended() -> None:
+    state, board, _ = stage()
+    board.on_announced(SessionEnd(1, 0, 0, 64, 0))
+    assert plan_ends(state, board) == []
+
+
+def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announced() -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
+    held(board, 1, 128, 256, nodes=1)
+    held(board, 1, 128)
+    assert plan_ends(state, board) == []
+    held(board, 1, 128, 256)
+    assert plan_ends(state, board) == [Fence(1, 0)]
+
+
+@pytest.mark.parametrize(
+    "end", [SessionEnd(1, 0, 0, 64, 0), SessionEnd(1, 0, 0, 128, 10)], ids=["empty", "merged"]
+)
+def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: SessionEnd) -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    do_merge(state, piece())
+    board.on_announced(end)
+    assert plan_ends(state, board) == [Fence(1, 0)]
+
+
+def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
+    """Its sender may be cut off for hours, with messages that only its own disk has."""
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    held(board, 1, 128)
+    assert plan_ends(state, board) == []
+
+
+def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", incarnation=1)
+    assert plan_ends(state, board) == [Fence(1, 0)]
+    # No sender brings what was announced any more.
+    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
+    assert plan_ends(state, board) == [Fence(1, 0)]
+
+
+def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    final(0, board, 128)
+    assert plan_ends(state, board) == []
+    final(1, board, 64)
+    assert plan_ends(state, board) == [Close(1, 0, 0, 128, 8)]
+    final(2, board, 64, y=1)
+    assert plan_ends(state, board) == [Close(1, 0, 1, 64, 0)]
+    board.forget_node("n1")
+    board.forget_node("n2")
+    assert plan_ends(state, board) == []
+
+
+def test_a_life_is_never_closed_below_what_is_merged() -> None:
+    """Nodes that were built anew hold less."""
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    do_merge(state, piece())
+    do_fence(state)
+    for node in range(3):
+        final(node, board, 64)
+    (close,) = plan_ends(state, board)
+    assert close == Close(1, 0, 0, 128, 10)
+    must(Closed, apply(state, close))
+
+
+def test_a_life_is_not_ended_where_nodes_disagree() -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", x=1)
+    held(board, 1, 128)
+    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
+    assert plan_ends(state, board) == []
+    do_fence(state)
+    for node in range(3):
+        final(node, board, 128)
+    assert plan_ends(state, board) == []
+
+
+def test_an_incarnation_is_closed_behind_the_older_one() -> None:
+    state, board, _ = stage()
+    do_open(state, "s0", incarnation=1)
+    do_open(state, "s0", incarnation=2)
+    for session_id in (1, 2):
+        do_fence(state, session_id)
+        for node in range(3):
+            final(node, board, 64, session_id=session_id)
+    assert plan_ends(state, board) == [Close(1, 0, 0, 64, 0)]
+    do_close(state, 1, 0, (0, 64, 0))
+    assert plan_ends(state, board) == [Close(2, 0, 0, 64, 0)]
+
+
+# A stream in small
+
+
+def run(seed: int, steps: int) -> World:
+    """Some hundred steps at random, then all is mended."""
+    try:
+        world = World(seed)
+        for _ in range(steps):
+            world.step()
+        world.heal()
+        world.check_whole()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, {steps} steps: {error}") from error
+    return world
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_that_was_promised_is_merged_once_and_in_order(seed: int) -> None:
+    for part in range(20):
+        run(seed * 1000 + part, 250)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_all_that_was_promised_is_merged_once_and_in_order_for_long(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(80):
+        run(rng.getrandbits(32), rng.choice([200, 600]))
+
+
+def test_the_small_stream_is_not_idle() -> None:
+    """What the checks above claim would be empty if these did not happen."""
+    worlds = [run(seed, 250) for seed in range(30)]
+    outcomes = [outcome for world in worlds for outcome in world.log]
+    for kind in (Merged, Opened, Fenced, Closed):
+        assert sum(isinstance(outcome, kind) for outcome in outcomes) > 30, kind
+    assert any(isinstance(outcome, Refused) for outcome in outcomes)
+    orders = [outcome.order for outcome in outcomes if isinstance(outcome, Merged)]
+    assert sum(len(order.consumed) > 1 for order in orders) > 30
+    assert sum(len(order.consumed) > sum(not b.is_declaration for b in order.blocks) for order in orders) > 10
+    assert sum(len(world.state.sessions) > len(world.present) for world in worlds) > 10
+
+
+def test_a_written_life_is_what_its_marks_say() -> None:
+    written = Writing(3, 100, 1)
+    written.append(8, 2)
+    written.roll()
+    written.append(16, 1)
+    assert [tuple(end) for end in written.ends()] == [(0, 64, 100), (0, 72, 102), (1, 64, 102), (1, 80, 103)]
+    assert written.end == written.ends()[-1]
+    assert [y for y, _ in written.up_to(written.ends()[1])] == [0]

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from rest_node import OPERATOR, OTHER, PUBLISHER, SECOND, SUBSCRIBER
+
+from replicator.group_sync import GroupSync
+from replicator.handshake import PullMerged, PullProgress, PullSession, PushHello, PushProgress, PushStart
+from replicator.items import Chunk, Life, Place, Sealed
+from replicator.pull_server import Pull
+from rt.errors import Fenced, StorageFailed
+from rt.net.identity import Identity
+from sequencer.rest.clients import ENDED_MAX, KEPT_NS, Clients, WatchedStores
+from sequencer.rest.syncs import TimedGroupSync
+
+HELLO = PushHello("s", "feed", b"\1" * 16)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = 1000 * SECOND
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+def a_pull(identity: Identity = SUBSCRIBER, **changes: Any) -> Pull:
+    return Pull(identity, "ipv4:10.0.0.1:77", PullMerged(), 1000 * SECOND, **changes)
+
+
+class FakeIntake:
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.failure: Exception | None = None
+        self.start = PushStart(b"\2" * 16, 1, 3, "n1", None)
+
+    async def open_life(self, life: Life) -> None:
+        self.calls.append(life)
+
+    async def take(self, item: Chunk | Sealed) -> None:
+        self.calls.append(item)
+        if self.failure is not None:
+            raise self.failure
+
+    async def next_progress(self, told: PushProgress | None) -> PushProgress:
+        return PushProgress(durable_number=7, merged_number=5)
+
+    async def close(self) -> None:
+        self.calls.append("close")
+        if self.failure is not None:
+            raise self.failure
+
+
+class FakeStores:
+    cluster = b"\2" * 16
+
+    def __init__(self, intake: FakeIntake | None) -> None:
+        self.intake = intake
+
+    async def accept(self, hello: PushHello, identity: Identity) -> FakeIntake:
+        if self.intake is None:
+            raise Fenced("no")
+        return self.intake
+
+
+def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
+    async def check() -> None:
+        clients, intake = Clients(), FakeIntake()
+        stores = WatchedStores(FakeStores(intake), clients)
+        chunk, life = Chunk(Place(0, 0, 64), b"x" * 128), Life(0, b"\4" * 8)
+
+        watched = await stores.accept(HELLO, PUBLISHER)
+        await watched.open_life(life)
+        await watched.take(chunk)
+        progress = await watched.next_progress(None)
+
+        assert (stores.cluster, watched.start) == (FakeStores.cluster, intake.start)
+        assert progress == PushProgress(durable_number=7, merged_number=5)
+        (client,) = clients.clients()
+        assert (client.identity, client.session, client.ended_ns) == (PUBLISHER, "feed", 0)
+        assert (client.total_bytes, client.position, client.merged) == (128, 7, 5)
+        assert clients.push_bytes == 128
+        await watched.close()
+        assert intake.calls == [life, chunk, "close"]
+        (client,) = clients.clients()
+        assert client.ended_ns > 0
+        assert clients.push_bytes == 128
+
+    asyncio.run(check())
+
+
+def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
+    async def check() -> None:
+        clients, intake = Clients(), FakeIntake()
+        with pytest.raises(Fenced):
+            await WatchedStores(FakeStores(None), clients).accept(HELLO, PUBLISHER)
+        assert clients.clients() == ()
+
+        watched = await WatchedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
+        intake.failure = StorageFailed("disk")
+        with pytest.raises(StorageFailed):
+            await watched.take(Chunk(Place(0, 0, 64), b"x" * 128))
+        with pytest.raises(StorageFailed):
+            await watched.close()
+        (client,) = clients.clients()
+        assert (client.ended_ns > 0, client.total_bytes, clients.push_bytes) == (True, 0, 0)
+
+    asyncio.run(check())
+
+
+def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
+    clock = Clock()
+    clients = Clients(clock)
+    pull = a_pull(sent_bytes=100, has=PullProgress(40))
+
+    clients.look({1: pull})
+    pull.sent_bytes = 600
+    clock.ns += 2 * SECOND
+    clients.look({1: pull})
+    (client,) = clients.clients()
+    assert (client.address, client.total_bytes, client.rate) == ("10.0.0.1:77", 600, 250.0)
+    assert (client.position, client.is_of_merged, client.ended_ns) == (40, True, 0)
+
+    pull.sent_bytes = 650
+    clients.look({})
+    (client,) = clients.clients()
+    assert (client.ended_ns, client.total_bytes, client.rate) == (clock.ns, 650, 0.0)
+    assert clients.pull_bytes == 650
+
+    clock.ns += KEPT_NS
+    clients.look({})
+    assert len(clients.clients()) == 1
+    clock.ns += 1
+    clients.look({})
+    assert clients.clients() == ()
+    assert clients.pull_bytes == 650
+
+
+def test_a_client_that_came_again_is_told_once() -> None:
+    clock = Clock()
+    clients = Clients(clock)
+    for key in range(3):
+        clients.look({key: a_pull(sent_bytes=10)})
+        clock.ns += SECOND
+    (client,) = clients.clients()
+    assert (client.ended_ns, clients.pull_bytes) == (0, 30)
+
+    clients.look({})
+
+    assert [one.ended_ns for one in clients.clients()] == [clock.ns]
+
+
+def test_what_differs_by_certificate_or_log_is_another_client() -> None:
+    clients = Clients(Clock())
+    session = Pull(OPERATOR, "ipv4:1.1.1.1:1", PullSession(3), 5)
+
+    clients.look({1: a_pull(), 2: a_pull(OTHER), 3: session})
+    clients.look({})
+
+    found = clients.clients()
+    assert [one.identity.name for one in found] == ["sub", "other", "op"]
+    assert [one.is_of_merged for one in found] == [True, True, False]
+
+
+def test_those_that_ended_are_bounded_and_the_newest_stay() -> None:
+    clients = Clients(Clock())
+    names = [f"n{index}" for index in range(ENDED_MAX + 5)]
+
+    for key, name in enumerate(names):
+        clients.note_pulls({key: a_pull(Identity("s", "subscriber", name), sent_bytes=1)})
+    clients.note_pulls({})
+
+    assert [one.identity.name for one in clients.clients()] == names[5:]
+    assert clients.pull_bytes == len(names)
+
+
+class FakeReceiver:
+    """Syncs at once, or fails."""
+
+    path = "/session"
+
+    def __init__(self, failure: StorageFailed | None = None) -> None:
+        self.synced: list[object] = []
+        self.failure = failure
+
+    def sync_point(self) -> Any:
+        return "point"
+
+    def sync_to(self, point: Any) -> None:
+        self.synced.append(point)
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.mark.parametrize("failure", [None, StorageFailed("fsync failed")])
+@pytest.mark.parametrize("make", [GroupSync, TimedGroupSync])
+def test_a_timed_group_sync_does_what_a_group_sync_does(
+    make: type[GroupSync], failure: StorageFailed | None
+) -> None:
+    async def check() -> None:
+        sync, receiver = make(), FakeReceiver(failure)
+        points: list[object] = []
+        errors: list[object] = []
+        sync.add(receiver, points.append, errors.append)
+
+        sync.note(receiver)
+        await sync.settled()
+        sync.note(receiver)
+        await sync.settled()
+        sync.discard(receiver)
+        sync.note(receiver)
+        await sync.close()
+
+        assert receiver.synced == (["point", "point"] if failure is None else ["point"])
+        assert (len(points), errors) == ((2, []) if failure is None else (0, [failure]))
+        if isinstance(sync, TimedGroupSync):
+            assert sum(sync.durations.histogram().counts) == len(receiver.synced)
+
+    asyncio.run(check())

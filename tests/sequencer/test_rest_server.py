@@ -1,0 +1,557 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from receiving_node import make_pki
+from rest_node import OPERATOR, PUBLISHER, SUBSCRIBER, Served, ask, node_view, serving
+
+from replicator.handshake import PullMerged, PushHello
+from replicator.pull_server import Pull
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+from sequencer.rest.app import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, App
+from sequencer.rest.endpoints import ENDPOINTS, Endpoint
+from sequencer.rest.listener import HANDSHAKES_MAX, Listener
+from sequencer.rest.views import Answer, Asked
+from sequencer.state_encoding import encode_state
+
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def run(pki: Path, tmp_path: Path) -> Callable[[Callable[[Served], Awaitable[None]]], None]:
+    """Runs a test against a node that serves."""
+
+    def running(check: Callable[[Served], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            async with asyncio.timeout(WAIT_S), serving(pki, tmp_path) as served:
+                await check(served)
+
+        asyncio.run(whole())
+
+    return running
+
+
+async def get(
+    served: Served, path: str, name: str = "op", *, method: str = "GET", **options: Any
+) -> tuple[int, Any, Any]:
+    """Status, headers, and the body: JSON, if it is."""
+    url = f"https://127.0.0.1:{served.rest_port}{path}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, ssl=served.context(name), **options) as answer,
+    ):
+        text = await answer.text()
+        is_json = answer.content_type == "application/json" and text
+        return answer.status, answer.headers, json.loads(text) if is_json else text
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds; the test's deadline ends it otherwise."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+# Who may ask what
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("op", "operator"), ("sub", "subscriber"), ("feed", "publisher"), ("n1", "node")]
+)
+def test_a_role_reads_what_the_list_says_and_nothing_else(name: str, role: str, run: Any) -> None:
+    async def check(served: Served) -> None:
+        for endpoint in ENDPOINTS:
+            status, _, body = await get(served, endpoint.path, name)
+            if role in endpoint.roles:
+                assert status == 200, endpoint.path
+            else:
+                assert status == 403, endpoint.path
+                assert body["error"] == "CertificateError"
+                assert body["what"] == "this role may not read that"
+                assert body["wanted"] == "role operator"
+
+    run(check)
+
+
+def test_clients_get_what_is_their_own(run: Any) -> None:
+    async def check(served: Served) -> None:
+        served.clients.begin_push(PUBLISHER, PushHello("s", "feed", b"\1" * 16))
+        served.pull.pulls[1] = Pull(SUBSCRIBER, "ipv4:1.2.3.4:5", PullMerged(), 1)
+
+        seen = {name: (await get(served, "/rt-clients", name))[2] for name in ("op", "sub", "feed", "other")}
+
+        names = {name: [one["name"] for one in found] for name, found in seen.items()}
+        assert names == {"op": ["feed", "sub"], "sub": ["sub"], "feed": ["feed"], "other": []}
+
+    run(check)
+
+
+def test_a_certificate_of_another_stream_gets_nothing(run: Any) -> None:
+    async def check(served: Served) -> None:
+        for path in (*(endpoint.path for endpoint in ENDPOINTS), "/nothing"):
+            status, _, body = await get(served, path, "stranger")
+            assert (status, body["what"]) == (403, "a certificate of another stream")
+
+    run(check)
+
+
+def test_without_a_certificate_of_our_ca_there_is_no_answer(run: Any, pki: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    init_ca(other)
+    issue(other, OPERATOR)
+
+    async def check(served: Served) -> None:
+        foreign = served.context(None)
+        foreign.load_cert_chain(other / "op.crt", other / "op.key")
+        for context in (served.context(None), foreign):
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                answer = await ask(served.rest_port, b"GET /readiness HTTP/1.0\r\n\r\n", context)
+                assert answer == b""
+        with contextlib.suppress(ConnectionError):
+            assert b"ready" not in await ask(served.rest_port, b"GET /readiness HTTP/1.0\r\n\r\n")
+        listener = served.rest.listeners["rest"]
+        await until(lambda: listener.refused.total() == 3)
+        assert (await get(served, "/readiness"))[0] == 200
+        _, _, text = await get(served, "/metrics")
+        assert 'rt_refused_total{at="rest",reason="PEER_DID_NOT_RETURN_A_CERTIFICATE"} 1' in text
+
+    run(check)
+
+
+def test_the_port_without_certificates_has_health_and_metrics_only(run: Any) -> None:
+    async def check(served: Served) -> None:
+        for path in ("/readiness", "/liveness", "/metrics"):
+            answer = await ask(served.health_port, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.0 200 OK")
+        for path in ("/status", "/", "/openapi.json", "/log-history"):
+            answer = await ask(served.health_port, f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.0 404 ")
+            assert b'"error":"NoSuchPath"' in answer
+
+    run(check)
+
+
+# What is asked
+
+
+def test_what_is_unknown_is_told_by_a_typed_error(run: Any) -> None:
+    async def check(served: Served) -> None:
+        status, headers, body = await get(served, "/nothing/here?x=1")
+        assert (status, headers["Content-Type"]) == (404, "application/json")
+        assert (body["error"], body["where"]) == ("NoSuchPath", "'/nothing/here'")
+        assert set(body) == {"error", "what", "where", "got", "wanted", "hint"}
+        status, _, body = await get(served, "/log-history?limit=0")
+        assert (status, body["where"], body["got"]) == (400, "parameter limit", "'0'")
+        status, _, body = await get(served, "/status?verbose=1")
+        assert (status, body["what"]) == (400, "no such parameter")
+        status, _, body = await get(served, "/log-history/")
+        assert status == 404
+
+    run(check)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused_with_the_ones_that_are_there(method: str, run: Any) -> None:
+    async def check(served: Served) -> None:
+        status, headers, body = await get(served, "/status", method=method)
+        assert (status, body["error"], headers["Allow"]) == (405, "MethodNotAllowed", "GET, HEAD")
+        assert (await get(served, "/nothing", method=method))[0] == 404
+
+    run(check)
+
+
+def test_head_is_get_without_the_body(run: Any) -> None:
+    async def check(served: Served) -> None:
+        for path in ("/log-history", "/docs", "/latest-out-position"):
+            _, got, body = await get(served, path)
+            status, headers, text = await get(served, path, method="HEAD")
+            assert (status, text) == (200, "")
+            assert headers["Content-Type"] == got["Content-Type"]
+            assert headers["Content-Length"] == got["Content-Length"]
+            assert body
+
+    run(check)
+
+
+def test_reading_changes_nothing(run: Any) -> None:
+    async def check(served: Served) -> None:
+        before = encode_state(served.data.replica.state)
+        for endpoint in ENDPOINTS:
+            await get(served, endpoint.path)
+        assert encode_state(served.data.replica.state) == before
+
+    run(check)
+
+
+def test_answers_tell_nothing_of_the_software_and_load_nothing(run: Any) -> None:
+    async def check(served: Served) -> None:
+        _, headers, _ = await get(served, "/docs")
+        assert headers["Server"] == "rt"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+    run(check)
+
+
+def test_readiness_is_503_as_soon_as_the_leader_is_gone(run: Any) -> None:
+    async def check(served: Served) -> None:
+        assert (await get(served, "/readiness"))[0] == 200
+        served.data.replica.standing.leader = ""
+        status, _, body = await get(served, "/readiness")
+        assert (status, body["obstacles"]) == (503, ["no leader is known"])
+        assert (await get(served, "/liveness"))[0] == 200
+
+    run(check)
+
+
+# Bounds
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % index for index in range(1000)) + b"\r\n",
+        b"\x16\x03\x01\x00\xff" * 50 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["header", "line", "headers", "garbage", "length", "method", "smuggling"],
+)
+def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
+    content: bytes, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check(served: Served) -> None:
+        answer = b"HTTP/1.1 400 "
+        with contextlib.suppress(ConnectionError):
+            answer = await ask(served.health_port, content)
+        assert answer.split(b" ")[1] == b"400"
+        assert b"Traceback" not in answer
+        assert served.rest.apps["health"].refused.total() == 1
+        assert not caplog.records
+        assert (await get(served, "/liveness"))[0] == 200
+
+    run(check)
+
+
+def test_a_body_is_refused_however_large(run: Any) -> None:
+    async def check(served: Served) -> None:
+        status, headers, body = await get(served, "/status", data=b"{}")
+        assert (status, body["what"]) == (400, "a request has no body here")
+        assert headers["Connection"] == "close"
+
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 65536
+
+        with contextlib.suppress(aiohttp.ClientError):
+            status, _, body = await get(served, "/status", data=endless())
+            assert status == 400
+        await until(lambda: served.rest.listeners["rest"].connections == 0)
+
+    run(check)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    endpoints: tuple[Endpoint, ...] = ENDPOINTS, **bounds: Any
+) -> AsyncIterator[tuple[Listener, App]]:
+    """A plain port with other bounds, and with `endpoints` for everybody."""
+    public = [replace(one, is_public=True) for one in endpoints]
+    with ThreadPoolExecutor(1) as pool:
+        app = App(public, node_view, pool, stream=None)
+        runner = app.runner()
+        await runner.setup()
+        make = runner.server
+        assert make is not None
+        listener = Listener("test", make, ("127.0.0.1", 0), lambda: None, **bounds)
+        listener.start()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                yield listener, app
+        finally:
+            await runner.cleanup()
+            await listener.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GET /liveness HTTP/1.1\r\nHos", b"GET /liveness HTTP/1.1\r\nHost: x\r\n\r\n"],
+    ids=["silent", "half a header", "idle after a request"],
+)
+def test_a_peer_that_makes_no_request_is_cut_off(content: bytes) -> None:
+    async def check() -> None:
+        async with listening(headers_s=0.05) as (listener, _):
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                answer = await ask(listener.port, content)
+            assert answer.count(b"HTTP/1.1 200 OK") == content.count(b"\r\n\r\n")
+            await until(lambda: listener.connections == 0)
+
+    asyncio.run(check())
+
+
+def test_headers_that_drip_do_not_keep_a_connection() -> None:
+    async def check() -> None:
+        async with listening(headers_s=0.2) as (listener, _):
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"GET /liveness HTTP/1.1\r\n")
+                while True:
+                    writer.write(b"X: y\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+            writer.transport.abort()
+            await until(lambda: listener.connections == 0)
+
+    asyncio.run(check())
+
+
+def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
+    def much(_: Asked) -> Answer:
+        return Answer("x" * 50_000_000)
+
+    async def check() -> None:
+        endpoint = replace(ENDPOINTS[0], path="/much", view=much)
+        async with listening((endpoint,), headers_s=0.05, request_s=0.3) as (listener, app):
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port, limit=1)
+            writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: app.statuses[200] == 1)
+            await until(lambda: listener.connections == 0)
+            writer.transport.abort()
+
+    asyncio.run(check())
+
+
+def test_a_large_answer_arrives_whole_at_a_peer_that_is_slower_than_a_header_may_be() -> None:
+    def much(_: Asked) -> Answer:
+        return Answer("x" * 20_000_000)
+
+    async def check() -> None:
+        endpoint = replace(ENDPOINTS[0], path="/much", view=much)
+        async with listening((endpoint,), headers_s=0.05, request_s=20.0) as (listener, app):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(b"GET /much HTTP/1.0\r\n\r\n")
+            await until(lambda: app.statuses[200] == 1)
+            for _ in range(2):
+                with contextlib.suppress(ConnectionError):
+                    assert await ask(listener.port, b"") == b""
+
+            assert (await reader.read()).endswith(b"\r\n\r\n" + b"x" * 20_000_000)
+            writer.transport.abort()
+
+    asyncio.run(check())
+
+
+def test_at_the_bound_the_oldest_idle_connection_gives_way() -> None:
+    async def check() -> None:
+        async with listening(connections_max=3) as (listener, _):
+            idle = []
+            for count in range(1, 4):
+                idle.append(await asyncio.open_connection("127.0.0.1", listener.port))
+                await until(lambda count=count: listener.connections == count)  # type: ignore[misc]
+
+            answer = await ask(listener.port, b"GET /liveness HTTP/1.0\r\n\r\n")
+
+            assert b" 200 OK" in answer
+            with contextlib.suppress(ConnectionError):
+                assert await idle[0][0].read() == b""
+            assert not idle[1][0].at_eof()
+            assert listener.refused["Overloaded"] == 1
+            for _, writer in idle:
+                writer.transport.abort()
+
+    asyncio.run(check())
+
+
+def test_silent_peers_in_the_handshake_shut_nobody_out(run: Any) -> None:
+    async def check(served: Served) -> None:
+        silent = []
+        for _ in range(3 * HANDSHAKES_MAX):
+            silent.append(await asyncio.open_connection("127.0.0.1", served.rest_port))
+
+        assert (await get(served, "/readiness"))[0] == 200
+
+        with contextlib.suppress(ConnectionError):
+            assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.transport.abort()
+
+    run(check)
+
+
+class Held:
+    """An answer that takes until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = 0
+
+    def __call__(self, _: Asked) -> Answer:
+        self.entered += 1
+        assert self.go.wait(WAIT_S)
+        return Answer({})
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.go.set()
+
+
+def test_so_many_requests_are_answered_at_a_time_and_more_are_told_to_come_again(held: Held) -> None:
+    async def check() -> None:
+        endpoint = replace(ENDPOINTS[0], path="/held", view=held, may_be_large=True)
+        async with listening((endpoint, *ENDPOINTS)) as (listener, app):
+            request = b"GET /held HTTP/1.0\r\n\r\n"
+            waiting = [asyncio.create_task(ask(listener.port, request)) for _ in range(REQUESTS_MAX)]
+            await until(lambda: app.busy.total() == REQUESTS_MAX)
+
+            refused = await ask(listener.port, request)
+
+            assert refused.startswith(b"HTTP/1.0 503 ")
+            assert b"Retry-After: 1\r\n" in refused
+            assert b'"error":"Overloaded"' in refused
+            held.go.set()
+            assert all(b" 200 OK" in answer for answer in await asyncio.gather(*waiting))
+            assert held.entered == REQUESTS_MAX
+            assert b" 200 OK" in await ask(listener.port, request)
+
+    asyncio.run(check())
+
+
+def test_one_identity_with_many_slow_requests_keeps_no_other_from_its_own(held: Held, run: Any) -> None:
+    async def check(served: Served) -> None:
+        served.rest._pool.submit(held.go.wait)  # What may be large waits behind it.
+        app = served.rest.apps["rest"]
+        waiting = [
+            asyncio.create_task(get(served, "/log-history", "sub")) for _ in range(REQUESTS_PER_IDENTITY_MAX)
+        ]
+        await until(lambda: app.busy[SUBSCRIBER.uri] == REQUESTS_PER_IDENTITY_MAX)
+
+        assert (await get(served, "/latest-out-position", "sub"))[0] == 503
+        assert (await get(served, "/latest-out-position", "op"))[0] == 200
+        assert (await get(served, "/readiness", "feed"))[0] == 200
+
+        held.go.set()
+        assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200] * len(waiting)
+
+    run(check)
+
+
+def test_many_requests_at_once_on_one_connection_and_on_many_are_all_answered(run: Any) -> None:
+    async def check(served: Served) -> None:
+        content = b"GET /liveness HTTP/1.1\r\nHost: x\r\n\r\n" * 50
+        content += b"GET /liveness HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        answers = await asyncio.gather(*(ask(served.health_port, content) for _ in range(20)))
+        assert [answer.count(b"HTTP/1.1 200 OK") for answer in answers] == [51] * 20
+
+    run(check)
+
+
+# What goes wrong here
+
+
+def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: Asked) -> Answer:
+        raise KeyError("secret")
+
+    async def check() -> None:
+        endpoint = replace(ENDPOINTS[0], path="/broken", view=broken)
+        async with listening((endpoint, *ENDPOINTS)) as (listener, _):
+            answer = await ask(listener.port, b"GET /broken HTTP/1.0\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.0 500 ")
+            assert b"secret" not in answer
+            assert b"Traceback" not in answer
+            assert b"200 OK" in await ask(listener.port, b"GET /liveness HTTP/1.0\r\n\r\n")
+
+    with caplog.at_level(logging.CRITICAL, "sequencer"):
+        asyncio.run(check())
+    assert [record.getMessage() for record in caplog.records] == ["rest_broken path='/broken'"]
+
+
+def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sequencer.rest.listener.AGAIN_S", 0.01)
+
+    async def check() -> None:
+        served = Served(pki, tmp_path)
+        with socket.create_server(("127.0.0.1", served.rest_port)):
+            await served.rest.start()
+            assert served.rest.listeners["rest"].port == 0
+            assert b" 200 OK" in await ask(served.health_port, b"GET /liveness HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            await until(lambda: served.rest.listeners["rest"].port == served.rest_port)
+            assert (await get(served, "/liveness"))[0] == 200
+        await served.rest.close()
+
+    asyncio.run(check())
+
+
+def test_certificates_are_replaced_without_a_restart(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sequencer.rest.servers.LOOK_S", 0.02)
+    own = tmp_path / "own"
+    shutil.copytree(pki, own)
+
+    def shown(served: Served) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", served.rest_port)) as plain,
+            served.context("op").wrap_socket(plain, server_hostname="127.0.0.1") as tls,
+        ):
+            return tls.getpeercert(binary_form=True) or b""
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(WAIT_S), serving(own, tmp_path / "data") as served:
+            before = await loop.run_in_executor(None, shown, served)
+            issue(own, Identity("s", "node", "n1"), loopback=True, renew=True)
+            while await loop.run_in_executor(None, shown, served) == before:
+                await asyncio.sleep(0.01)
+            good = (own / "n1.crt").read_bytes()
+            (own / "n1.crt").write_bytes(b"broken")
+            await until(lambda: "certificates_not_reloaded" in caplog.text)
+            assert (await get(served, "/liveness"))[0] == 200
+            (own / "n1.crt").write_bytes(good)
+
+    asyncio.run(check())
+
+
+def test_closing_ends_connections_and_frees_the_ports(pki: Path, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with asyncio.timeout(WAIT_S):
+            async with serving(pki, tmp_path) as served:
+                reader, writer = await asyncio.open_connection("127.0.0.1", served.health_port)
+                await until(lambda: served.rest.listeners["health"].connections == 1)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+            for port in (served.rest_port, served.health_port):
+                socket.create_server(("127.0.0.1", port)).close()
+
+    asyncio.run(check())

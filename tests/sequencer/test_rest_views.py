@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from rest_node import (
+    MINUTE,
+    NOW,
+    OPERATOR,
+    OTHER,
+    PUBLISHER,
+    SUBSCRIBER,
+    T0,
+    at,
+    history,
+    node_view,
+    standing,
+)
+
+import rt
+from rt.log.segment import SegmentId
+from rt.net.identity import Identity
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest import schemas, views
+from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.errors import BadRequest, NotReady
+from sequencer.rest.log_history import log_history
+from sequencer.rest.node_view import LAG_BYTES_MAX, Merging, NodeView, bytes_behind
+from sequencer.rest.query import parse_query
+from sequencer.rest.times import parse_rfc3339, rfc3339
+from sequencer.rest.views import Answer, Asked
+from sequencer.state import MergedEnd, MergedSegment, State
+
+HISTORY = next(one for one in ENDPOINTS if one.path == "/log-history")
+
+
+def asked(node: NodeView | None = None, identity: Identity | None = OPERATOR, **query: Any) -> Asked:
+    return Asked(node or node_view(), identity, query)
+
+
+def body(answer: Answer) -> Any:
+    assert answer.status == 200
+    return answer.body
+
+
+# /log-history
+
+
+def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_growing_one() -> None:
+    found = body(views.log_history(asked()))
+
+    assert [one["state"] for one in found] == ["trimmed", "sealed", "sealed", "active"]
+    assert found[0] == {
+        "logPath": "s/merged/log.0.0",
+        "logTime": "2026-01-01T00:00:00.000000000Z",
+        "logTimeNs": T0,
+        "logPos": 0,
+        "logEnd": 100,
+        "logSize": 1000,
+        "logAge": 50,
+        "sealTime": "2026-01-01T00:09:59.999999995Z",
+        "truncationTime": "2026-01-01T00:40:00.000000000Z",
+        "truncationReason": "time",
+        "state": "trimmed",
+    }
+    assert found[3] == {
+        "logPath": "s/merged/log.0.3",
+        "logTime": "2026-01-01T00:30:00.000000000Z",
+        "logTimeNs": at(30),
+        "logPos": 300,
+        "logEnd": 360,
+        "logSize": 640,
+        "logAge": -1,
+        "sealTime": "",
+        "truncationTime": "",
+        "truncationReason": "",
+        "state": "active",
+    }
+
+
+def test_log_history_is_the_same_on_every_node() -> None:
+    here = body(views.log_history(asked()))
+    there = node_view(node="n2", standing=standing(node="n2", leader=""), merging=None, clients=())
+
+    assert body(views.log_history(asked(there))) == here
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("", [0, 1, 2, 3]),
+        ("from=0", [0, 1, 2, 3]),
+        ("from=99", [0, 1, 2, 3]),
+        ("from=100", [1, 2, 3]),
+        ("from=299", [2, 3]),
+        ("from=360", [3]),
+        ("from=999999", [3]),
+        ("to=0", []),
+        ("to=1", [0]),
+        ("to=100", [0]),
+        ("to=101", [0, 1]),
+        ("from=100&to=300", [1, 2]),
+        ("from=300&to=100", []),
+        ("from=2026-01-01T00:10:00Z", [1, 2, 3]),
+        ("from=2026-01-01T00:09:59.999999994Z", [0, 1, 2, 3]),
+        ("from=2099-01-01T00:00:00Z", [3]),
+        ("to=2026-01-01T00:10:00Z", [0]),
+        ("to=2026-01-01T01:10:00.000000001%2B01:00", [0, 1]),
+        ("from=150&to=2026-01-01T00:30:00Z", [1, 2]),
+        ("state=trimmed", [0]),
+        ("state=sealed", [1, 2]),
+        ("state=active", [3]),
+        ("limit=2", [0, 1]),
+        ("limit=2&offset=1", [1, 2]),
+        ("offset=3", [3]),
+        ("offset=4", []),
+        ("state=sealed&limit=1&offset=1", [2]),
+    ],
+)
+def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[int]) -> None:
+    pairs = [tuple(part.replace("%2B", "+").split("=")) for part in query.split("&") if part]
+    parsed = parse_query(pairs, HISTORY.parameters)  # type: ignore[arg-type]
+
+    found = body(views.log_history(asked(**parsed)))
+
+    assert [one["logPath"] for one in found] == [f"s/merged/log.0.{y}" for y in wanted]
+
+
+def test_a_stream_without_a_message_has_an_empty_history() -> None:
+    node = node_view(state=State(b"\1" * 16))
+
+    assert body(views.log_history(asked(node))) == []
+    assert body(views.latest_out_position(asked(node))) == {"latestOutPosition": -1}
+
+
+def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
+    found = log_history(history(), "s", {}, now_ns=T0)
+
+    assert [one["logAge"] for one in found] == [0, 0, 0, -1]
+
+
+# Others
+
+
+def test_the_latest_out_position_is_that_of_the_last_message() -> None:
+    assert body(views.latest_out_position(asked())) == {"latestOutPosition": 359}
+
+
+def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
+    for state in (None, State(bytes(16))):
+        node = node_view(state=state)
+        for view in (views.latest_out_position, views.log_history, views.sessions):
+            with pytest.raises(NotReady, match="has not joined"):
+                view(asked(node))
+        assert body(views.status(asked(node)))["cluster"] == ""
+
+
+def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
+    found = body(views.status(asked(node_view(merging=Merging(16, 340, 300)))))
+
+    assert [(one["name"], one["isLeader"], one["isConnected"]) for one in found["members"]] == [
+        ("n1", False, True),
+        ("n2", True, True),
+        ("n3", False, False),
+    ]
+    merged = {"instruction": 17, "position": 360, "bytes": 5000, "checksum": "0000abcd"}
+    assert found["committed"] == merged
+    assert found["members"][2]["merged"] == merged
+    assert found["node"]["lagMessages"] == 20
+    assert found["node"]["lagBytes"] == 640 // 3
+    assert found["node"]["obstacles"] == []
+    assert found["node"]["version"] == rt.__version__
+
+
+def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
+    first, second = body(views.sessions(asked()))
+
+    assert (first["id"], first["isSuperseded"], first["mergedX"], first["isConnected"]) == (1, True, 3, False)
+    assert first["consumed"] == {"segment": 1, "offset": 64, "number": 40}
+    assert first["lives"] == [{"x": 4, "isFenced": True, "end": {"segment": 1, "offset": 128, "number": 50}}]
+    assert (second["dedupId"], second["waitsFor"], second["consumed"]) == ("d1", 1, None)
+    assert second["isConnected"]
+
+
+def test_sessions_can_be_asked_for_by_name_and_page() -> None:
+    assert body(views.sessions(asked(name="nobody"))) == []
+    assert [one["id"] for one in body(views.sessions(asked(name="feed", offset=1)))] == [2]
+
+
+@pytest.mark.parametrize(
+    ("identity", "wanted"),
+    [
+        (OPERATOR, ["feed", "sub", "other"]),
+        (PUBLISHER, ["feed"]),
+        (SUBSCRIBER, ["sub"]),
+        (OTHER, ["other"]),
+        (Identity("s", "publisher", "sub"), []),
+        (Identity("s", "node", "n2"), []),
+        (None, []),
+    ],
+)
+def test_who_is_no_operator_sees_only_clients_of_its_own_role_and_name(
+    identity: Identity | None, wanted: list[str]
+) -> None:
+    assert [one["name"] for one in body(views.clients(asked(None, identity)))] == wanted
+
+
+def test_a_client_tells_how_far_it_is_behind() -> None:
+    feed, sub, other = body(views.clients(asked()))
+
+    assert (feed["position"], feed["lag"], feed["session"]) == (55, 5, "feed")
+    assert (sub["position"], sub["lag"], sub["active"]) == (300, 60, True)
+    assert (other["lag"], other["active"]) == (330, False)
+    assert other["disconnectTime"] == rfc3339(at(5))
+
+
+# Readiness
+
+
+READY = Merging(17, 360, 350)
+
+
+@pytest.mark.parametrize(
+    ("changes", "obstacle"),
+    [
+        ({"failure": "disk"}, "the data process has failed"),
+        ({"is_control_up": False}, "the control process is not connected"),
+        ({"standing": standing(leader="")}, "no leader is known"),
+        ({"standing": standing(role="joining")}, "this node neither leads nor follows"),
+        ({"standing": standing(role="stalled")}, "this node neither leads nor follows"),
+        ({"standing": standing(is_caught_up=False)}, "nothing of the present term was applied yet"),
+        ({"merging": None}, "the state of the cluster is not here yet"),
+        ({"merging": replace(READY, failure="differs: /secret")}, "the merger has failed"),
+        ({"merging": replace(READY, is_behind_gap=True)}, "the merged log is being copied"),
+    ],
+)
+def test_one_obstacle_makes_a_node_not_ready(changes: dict[str, Any], obstacle: str) -> None:
+    answer = views.readiness(asked(node_view(**changes), None))
+
+    assert answer == Answer({"ready": False, "obstacles": [obstacle]}, 503)
+
+
+def test_a_node_that_follows_merges_and_keeps_up_is_ready() -> None:
+    for role, leader in (("follower", "n2"), ("leader", "n1")):
+        node = node_view(standing=standing(role=role, leader=leader))
+        assert views.readiness(asked(node, None)) == Answer({"ready": True, "obstacles": []})
+
+
+def test_a_node_that_knows_nothing_yet_is_not_ready_but_alive() -> None:
+    blank = NodeView("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
+
+    assert views.readiness(asked(blank, None)).status == 503
+    assert views.liveness(asked(blank, None)).status == 200
+
+
+def test_a_node_far_behind_is_not_ready() -> None:
+    state = history()
+    state.merged = replace(state.merged, offset=LAG_BYTES_MAX + 600)
+
+    def ready(position: int) -> int:
+        return views.readiness(
+            asked(node_view(state=state, merging=replace(READY, position=position)), None)
+        ).status
+
+    assert (ready(300), ready(301), ready(360)) == (503, 200, 200)
+
+
+def test_what_has_failed_is_not_alive() -> None:
+    for changes in ({"failure": "x"}, {"merging": replace(READY, failure="x")}):
+        assert views.liveness(asked(node_view(**changes), None)) == Answer({"alive": False}, 503)
+
+
+def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_it() -> None:
+    node = node_view(failure="/secret/path", merging=replace(READY, failure="/secret/path"))
+
+    for endpoint in ENDPOINTS:
+        if endpoint.is_public:
+            assert "secret" not in str(endpoint.view(asked(node, None)).body)
+
+
+# Lag, against its definition
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 500)), max_size=6),
+    trimmed=st.integers(0, 6),
+    position=st.integers(0, 60),
+)
+def test_bytes_behind_are_those_of_the_messages_that_are_missing(
+    sizes: list[tuple[int, int]], trimmed: int, position: int
+) -> None:
+    segments, first = [], 0
+    for y, (count, each) in enumerate(sizes):
+        gone = 1 if y < trimmed else 0
+        segments.append(MergedSegment(SegmentId(0, y), first, first + count, count * each, 1, 2, gone))
+        first += count
+    state = State(b"\1" * 16, position=first + 3)
+    state.segments.extend(segments)
+    state.merged = MergedEnd(SegmentId(0, len(sizes)), 21, first)
+    per_message = [
+        0 if segment.trimmed_ns else each
+        for segment, (count, each) in zip(segments, sizes, strict=True)
+        for _ in range(count)
+    ] + [7, 7, 7]
+
+    assert bytes_behind(state, position) == sum(per_message[position:])
+
+
+# Times
+
+
+@given(st.integers(-(2**62), 2**62))
+def test_a_time_that_was_written_is_read_back(ns: int) -> None:
+    assert parse_rfc3339(rfc3339(ns)) == ns
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("2026-01-01T00:00:00Z", T0),
+        ("2026-01-01t00:00:00z", T0),
+        ("2026-01-01T00:01:00.5Z", T0 + MINUTE + 500_000_000),
+        ("2025-12-31T23:30:00-00:30", T0),
+        ("2026-01-01T01:00:00.000000001+01:00", T0 + 1),
+        ("1969-12-31T23:59:59.9Z", -100_000_000),
+    ],
+)
+def test_times_are_read_as_rfc_3339_writes_them(text: str, ns: int) -> None:
+    assert parse_rfc3339(text) == ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "2026", "2026-01-01", "2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:00:00Z"),
+        *("2026-01-01T00:00:60Z", "2026-01-01T00:00:00", "2026-01-01T00:00:00.Z"),
+        *("2026-01-01T00:00:00.1234567890Z", "2026-01-01T00:00:00 01:00", "2026-01-01T00:00:00+24:00"),
+        *("²026-01-01T00:00:00Z", " 2026-01-01T00:00:00Z"),
+    ],
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_rfc3339(text)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("nope", "1")], "no such parameter (at query): got 'nope', wanted from, to, state, limit, offset"),
+        ([("limit", "1"), ("limit", "1")], "the parameter is there twice (at parameter limit)"),
+        ([("limit", "0")], "got '0', wanted a whole number from 1 to 100000"),
+        ([("limit", "-1")], "got '-1'"),
+        ([("limit", "²")], "got '²'"),
+        ([("limit", "1" * 20)], "wanted a whole number"),
+        ([("offset", "")], "got '', wanted a whole number from 0"),
+        ([("state", "gone")], "got 'gone', wanted active or sealed or trimmed"),
+        ([("from", str(2**63))], "wanted a position, or a time as 2026-01-31T12:00:00Z"),
+        ([("to", "2026-01-01T00:00:00 01:00")], "Write + as %2B."),
+    ],
+)
+def test_a_parameter_that_cannot_be_read_is_named(pairs: list[tuple[str, str]], message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_query(pairs, HISTORY.parameters)
+    assert message in str(caught.value)
+
+
+# Schemas
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: one.path)
+@pytest.mark.parametrize("node", ["whole", "blank"])
+def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
+    blank = NodeView("s", "n1", NOW, T0, pb.Standing())
+    try:
+        answer = endpoint.view(asked(node_view() if node == "whole" else blank))
+    except NotReady:
+        assert node == "blank"
+        return
+
+    Draft202012Validator(endpoint.schema).validate(answer.body)
+
+
+def test_a_schema_refuses_fields_that_it_does_not_know() -> None:
+    answer = {**body(views.latest_out_position(asked())), "more": 1}
+
+    assert not Draft202012Validator(schemas.LATEST_OUT_POSITION).is_valid(answer)

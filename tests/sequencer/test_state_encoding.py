@@ -1,0 +1,268 @@
+"""The state as bytes: equal states give equal bytes, and bytes give the state back or a format error."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from batches import CLUSTER
+from dump import Dump
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sequencing import do_close, do_fence, do_merge, do_open, new_state, piece
+
+from rt.errors import FormatError, UnknownVersion
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import apply
+from sequencer.commands import Configure, Roll
+from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
+from sequencer.state import (
+    Configuration,
+    Consumed,
+    End,
+    Life,
+    MergedEnd,
+    MergedSegment,
+    Session,
+    State,
+)
+from sequencer.state_encoding import decode_state, encode_state
+
+UINT32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
+UINT64 = st.integers(0, 2**62) | st.integers(0, 3)
+NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
+ENDS = st.builds(End, UINT32, UINT64, UINT64)
+IDS = st.builds(SegmentId, UINT32, UINT32)
+LIVES = st.builds(Life, UINT32, st.binary(min_size=8, max_size=8), st.booleans(), st.none() | ENDS)
+SESSIONS = st.builds(
+    Session,
+    st.just(0),
+    NAMES,
+    st.binary(min_size=16, max_size=16),
+    st.none() | NAMES,
+    UINT32,
+    st.booleans(),
+    st.just(-1) | UINT32,
+    st.lists(LIVES, max_size=3).map(tuple),
+    st.none() | st.builds(Consumed, ENDS, UINT32),
+    st.none() | st.tuples(UINT32, ENDS),
+)
+SEGMENTS = st.builds(
+    MergedSegment, IDS, UINT64, UINT64, UINT64, UINT64, UINT64, UINT64, st.sampled_from(TrimReason)
+)
+MERGED = st.builds(
+    MergedEnd,
+    st.none() | IDS,
+    UINT64,
+    UINT64,
+    UINT64,
+    st.sets(UINT32, max_size=4),
+    UINT32,
+    UINT64,
+    st.booleans(),
+)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    sessions = draw(st.dictionaries(st.integers(1, 40), SESSIONS, max_size=4))
+    state = State(
+        draw(st.binary(min_size=16, max_size=16)),
+        Configuration(draw(UINT64), draw(UINT32), draw(UINT64)),
+        draw(UINT64),
+        draw(UINT64),
+        draw(UINT64),
+        draw(MERGED),
+        {key: replace(session, id=key) for key, session in sessions.items()},
+        draw(st.dictionaries(NAMES, UINT64, max_size=3)),
+        deque(draw(st.lists(SEGMENTS, max_size=3))),
+        draw(UINT32),
+    )
+    for key in sorted(state.sessions):
+        state.by_name[state.sessions[key].name] = key
+    return state
+
+
+def shuffled(state: State, rng: random.Random) -> State:
+    """The same state, its dictionaries and sets built in another order."""
+
+    def mixed(items: Any) -> list[Any]:
+        found = list(items)
+        rng.shuffle(found)
+        return found
+
+    merged = state.merged
+    return State(
+        state.cluster,
+        state.configuration,
+        state.instruction,
+        state.sequenced_ns,
+        state.position,
+        MergedEnd(
+            merged.segment,
+            merged.offset,
+            merged.first,
+            merged.created_ns,
+            set(mixed([*merged.declared])),
+            merged.chain,
+            merged.total_bytes,
+            merged.is_roll_wanted,
+        ),
+        dict(mixed(state.sessions.items())),
+        dict(mixed(state.wanted.items())),
+        deque(state.segments),
+        state.next_session_id,
+        dict(mixed(state.by_name.items())),
+    )
+
+
+@given(states(), st.integers(0, 2**32 - 1))
+def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_built(
+    state: State, seed: int
+) -> None:
+    data = encode_state(state)
+    assert decode_state(data) == state
+    assert encode_state(decode_state(data)) == data
+    other = shuffled(state, random.Random(seed))
+    assert other == state
+    assert encode_state(other) == data
+
+
+CHANGES: list[Callable[[State], object]] = [
+    lambda state: apply(state, Configure(roll_minutes=61)),
+    lambda state: apply(state, Roll(0, 1)),
+    lambda state: do_open(state, "new", incarnation=3),
+    lambda state: do_open(state, "a", x=5),
+    lambda state: do_fence(state, 1, 4),
+    lambda state: do_merge(state, piece(1, x=4)),
+    lambda state: state.wanted.update(twins=7),
+    lambda state: state.merged.declared.add(77),
+    lambda state: state.segments.popleft(),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
+def test_what_changes_a_state_changes_its_bytes(change: Callable[[State], object]) -> None:
+    state = grown()
+    before = encode_state(state)
+    change(state)
+    assert encode_state(state) != before
+
+
+@given(states(), st.data())
+def test_changed_bytes_are_a_state_or_a_format_error(state: State, data: st.DataObject) -> None:
+    body = bytearray(encode_state(state))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(body)))
+        body[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    check_total(bytes(body))
+
+
+@given(st.binary(max_size=100))
+@settings(max_examples=200)
+def test_random_bytes_are_a_state_or_a_format_error(body: bytes) -> None:
+    check_total(body)
+
+
+def check_total(body: bytes) -> None:
+    try:
+        state = decode_state(body)
+    except (FormatError, UnknownVersion):
+        return
+    assert decode_state(encode_state(state)) == state
+
+
+def test_a_reason_that_nobody_has_is_a_format_error() -> None:
+    message = pb.SequencerState(version=1)
+    message.segments.add(reason=99)
+    with pytest.raises(FormatError, match="says what it cannot"):
+        decode_state(message.SerializeToString())
+
+
+def test_a_newer_version_is_told_from_nonsense() -> None:
+    with pytest.raises(UnknownVersion):
+        decode_state(pb.SequencerState(version=2).SerializeToString())
+    with pytest.raises(FormatError):
+        decode_state(b"\xff")
+
+
+ORDERS = st.builds(
+    MergeOrder,
+    UINT64,
+    UINT64,
+    IDS,
+    UINT64,
+    UINT64,
+    UINT64,
+    st.lists(
+        st.builds(
+            OrderBlock,
+            st.binary(max_size=20),
+            st.booleans(),
+            UINT32,
+            UINT32,
+            UINT32,
+            UINT64,
+            UINT64,
+            UINT32,
+            UINT64,
+        ),
+        max_size=3,
+    ).map(tuple),
+    UINT32,
+    UINT64,
+    UINT64,
+    st.lists(st.builds(SessionEnd, UINT32, UINT32, UINT32, UINT64, UINT64), max_size=3).map(tuple),
+)
+
+
+@given(ORDERS)
+def test_an_order_survives_its_bytes(order: MergeOrder) -> None:
+    assert decode_order(encode_order(order)) == order
+
+
+# Golden bytes: states that commands made
+
+
+def young() -> State:
+    return new_state()
+
+
+def grown() -> State:
+    """Sessions of every kind: merged in part, merged whole, closed, waiting, superseded, dedup."""
+    state = new_state()
+    apply(state, Configure(roll_bytes=4096, roll_minutes=60, session_bytes_max=1 << 20))
+    do_open(state, "a")
+    do_open(state, "a", x=4)
+    do_open(state, "b~c", dedup="twins", incarnation=1)
+    do_merge(state, piece(1), piece(2, first=100))
+    apply(state, Roll(0, 0))
+    do_fence(state, 1)
+    do_close(state, 1, 0, (0, 256, 20))
+    do_merge(state, piece(1, start=128, end=256, first=10))
+    do_open(state, "b~c", dedup="twins", incarnation=2)
+    do_fence(state, 2)
+    do_close(state, 2, 0, (2, 64, 500))
+    state.segments.append(MergedSegment(SegmentId(0, 9), 1, 2, 3, 4, 5, trimmed_ns=6, reason=TrimReason.TIME))
+    return state
+
+
+def test_the_bytes_of_version_1(golden: Any) -> None:
+    made = {"a young state": young(), "a grown state": grown()}
+    parts = {name: encode_state(state) for name, state in made.items()}
+    dump = Dump(b"".join(parts.values()))
+    for name, part in parts.items():
+        dump.title(f"{name}: {made[name]}")
+        dump.part(len(part), "state")
+    kept = golden("sequencer/states", dump.data, dump.text())
+    for name, part in parts.items():
+        assert decode_state(kept[: len(part)]) == made[name]
+        kept = kept[len(part) :]
+    assert made["a young state"].cluster == CLUSTER

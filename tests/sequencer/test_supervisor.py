@@ -1,0 +1,359 @@
+"""The supervisor of a node's processes: its decisions, and what it does with children that are tiny here."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rt.errors import (
+    CertificateError,
+    ClusterMismatch,
+    Damaged,
+    DirectoryLocked,
+    DiskFull,
+    Diverged,
+    InvalidName,
+    NotALog,
+    RtError,
+    StorageFailed,
+    UnknownVersion,
+)
+from sequencer.children import exit_status
+from sequencer.config import BadSetting
+from sequencer.supervision import FINAL, Action, ExitStatus, Signal, Start, Supervision, Times
+from sequencer.supervisor import Supervisor
+
+WAIT_S: Final = 30.0
+CHILDREN: Final = ("control", "data")
+
+
+def begun(times: Times | None = None) -> Supervision:
+    decisions = Supervision(CHILDREN, times or Times())
+    assert decisions.begin(0.0) == [Start("control"), Start("data")]
+    return decisions
+
+
+# Decisions
+
+
+def test_the_pause_before_a_start_doubles_up_to_its_greatest() -> None:
+    decisions, now_s, pauses = begun(), 0.0, []
+    for _ in range(8):
+        assert decisions.ended("data", 70, now_s) == []
+        at_s = decisions.wake_at_s
+        assert at_s is not None
+        assert decisions.tick(at_s - 0.001) == []
+        assert decisions.tick(at_s) == [Start("data")]
+        pauses.append(round(at_s - now_s, 3))
+        now_s = at_s
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_child_that_lived_for_long_is_started_again_soon() -> None:
+    decisions = begun()
+    for now_s in (1.0, 2.0, 3.0):
+        decisions.ended("data", 70, now_s)
+        assert decisions.tick(now_s + 1) == [Start("data")]
+    decisions.ended("data", 70, 4.0 + 29.9)
+    assert decisions.restart_at_s("data") == pytest.approx(33.9 + 0.8)
+    assert decisions.tick(40.0) == [Start("data")]
+    decisions.ended("data", 70, 40.0 + 30.0)
+    assert decisions.restart_at_s("data") == pytest.approx(70.1)
+
+
+@pytest.mark.parametrize("status", [0, 70, -SIGKILL, -SIGTERM, 3])
+def test_a_child_that_ends_by_itself_is_started_again_alone(status: int) -> None:
+    decisions = begun()
+    assert decisions.ended("control", status, 1.0) == []
+    assert decisions.result is None
+    assert decisions.tick(1.1) == [Start("control")]
+    assert decisions.wake_at_s is None
+
+
+@pytest.mark.parametrize(("status", "result"), [(1, 1), (2, 1), (71, 71)])
+@pytest.mark.parametrize(("child", "other"), [CHILDREN, CHILDREN[::-1]])
+def test_what_no_start_can_help_stops_the_other_child_and_the_node(
+    status: int, result: int, child: str, other: str
+) -> None:
+    decisions = begun()
+    assert decisions.ended(child, status, 1.0) == [Signal(other, SIGTERM)]
+    assert decisions.result is None
+    assert decisions.ended(other, 0, 2.0) == []
+    assert decisions.result == result
+
+
+def test_data_stops_first_and_then_control() -> None:
+    decisions = begun()
+    assert decisions.stop(1.0) == [Signal("data", SIGTERM)]
+    assert decisions.ended("data", 0, 2.0) == [Signal("control", SIGTERM)]
+    assert decisions.ended("control", 0, 3.0) == []
+    assert decisions.result == ExitStatus.STOPPED
+
+
+def test_a_child_that_does_not_stop_in_time_is_killed_and_each_has_its_own_time() -> None:
+    decisions = begun()
+    decisions.stop(1.0)
+    assert decisions.wake_at_s == 11.0
+    assert decisions.tick(10.9) == []
+    assert decisions.tick(11.0) == [Signal("data", SIGKILL)]
+    assert decisions.tick(12.0) == []
+    assert decisions.ended("data", -SIGKILL, 12.0) == [Signal("control", SIGTERM)]
+    assert decisions.tick(22.0) == [Signal("control", SIGKILL)]
+    decisions.ended("control", -SIGKILL, 22.0)
+    assert decisions.result == ExitStatus.STOPPED
+
+
+def test_being_asked_twice_is_no_reason_to_kill() -> None:
+    decisions = begun()
+    decisions.stop(1.0)
+    assert decisions.stop(1.1) == []
+    assert decisions.wake_at_s == 11.0
+
+
+def test_a_child_that_waits_for_its_start_is_not_waited_for() -> None:
+    decisions = begun()
+    decisions.ended("data", 70, 1.0)
+    assert decisions.stop(1.05) == [Signal("control", SIGTERM)]
+    assert decisions.tick(5.0) == []
+    decisions.ended("control", 0, 5.0)
+    assert decisions.result == ExitStatus.STOPPED
+
+
+def test_a_divergence_that_is_found_while_stopping_is_told() -> None:
+    decisions = begun()
+    decisions.stop(1.0)
+    decisions.ended("data", 71, 2.0)
+    decisions.ended("control", 1, 3.0)
+    assert decisions.result == ExitStatus.DIVERGED
+
+
+_STATUSES = st.sampled_from((0, 1, 2, 70, 71, -9, -15))
+
+
+@given(st.lists(st.tuples(st.sampled_from(("stop", "tick", *CHILDREN)), _STATUSES, st.floats(0, 40))))
+def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) -> None:
+    decisions, now_s, running, asked = begun(), 0.0, set(CHILDREN), False
+
+    def heed(actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(child):
+                    assert not asked, "nothing starts once stopping has begun"
+                    assert child not in running, "one process a child"
+                    running.add(child)
+                case Signal(child, _):
+                    assert child in running, "only a process that runs gets signals"
+                    assert child == "data" or "data" not in running, "data stops first"
+
+    for event, status, later_s in events:
+        now_s += later_s
+        if event == "stop":
+            asked = True
+            heed(decisions.stop(now_s))
+        elif event in running:
+            running.discard(event)
+            asked = asked or status in FINAL
+            heed(decisions.ended(event, status, now_s))
+        heed(decisions.tick(now_s))
+        assert decisions.is_stopping == asked
+        assert (decisions.result is not None) == (asked and not running)
+        if not asked:
+            assert (decisions.wake_at_s is None) == (running == set(CHILDREN)), "who does not run will"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Diverged("x"), 71),
+        (Damaged("x", path="p", offset=0), 1),
+        (UnknownVersion("x"), 1),
+        (ClusterMismatch("x"), 1),
+        (BadSetting("x"), 1),
+        (InvalidName("x"), 1),
+        (StorageFailed("x"), 70),
+        (DiskFull("x"), 70),
+        (DirectoryLocked("x"), 70),
+        (NotALog("x"), 70),
+        (CertificateError("x"), 70),
+        (RtError("x"), 70),
+        (OSError(98, "x"), 70),
+        (ValueError("x"), 70),
+        (KeyboardInterrupt(), 70),
+    ],
+)
+def test_an_error_says_whether_a_new_start_can_help(error: BaseException, status: int) -> None:
+    assert exit_status(error) == status
+
+
+# Children
+
+
+def supervise(*scripts: str, handover: str = "{}", **times: float) -> int:
+    """Run a supervisor here, over shell scripts; the first is `control`, the second `data`."""
+    commands = {name: ("sh", "-c", script) for name, script in zip(CHILDREN, scripts, strict=False)}
+    return Supervisor(commands, handover, times=Times(**times)).run()
+
+
+@pytest.fixture(autouse=True)
+def unchanged_signals() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_child_gets_its_settings_on_stdin_and_not_in_its_arguments_or_environment(tmp_path: Path) -> None:
+    script = f"""
+        read -r line; printf %s "$line" > {tmp_path}/line
+        tr '\\0' '\\n' < /proc/$$/cmdline > {tmp_path}/arguments; env > {tmp_path}/environment
+        exit 1
+    """
+    assert supervise(script, handover='{"a": "some secret"}') == 1
+    assert (tmp_path / "line").read_text() == '{"a": "some secret"}'
+    assert "some secret" not in (tmp_path / "arguments").read_text() + (tmp_path / "environment").read_text()
+
+
+def test_a_child_that_falls_is_started_until_it_is_told_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = f"""
+        echo >> {tmp_path}/starts
+        case $(wc -l < {tmp_path}/starts) in 1) exit 70;; 2) kill -KILL $$;; 3) exit 0;; *) exit 71;; esac
+    """
+    with caplog.at_level("INFO", "sequencer"):
+        assert supervise(script, pause_s_min=0.001, pause_s_max=0.002) == 71
+    assert (tmp_path / "starts").read_text() == "\n" * 4
+    ends = [record.getMessage() for record in caplog.records if "child_ended" in record.getMessage()]
+    assert [end.rpartition(" ")[2] for end in ends] == [
+        "status=70",
+        "signal=SIGKILL",
+        "status=0",
+        "status=71",
+    ]
+    assert "node_diverged child=control" in caplog.text
+    assert caplog.messages[-1] == "node_stopped status=71"
+
+
+def test_a_program_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "program"
+    commands = {
+        "control": (str(program),),
+        "data": ("sh", "-c", f"while [ ! -e {tmp_path}/ready ]; do :; done"),
+    }
+    tries = 0
+
+    def clock() -> float:
+        nonlocal tries
+        tries += 1
+        if tries == 20:
+            program.write_text("#!/bin/sh\nexit 1\n")
+            program.chmod(0o700)
+            (tmp_path / "ready").touch()
+        return tries / 1000
+
+    assert (
+        Supervisor(commands, "{}", times=Times(pause_s_min=0.001, pause_s_max=0.002), clock=clock).run() == 1
+    )
+    assert "child_not_started child=control" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_a_signal_stops_data_and_then_control_and_the_node_ends_well(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "ready")
+    script = """
+        trap 'echo {child} >> {path}/stops; exit 0' TERM
+        {then}
+        while :; do read -r more; done
+    """
+    control = script.format(child="control", path=tmp_path, then=f"echo > {tmp_path}/ready")
+    data = script.format(
+        child="data", path=tmp_path, then=f"read -r line < {tmp_path}/ready; kill -{name} $PPID"
+    )
+    assert supervise(control, data) == 0
+    assert (tmp_path / "stops").read_text() == "data\ncontrol\n"
+
+
+def test_a_child_that_ignores_its_end_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+    assert supervise("trap '' TERM; kill -TERM $PPID; exec sleep 1000", stop_s=0.01) == 0
+    assert "child_signalled child=control signal=SIGKILL" in caplog.text
+
+
+def test_a_hangup_is_ignored() -> None:
+    assert supervise("kill -HUP $PPID; kill -HUP $$; exit 1") == 1
+
+
+def test_an_interrupt_that_was_ignored_before_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert supervise("kill -INT $PPID; exit 1") == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_supervisor_that_breaks_leaves_no_child_behind(tmp_path: Path) -> None:
+    def clock() -> float:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"):
+            raise ZeroDivisionError
+        return 0.0
+
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 1000"
+    commands = {
+        "control": ("sh", "-c", f"while [ ! -s {tmp_path}/pid ]; do :; done"),
+        "data": ("sh", "-c", script),
+    }
+    with pytest.raises(ZeroDivisionError):
+        Supervisor(commands, "{}", clock=clock).run()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+_BY_KERNEL = "children.die_with_parent(); tell(); signal.pause()"
+_BY_STDIN = "children.read_handover(); tell(); children._watch_parent()"
+_CHILD = """
+import os, signal, sys
+from sequencer import children
+def tell():
+    os.write(1, b"%d\\n" % os.getpid())
+"""
+_PARENT = """
+import json, sys
+from sequencer.supervisor import Supervisor
+Supervisor(json.loads(sys.argv[1]), "{}").run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [_BY_KERNEL, _BY_STDIN])
+def test_children_die_with_a_parent_that_is_killed(how: str) -> None:
+    child = (sys.executable, "-c", _CHILD + how)
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, json.dumps({"control": child, "data": child})],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        assert parent.stdout is not None
+        pidfds = [os.pidfd_open(int(parent.stdout.readline())) for _ in CHILDREN]
+        parent.kill()
+    assert all(ends(pidfds))
+
+
+def ends(pidfds: Sequence[int]) -> Iterator[bool]:
+    """Whether each process ends in time."""
+    for pidfd in pidfds:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        yield bool(poll.poll(WAIT_S * 1000))
+        os.close(pidfd)

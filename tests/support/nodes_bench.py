@@ -1,0 +1,173 @@
+"""The parts of a node's two processes for tests: orders over real bytes, sources, waiting with a deadline."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batches import CLUSTER
+from sequencing import (
+    INCARNATIONS,
+    DumbMerger,
+    WrittenSession,
+    merging,
+    must,
+    new_state,
+    opening,
+    random_runs,
+)
+
+from replicator.items import Place
+from rt.errors import Closed
+from rt.log.catalog import segment_path
+from rt.log.chain import Mark
+from rt.log.disk import Disk, File
+from rt.log.segment import Kind, SegmentId
+from rt.log.table import Identity
+from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.apply import Merged, Opened, apply
+from sequencer.commands import Configure, Range
+from sequencer.data.marks import SegmentMarks, Stretch
+from sequencer.data.merger import Merger, Reached
+from sequencer.orders import MergeOrder, OrderBlock
+from sequencer.state import State
+
+MERGED = "/node/merged"
+IDENTITY = Identity(Kind.MERGED, CLUSTER, "s")
+DEADLINE_S = 10.0
+
+
+def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
+    """Return once it is so; fail after the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline, f"never came: {what or is_so}"
+        pause.wait(0.001)
+
+
+@dataclass(slots=True)
+class Story:
+    """Orders of a few sessions of real bytes, and what an uninterrupted run makes of them."""
+
+    state: State = field(default_factory=new_state)
+    sessions: dict[int, WrittenSession] = field(default_factory=dict)
+    orders: list[MergeOrder] = field(default_factory=list)
+
+    @classmethod
+    def drawn(cls, seed: int = 1, *, instructions: int = 6, roll_bytes: int = 1200) -> Story:
+        """Three sessions, segments that roll on both sides."""
+        story, rng = cls(), random.Random(seed)
+        apply(story.state, Configure(roll_bytes=roll_bytes))
+        for which in range(3):
+            session_id = must(Opened, apply(story.state, opening(f"p{which}", incarnation=which))).session_id
+            written = story.sessions[session_id] = WrittenSession(INCARNATIONS[which])
+            number = 0
+            for y in range(instructions):
+                count = rng.randrange(2, 6)
+                runs = random_runs(rng, range(number, number + count), f"p{which}")
+                number = written.write(0, y, number, runs)
+        for y in range(instructions):
+            story.merge(
+                *(one.range_of(id_, 0, y, 0, len(one.marks[0, y]) - 1) for id_, one in story.sessions.items())
+            )
+        return story
+
+    def merge(self, *ranges: Range) -> None:
+        """One more instruction."""
+        self.orders.append(must(Merged, apply(self.state, merging(self.state, *ranges))).order)
+
+    @property
+    def end(self) -> Place:
+        """Where the merged log ends behind all orders."""
+        assert self.state.merged.segment is not None
+        return Place(*self.state.merged.segment, self.state.merged.offset)
+
+    @property
+    def reached(self) -> Reached:
+        """What is reached behind all orders."""
+        merged = self.state.merged
+        return Reached(self.state.instruction, merged.chain, merged.total_bytes, self.state.position)
+
+    def files(self) -> dict[SegmentId, bytes]:
+        """The merged segments, as the dumbest merger writes them."""
+        dumb = DumbMerger()
+        for order in self.orders:
+            dumb.carry_out(order, self.sessions)
+        dumb.read()
+        return {segment: bytes(data) for segment, data in dumb.files.items()}
+
+    def put_sessions(self, disk: MemoryDisk) -> None:
+        """Write the copies to a disk, durably."""
+        for session_id, written in self.sessions.items():
+            disk.make_directory(f"/node/{session_id}")
+            for (x, y), data in written.files.items():
+                disk.write(f"/node/{session_id}/{SegmentId(x, y).file_name}", data)
+
+
+class FakeSources:
+    """The copies of a story's sessions, of which all but what is `hidden` is here."""
+
+    def __init__(self, disk: Disk, story: Story) -> None:
+        self._disk = disk
+        self.hidden: set[tuple[int, SegmentId]] = set()
+        self.wrong: set[tuple[int, SegmentId]] = set()
+        """Segments whose chain differs."""
+        self.bad: list[OrderBlock] = []
+        self._marks: dict[tuple[int, SegmentId], SegmentMarks] = {}
+        for session_id, written in story.sessions.items():
+            for place, marks in written.marks.items():
+                known = self._marks[session_id, SegmentId(*place)] = SegmentMarks()
+                known.add(Mark(*mark, 0, 0) for mark in marks)
+
+    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> Stretch | None:
+        if (session_id, segment) in self.hidden:
+            return None
+        found = self._marks[session_id, segment].stretch(start, end)
+        if found is not None and (session_id, segment) in self.wrong:
+            found = found._replace(chain_end=found.chain_end ^ 1)
+        return found
+
+    def open(self, session_id: int, segment: SegmentId) -> File:
+        return self._disk.open(segment_path(f"/node/{session_id}", segment))
+
+    def on_bad_copy(self, block: OrderBlock, got: int) -> None:
+        self.bad.append(block)
+
+
+class TestedMerger(Merger):
+    """A merger whose thread ends, instead of dying, when the power goes."""
+
+    __test__ = False
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except PowerCut:
+            self._fail(Closed("the power is off"))
+
+    def wait_written(self, instruction: int) -> None:
+        """Return once so much is written, or the merger failed."""
+        wait_until(
+            lambda: self.written.instruction >= instruction or self.failure is not None,
+            f"instruction {instruction}; missing {self.missing}, gap {self.gap}, written {self.written}",
+        )
+
+
+def open_merger(disk: Disk, story: Story, sources: FakeSources | None = None, **options: Any) -> TestedMerger:
+    return TestedMerger(MERGED, IDENTITY, sources or FakeSources(disk, story), disk=disk, **options)
+
+
+def begin(merger: Merger, story: Story, orders: Sequence[MergeOrder] | None = None) -> None:
+    merger.begin(story.orders if orders is None else orders, story.end, story.reached)
+
+
+def merged_files(disk: MemoryDisk) -> dict[SegmentId, bytes]:
+    """The merged segments on a disk."""
+    names = [path for path in disk.paths() if path.startswith(f"{MERGED}/log.") and path.count(".") == 2]
+    ids = {path: SegmentId(*map(int, path.rsplit("/", 1)[1].split(".")[1:])) for path in names}
+    return {segment: disk.read(path) for path, segment in ids.items()}

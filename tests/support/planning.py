@@ -1,0 +1,392 @@
+"""A stream in small, without bytes: publishers, nodes and leaders that fail as they may, all by one seed.
+
+What stands here is the dumb truth that plan and apply are held against: what publishers wrote, what each node
+holds, and what was merged. One command after the other commits; what a leader had in flight when it fell
+commits or vanishes, in order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sequencing import Writing, new_state
+
+from sequencer.apply import Closed, Fenced, Merged, Opened, Outcome, Refused, apply
+from sequencer.board import Board, SegmentKey, pack_marks, unpack_marks
+from sequencer.commands import (
+    Close,
+    Command,
+    Configure,
+    Fence,
+    Merge,
+    Open,
+    Range,
+    decode_command,
+    encode_command,
+)
+from sequencer.orders import MergeOrder, SessionEnd
+from sequencer.plan import Speculation, plan_ends, plan_merge
+from sequencer.state import End
+from sequencer.state_encoding import decode_state, encode_state
+
+SIZES: Final = (8, 8, 160, 160, 1 << 20, 20 << 20)
+IN_FLIGHT_MAX: Final = 8
+ROUNDS_MAX: Final = 200
+NOTHING: Final = End(0, 0, 0)
+
+
+@dataclass(slots=True)
+class Directory:
+    """A session directory: its lives, and where each ends on the publisher's disk."""
+
+    name: str
+    incarnation: bytes
+    dedup_id: str | None
+    lives: list[Writing] = field(default_factory=list)
+    ends: dict[int, End] = field(default_factory=dict)
+    """Of the lives that are over."""
+    session_id: int = 0
+
+    def end(self, life: Writing) -> End:
+        return self.ends.get(life.x, life.end)
+
+
+@dataclass(slots=True)
+class Node:
+    name: str
+    is_up: bool = True
+    applied: int = 0
+    holds: dict[tuple[int, int], End] = field(default_factory=dict)
+    """Durably, by session id and X."""
+    fenced: dict[tuple[int, int], End] = field(default_factory=dict)
+    announced: dict[tuple[int, int], SessionEnd] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InFlight:
+    data: bytes
+    is_planned: bool
+
+
+class World:
+    """All of it. `step` does something at random; `heal` mends everything and waits until all is quiet."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.state = new_state()
+        self.nodes = [Node(f"n{i}") for i in range(rng.choice([1, 3, 3, 5]))]
+        self.directories: list[Directory] = []
+        self.present: list[Directory] = []
+        self.masters: dict[tuple[int, int], Writing] = {}
+        self.log: list[Outcome] = []
+        self.queue: list[InFlight] = []
+        self.is_dirty = False
+        """The leader may have planned on what its predecessor's commands make untrue."""
+        self.now_ns = 1
+        self.position = 0
+        self.reached: dict[tuple[int, int], int] = {}
+        """How far each session id's X is merged."""
+        self.opened_at: dict[tuple[int, int], int] = {}
+        self.wanted: dict[str, int] = {}
+        twins = rng.random() < 0.4
+        for index in range(rng.randint(1, 4)):
+            self._new_directory(f"p{index}", "twins" if twins and index < 2 else None)
+        self._commit(Configure(session_bytes_max=rng.choice([1, 300, 16 << 20])), is_planned=False)
+        self._lead()
+
+    def _lead(self) -> None:
+        self.board = Board(len(self.nodes))
+        self.speculation = Speculation(self.state)
+
+    @property
+    def majority(self) -> int:
+        return len(self.nodes) // 2 + 1
+
+    # Publishers
+
+    def _new_directory(self, name: str, dedup_id: str | None) -> None:
+        incarnation = len(self.directories).to_bytes(16, "little")
+        made = Directory(name, incarnation, dedup_id)
+        self.directories.append(made)
+        self.present.append(made)
+        self._begin_life(made, 0, 0)
+
+    def _begin_life(self, directory: Directory, x: int, first: int) -> None:
+        salt = self.directories.index(directory) << 32
+        directory.lives.append(Writing(x, first, salt))
+
+    def append(self) -> None:
+        life = self.rng.choice(self.present).lives[-1]
+        for _ in range(self.rng.randint(1, 6)):
+            if self.rng.random() < 0.15 and len(life.segments[-1]) > 1:
+                life.roll()
+            life.append(self.rng.choice(SIZES), self.rng.randint(1, 4))
+
+    def restart(self) -> None:
+        """The tail may be torn: of what nodes have already, too."""
+        directory = self.rng.choice(self.present)
+        life = directory.lives[-1]
+        ends = life.ends()
+        end = ends[-1 - min(self.rng.choice([0, 0, 1, 2, 100]), len(ends) - 1)]
+        directory.ends[life.x] = end
+        self._begin_life(directory, life.x + self.rng.randint(1, 3), end.number)
+
+    def lose_directory(self) -> None:
+        directory = self.rng.choice(self.present)
+        self.present.remove(directory)
+        self.queue = [one for one in self.queue if directory.incarnation not in one.data]
+        self._new_directory(directory.name, directory.dedup_id)
+
+    # Nodes
+
+    def push(self) -> None:
+        directory = self.rng.choice(self.present)
+        for node in self.nodes:
+            if node.is_up and self.rng.random() < 0.6:
+                self._push(node, directory, self.rng.randint(1, 8))
+
+    def _push(self, node: Node, directory: Directory, count: int) -> bool:
+        """Bring a node as far as `count` boundaries of a directory, life by life; whether it got any."""
+        for life in directory.lives:
+            if not self._is_open(node, directory, life.x):
+                self._ask_to_open(directory, life)
+                return False
+            place, end = (directory.session_id, life.x), directory.end(life)
+            if place in node.fenced:
+                continue
+            held = node.holds.get(place, NOTHING)
+            missing = [one for one in life.ends() if held < one <= end]
+            if missing:
+                node.holds[place] = missing[:count][-1]
+                return True
+            if life.x in directory.ends:
+                node.announced[place] = SessionEnd(directory.session_id, life.x, *end)
+        return False
+
+    def _is_open(self, node: Node, directory: Directory, x: int) -> bool:
+        return self.opened_at.get((directory.session_id, x), node.applied) < node.applied
+
+    def _ask_to_open(self, directory: Directory, life: Writing) -> None:
+        life_id = life.x.to_bytes(8, "little")
+        command = Open(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id)
+        data = encode_command(command)
+        if all(one.data != data for one in self.queue):
+            self.queue.append(InFlight(data, is_planned=False))
+
+    def catch_up(self) -> None:
+        """Nodes apply what is committed, and fetch from others what they lack of closed lives."""
+        for node in self.nodes:
+            if self.rng.random() < 0.5:
+                self._apply_on(node, self.rng.randint(1, 6))
+                self._fetch(node, self.rng.choice(self.nodes))
+
+    def _apply_on(self, node: Node, count: int) -> None:
+        for outcome in self.log[node.applied : node.applied + count]:
+            if isinstance(outcome, Fenced):
+                place = outcome.session_id, outcome.x
+                node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
+        node.applied = min(node.applied + count, len(self.log))
+
+    def _fetch(self, node: Node, peer: Node) -> None:
+        for closed in self.log[: node.applied]:
+            if isinstance(closed, Closed) and node.is_up and peer.is_up:
+                place = closed.session_id, closed.x
+                held = min(peer.holds.get(place, NOTHING), closed.end)
+                node.holds[place] = max(held, node.holds.get(place, NOTHING))
+
+    def go_down_or_up(self) -> None:
+        node = self.rng.choice(self.nodes)
+        node.is_up = not node.is_up or self.rng.random() < 0.6
+        if node.is_up:
+            self.board.forget_node(node.name)
+
+    def report(self) -> None:
+        """In any order and grain; some of it is lost."""
+        for node in self.nodes:
+            if node.is_up and self.rng.random() < 0.5:
+                self._report(node, self.rng.choice([0.3, 1, 1]))
+
+    def _report(self, node: Node, share: float) -> None:
+        said: list[Callable[[], None]] = []
+        for (session_id, x), held in node.holds.items():
+            for y, marks in self.masters[session_id, x].up_to(held):
+                told = unpack_marks(pack_marks(one for one in marks if self.rng.random() <= share))
+                key = SegmentKey(session_id, x, y)
+                said.append(lambda key=key, told=told: self.board.on_marks(node.name, key, told))  # type: ignore[misc]
+        for place, end in node.fenced.items():
+            final = SessionEnd(*place, *max(end, node.holds.get(place, NOTHING)))
+            said.append(lambda final=final: self.board.on_final(node.name, final))  # type: ignore[misc]
+        for announced in node.announced.values():
+            said.append(lambda announced=announced: self.board.on_announced(announced))  # type: ignore[misc]
+        self.rng.shuffle(said)
+        for one in said:
+            if self.rng.random() <= share:
+                one()
+
+    # Leaders
+
+    def plan(self) -> None:
+        if len(self.queue) < IN_FLIGHT_MAX:
+            merge = plan_merge(self.speculation, self.board, self.now_ns)
+            if merge is not None:
+                self.queue.append(InFlight(encode_command(merge), is_planned=True))
+
+    def plan_ends(self) -> None:
+        for command in plan_ends(self.state, self.board):
+            on_the_way = [decode_command(one.data) for one in self.queue]
+            ends = [(one.session_id, one.x) for one in on_the_way if isinstance(one, Fence | Close)]
+            if (command.session_id, command.x) not in ends:
+                self.queue.append(InFlight(encode_command(command), is_planned=True))
+
+    def change_leader(self) -> None:
+        del self.queue[self.rng.randint(0, len(self.queue)) :]
+        if self.rng.random() < 0.5:
+            self.commit_all()
+        self.is_dirty = bool(self.queue)
+        self._lead()
+        for node in self.nodes:
+            if node.is_up and self.rng.random() < 0.5:
+                self._report(node, 1)
+        self.plan()
+
+    def restore(self) -> None:
+        """The leader's state comes from a snapshot: nothing may depend on how it was built."""
+        if not self.queue:
+            self.state = decode_state(encode_state(self.state))
+            self._lead()
+
+    def commit(self) -> None:
+        if self.queue:
+            one = self.queue.pop(0)
+            self._commit(decode_command(one.data), is_planned=one.is_planned)
+            if not self.queue and self.is_dirty:
+                self.is_dirty = False
+                self.speculation.reset()
+
+    def commit_all(self) -> None:
+        while self.queue:
+            self.commit()
+
+    def _commit(self, command: Command, *, is_planned: bool) -> None:
+        outcome = apply(self.state, command)
+        self.log.append(outcome)
+        match command, outcome:
+            case _, Refused(why):
+                assert self.is_dirty or not is_planned, f"{command} was planned, but {why}"
+                if isinstance(command, Merge):
+                    self.speculation.reset()
+            case Merge(), Merged(order):
+                self._check_merge(command, order)
+                for end in order.consumed:
+                    self.board.forget_below(*end[:4])
+            case Open(), Opened():
+                self._note_opening(command, outcome)
+            case Close(), Closed():
+                self._check_close(command)
+            case _:
+                assert isinstance(command, Fence | Configure)
+
+    def _note_opening(self, command: Open, opened: Opened) -> None:
+        directory = next(one for one in self.directories if one.incarnation == command.incarnation)
+        directory.session_id = opened.session_id
+        life = next(one for one in directory.lives if one.x == opened.x)
+        self.masters[opened.session_id, opened.x] = life
+        self.opened_at.setdefault((opened.session_id, opened.x), len(self.log) - 1)
+
+    # Checks
+
+    def held_by_majority(self, session_id: int, x: int) -> End:
+        ends = sorted((node.holds.get((session_id, x), NOTHING) for node in self.nodes), reverse=True)
+        return ends[self.majority - 1]
+
+    def _check_merge(self, merge: Merge, order: MergeOrder) -> None:
+        assert order.first_position == self.position
+        counts = {b.session_id: b.message_count for b in order.blocks if not b.is_declaration}
+        for one in merge.ranges:
+            self._check_range(one, counts.get(one.session_id, 0))
+        self.position += sum(counts.values())
+        assert self.position == order.end_position == self.state.position
+
+    def _check_range(self, one: Range, count: int) -> None:
+        session = self.state.sessions[one.session_id]
+        life = self.masters[one.session_id, one.x]
+        assert life.mark_at(one.y, one.start) == (one.start, one.first, one.chain_start)
+        assert life.mark_at(one.y, one.end) == (one.end, one.end_number, one.chain_end)
+        assert self.held_by_majority(one.session_id, one.x)[:2] >= (one.y, one.end)
+        assert one.first == self.reached.get((one.session_id, one.x), life.first)
+        for session_id, x in self.reached:
+            if self.state.sessions[session_id].name == session.name:
+                assert (session_id, x) <= (one.session_id, one.x)
+        self.reached[one.session_id, one.x] = one.end_number
+        if session.dedup_id is None:
+            assert count == one.count
+            return
+        wanted = self.wanted.get(session.dedup_id, one.first)
+        assert one.first <= wanted
+        assert count == max(one.end_number - max(one.first, wanted), 0)
+        self.wanted[session.dedup_id] = max(wanted, one.end_number)
+
+    def _check_close(self, close: Close) -> None:
+        assert (close.y, close.offset) >= self.held_by_majority(close.session_id, close.x)[:2]
+
+    # Runs
+
+    def step(self) -> None:
+        self.now_ns += 1_000_000
+        actions: list[tuple[Callable[[], None], int]] = [
+            (self.append, 12),
+            (self.push, 30),
+            (self.report, 30),
+            (self.catch_up, 20),
+            (self.plan, 40),
+            (self.plan_ends, 10),
+            (self.commit, 40),
+            (self.restart, 2),
+            (self.go_down_or_up, 2),
+            (self.change_leader, 4),
+            (self.restore, 1),
+        ]
+        if len(self.directories) < 7:
+            actions.append((self.lose_directory, 1))
+        ((action, _),) = self.rng.choices(actions, [weight for _, weight in actions])
+        action()
+
+    def heal(self) -> None:
+        """All nodes come up, everybody says everything, until nothing is left to do."""
+        for node in self.nodes:
+            node.is_up = True
+        for _ in range(ROUNDS_MAX):
+            before = len(self.log), [dict(node.holds) for node in self.nodes]
+            self.commit_all()
+            for node in self.nodes:
+                self._apply_on(node, len(self.log))
+                for peer in self.nodes:
+                    self._fetch(node, peer)
+                for directory in self.present:
+                    self._push(node, directory, 1000)
+                self._report(node, 1)
+            self.plan()
+            self.plan_ends()
+            if not self.queue and before == (len(self.log), [dict(node.holds) for node in self.nodes]):
+                return
+        raise AssertionError("it does not come to rest")
+
+    def check_whole(self) -> None:
+        """Nothing that a majority held, and nothing that a publisher still has, was left out."""
+        for place in self.masters:
+            held = self.held_by_majority(*place)
+            if held > NOTHING:
+                assert self._is_merged(place, held), f"{place}: {held} is not merged"
+        for directory in self.present:
+            for life in directory.lives:
+                place, end = (directory.session_id, life.x), directory.end(life)
+                assert place in self.masters
+                assert self._is_merged(place, end), f"{place}: {end} was written, and is not merged"
+        last = {one.id for one in self.state.sessions.values() if not one.is_superseded}
+        assert all(len(one.lives) == (one.id in last) for one in self.state.sessions.values())
+
+    def _is_merged(self, place: tuple[int, int], end: End) -> bool:
+        return self.reached.get(place, self.masters[place].first) >= end.number

@@ -1,0 +1,211 @@
+"""Nodes as REST sees them: a state with a history, views of it, and one that is served over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.net.identity import Identity
+from rt.net.tls import TLS
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.config import Member, NodeConfig
+from sequencer.rest.clients import Clients
+from sequencer.rest.node_view import Client, Merging, NodeView
+from sequencer.rest.servers import Rest, Services
+from sequencer.rest.syncs import Durations
+from sequencer.state import Consumed, End, Life, MergedEnd, MergedSegment, Session, State
+
+CLUSTER = bytes(range(0x40, 0x50))
+SECOND = 10**9
+MINUTE = 60 * SECOND
+T0 = 1_767_225_600 * SECOND
+"""2026-01-01T00:00:00Z."""
+NOW = T0 + 60 * MINUTE
+
+OPERATOR = Identity("s", "operator", "op")
+PUBLISHER = Identity("s", "publisher", "feed")
+SUBSCRIBER = Identity("s", "subscriber", "sub")
+OTHER = Identity("s", "subscriber", "other")
+
+
+def history() -> State:
+    """Ten messages a minute in segments of ten minutes: one trimmed, two sealed, one that grows."""
+    segments = [
+        MergedSegment(SegmentId(0, y), y * 100, y * 100 + 100, 1000 + y, at(10 * y), at(10 * y + 10) - 5)
+        for y in range(3)
+    ]
+    trimmed = segments[0]
+    segments[0] = MergedSegment(
+        *(trimmed.id, trimmed.first, trimmed.end, trimmed.size_bytes, trimmed.created_ns, trimmed.sealed_ns),
+        trimmed_ns=at(40),
+        reason=TrimReason.TIME,
+    )
+    merged = MergedEnd(SegmentId(0, 3), 640, 300, at(30), {1}, 0xABCD, 5000)
+    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_x=0, lives=(Life(0, b"\7" * 8),))
+    going = Session(
+        1,
+        "feed",
+        b"\1" * 16,
+        None,
+        is_superseded=True,
+        last_x=4,
+        lives=(Life(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
+        consumed=Consumed(End(1, 64, 40), 7),
+        done=(3, End(0, 640, 40)),
+    )
+    return State(
+        CLUSTER,
+        instruction=17,
+        sequenced_ns=at(36),
+        position=360,
+        merged=merged,
+        sessions={2: waiting, 1: going},
+        segments=deque(segments),
+        next_session_id=3,
+    )
+
+
+def at(minutes: int) -> int:
+    return T0 + minutes * MINUTE
+
+
+def standing(**changes: Any) -> pb.Standing:
+    fields: dict[str, Any] = {
+        "node": "n1",
+        "leader": "n2",
+        "term": 5,
+        "role": "follower",
+        "epoch": 1,
+        "is_caught_up": True,
+    }
+    made = pb.Standing(**{**fields, **changes})
+    for name in ("n3", "n1", "n2"):
+        summary = pb.Summary(
+            clock_ns=T0,
+            merged=pb.MergedReport(instruction=17, chain=0xABCD, bytes=5000, position=360),
+            disk_bytes=1000,
+            disk_free_bytes=400,
+        )
+        made.nodes.add(
+            name=name, address=f"{name}:5002", is_connected=name == "n2", is_counted=True, summary=summary
+        )
+    return made
+
+
+def node_view(**changes: Any) -> NodeView:
+    """A healthy follower, unless `changes` say otherwise."""
+    fields: dict[str, Any] = {
+        "stream": "s",
+        "node": "n1",
+        "now_ns": NOW,
+        "started_ns": T0,
+        "standing": standing(),
+        "applied_index": 99,
+        "state": history(),
+        "merging": Merging(17, 360, 350),
+        "clients": (
+            Client(SUBSCRIBER, "10.0.0.1:1", None, at(1), 0, at(2), 700, 10.0, 300),
+            Client(PUBLISHER, "", "feed", at(1), 0, at(3), 900, 0.0, 55, 50),
+            Client(OTHER, "10.0.0.2:1", None, at(1), at(5), at(2), 70, 0.0, 30),
+        ),
+    }
+    return NodeView(**{**fields, **changes})
+
+
+class Served:
+    """A node's two ports, as `Rest` opens them, over what a test may change."""
+
+    def __init__(self, pki: Path, directory: Path) -> None:
+        rest_port, health_port = free_ports(2)
+        self.pki = pki
+        self.tls = tls_of(pki, "n1")
+        self.data = SimpleNamespace(
+            config=NodeConfig(
+                stream="s",
+                name="n1",
+                directory=str(directory),
+                members={"n1": Member("127.0.0.1:1", "127.0.0.1:2")},
+                ca=str(self.tls.ca),
+                cert=str(self.tls.cert),
+                key=str(self.tls.key),
+                listen="127.0.0.1",
+                rest_port=rest_port,
+                health_port=health_port,
+            ),
+            replica=SimpleNamespace(state=history(), standing=standing(), index=99),
+            link=SimpleNamespace(is_up=True),
+            merger=SimpleNamespace(
+                written=SimpleNamespace(instruction=17, position=360),
+                durable=SimpleNamespace(position=350),
+                missing=None,
+                gap=None,
+                failure=None,
+            ),
+            failure=None,
+        )
+        self.clients = Clients()
+        self.push: Any = SimpleNamespace(sessions=[], refused=Counter({"Fenced": 2}))
+        self.pull: Any = SimpleNamespace(pulls={}, refused=Counter())
+        services = Services(self.push, self.pull, self.clients, Durations(), Counter())
+        self.rest = Rest(self.data, services, self.tls)
+
+    @property
+    def rest_port(self) -> int:
+        return self.data.config.rest_port  # type: ignore[no-any-return]
+
+    @property
+    def health_port(self) -> int:
+        return self.data.config.health_port  # type: ignore[no-any-return]
+
+    def context(self, name: str | None, *, ca: Path | None = None) -> ssl.SSLContext:
+        """Of a client with that certificate; None: with none."""
+        if name is not None:
+            return tls_of(self.pki, name).ssl_client_context()
+        context = ssl.create_default_context(cafile=str(ca or self.pki / "ca.crt"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return context
+
+
+@contextlib.asynccontextmanager
+async def serving(pki: Path, directory: Path) -> AsyncIterator[Served]:
+    served = Served(pki, directory)
+    await served.rest.start()
+    try:
+        yield served
+    finally:
+        await served.rest.close()
+
+
+def tls_of(pki: Path, name: str) -> TLS:
+    return TLS(pki / "ca.crt", pki / f"{name}.crt", pki / f"{name}.key")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody had just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+async def ask(
+    port: int, content: bytes, context: ssl.SSLContext | None = None, *, wait_s: float = 20
+) -> bytes:
+    """Everything that comes back for those bytes, until the other side closes."""
+    async with asyncio.timeout(wait_s):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        try:
+            writer.write(content)
+            return await reader.read()
+        finally:
+            writer.transport.abort()

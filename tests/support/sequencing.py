@@ -1,0 +1,243 @@
+"""The sequencer's core for tests: commands in few words, written sessions, the dumbest of mergers."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from batches import CLUSTER, CREATED_NS, Heard, Said, read_merged_dumbly, session_bytes
+from crc32c import crc32c
+
+from rt.log.frames import MergedScanner
+from rt.log.segment import Kind, SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
+from sequencer.apply import Closed, Fenced, Merged, Opened, Outcome, Refused, apply
+from sequencer.board import Mark
+from sequencer.commands import Close, Command, Fence, Merge, Open, Range
+from sequencer.orders import MergeOrder
+from sequencer.state import End, Session, State
+
+T = TypeVar("T")
+
+INCARNATIONS = tuple(bytes([n]) * 16 for n in range(1, 9))
+
+
+def new_state() -> State:
+    return State(CLUSTER)
+
+
+# Commands. The chain at an offset is the offset itself, unless a test says otherwise.
+
+
+def opening(
+    name: str = "a", x: int = 0, *, incarnation: int = 0, life: int | None = None, dedup: str | None = None
+) -> Open:
+    life_id = struct.pack("<II", x if life is None else life, incarnation)
+    return Open(name, INCARNATIONS[incarnation], dedup, x, life_id)
+
+
+def piece(
+    session_id: int = 1,
+    start: int = 64,
+    end: int = 128,
+    *,
+    x: int = 0,
+    y: int = 0,
+    first: int = 0,
+    count: int = 10,
+    chains: tuple[int, int] | None = None,
+) -> Range:
+    return Range(session_id, x, y, start, end, first, count, *(chains or (start, end)))
+
+
+def merging(
+    state: State, *ranges: Range, number: int | None = None, sequenced_ns: int | None = None
+) -> Merge:
+    """The instruction that must follow."""
+    return Merge(
+        state.instruction + 1 if number is None else number,
+        state.sequenced_ns + 1 if sequenced_ns is None else sequenced_ns,
+        ranges,
+    )
+
+
+def must(kind: type[T], outcome: Outcome) -> T:
+    assert isinstance(outcome, kind), outcome
+    return outcome
+
+
+def do_open(state: State, *args: object, **kwargs: object) -> int:
+    """The id of the session."""
+    return must(Opened, apply(state, opening(*args, **kwargs))).session_id  # type: ignore[arg-type]
+
+
+def do_merge(state: State, *ranges: Range) -> MergeOrder:
+    return must(Merged, apply(state, merging(state, *ranges))).order
+
+
+def do_fence(state: State, session_id: int = 1, x: int = 0) -> None:
+    must(Fenced, apply(state, Fence(session_id, x)))
+
+
+def do_close(state: State, session_id: int, x: int, end: tuple[int, int, int]) -> None:
+    must(Closed, apply(state, Close(session_id, x, *end)))
+
+
+def refusal(state: State, command: Command) -> Refused:
+    return must(Refused, apply(state, command))
+
+
+def end_of(session: Session) -> End | None:
+    return session.consumed.end if session.consumed is not None else None
+
+
+# Written sessions
+
+
+@dataclass(slots=True)
+class Writing:
+    """A life of a publisher as its marks: what each segment's boundaries are, by Y."""
+
+    x: int
+    first: int
+    salt: int
+    segments: list[list[Mark]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.segments.append([Mark(64, self.first, self._salted(0))])
+
+    def _salted(self, chain: int) -> int:
+        return crc32c(struct.pack("<QII", self.salt, self.x, len(self.segments)), chain)
+
+    @property
+    def end(self) -> End:
+        return End(len(self.segments) - 1, self.segments[-1][-1].offset, self.segments[-1][-1].number)
+
+    def append(self, size_bytes: int, count: int) -> None:
+        last = self.segments[-1][-1]
+        mark = Mark(last.offset + size_bytes, last.number + count, self._salted(last.chain + count))
+        self.segments[-1].append(mark)
+
+    def roll(self) -> None:
+        number = self.segments[-1][-1].number
+        self.segments.append([Mark(64, number, self._salted(0))])
+
+    def ends(self) -> list[End]:
+        """All boundaries, in order."""
+        return [End(y, mark.offset, mark.number) for y, marks in enumerate(self.segments) for mark in marks]
+
+    def mark_at(self, y: int, offset: int) -> Mark:
+        return next(mark for mark in self.segments[y] if mark.offset == offset)
+
+    def up_to(self, end: End | None) -> Iterator[tuple[int, list[Mark]]]:
+        """Y and marks of what a holder has that holds all up to `end`."""
+        for y, marks in enumerate(self.segments):
+            if end is not None and y <= end.y:
+                yield y, [mark for mark in marks if (y, mark.offset) <= end[:2]]
+
+
+@dataclass(slots=True)
+class WrittenSession:
+    """A session of real bytes: whole segments, and the marks of each, by (x, y)."""
+
+    incarnation: bytes
+    files: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    marks: dict[tuple[int, int], list[Mark]] = field(default_factory=dict)
+    runs: dict[tuple[int, int], list[list[Said]]] = field(default_factory=dict)
+
+    def write(self, x: int, y: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
+        """Write a segment with a batch for each of `runs`; the next number."""
+        life = struct.pack("<Q", x + 1)
+        header = SegmentHeader(Kind.SESSION, SegmentId(x, y), first, CREATED_NS, self.incarnation, life)
+        data = encode_segment_header(header) + session_bytes(header, runs)
+        self.files[x, y] = data
+        self.runs[x, y] = [list(run) for run in runs]
+        chain = crc32c(data[:64])
+        marks = [Mark(64, first, chain)]
+        while marks[-1].offset < len(data):
+            at, number, _ = marks[-1]
+            (size,) = struct.unpack_from("<I", data, at + 8)
+            chain = crc32c(data[at : at + 64], chain)
+            marks.append(Mark(at + size, number + len(runs[len(marks) - 1]), chain))
+        self.marks[x, y] = marks
+        return marks[-1].number
+
+    def range_of(self, session_id: int, x: int, y: int, start: int, end: int) -> Range:
+        """Batches `start` to `end` of a segment."""
+        low, high = self.marks[x, y][start], self.marks[x, y][end]
+        return Range(
+            session_id,
+            x,
+            y,
+            low.offset,
+            high.offset,
+            low.number,
+            high.number - low.number,
+            low.chain,
+            high.chain,
+        )
+
+
+def random_runs(rng: random.Random, numbers: Iterable[int], label: str) -> list[list[Said]]:
+    """Messages of these numbers, cut into batches anywhere; message n says that it is n of `label`."""
+    runs: list[list[Said]] = [[]]
+    for number in numbers:
+        if runs[-1] and rng.random() < 0.4:
+            runs.append([])
+        runs[-1].append(Said(rng.choice(["", "t"]), f"{label}:{number}".encode()))
+    return [run for run in runs if run]
+
+
+# Merged logs
+
+
+class DumbMerger:
+    """Does what orders say, in memory, and believes no more than it must."""
+
+    def __init__(self) -> None:
+        self.files: dict[SegmentId, bytearray] = {}
+        self.position = 0
+        self.chain = 0
+
+    def carry_out(self, order: MergeOrder, sessions: dict[int, WrittenSession]) -> None:
+        assert order.first_position == self.position
+        if order.offset == 0:
+            assert order.blocks
+            assert order.segment not in self.files
+            first, time_ns = order.first_position, order.sequenced_ns
+            header = SegmentHeader(Kind.MERGED, order.segment, first, time_ns, CLUSTER)
+            self.files[order.segment] = bytearray(encode_segment_header(header))
+        data = self.files.setdefault(order.segment, bytearray(64))
+        assert order.offset in {0, len(data)}
+        for block in order.blocks:
+            data += block.head
+            self.chain = crc32c(block.head, self.chain)
+            if not block.is_declaration:
+                source = sessions[block.session_id].files[block.x, block.y]
+                assert block.end <= len(source)
+                data += source[block.start : block.end]
+                self.position += block.message_count
+        assert len(data) == order.end_offset
+        assert self.position == order.end_position
+        assert self.chain == order.chain
+        assert sum(map(len, self.files.values())) in {order.total_bytes, order.total_bytes + 64}
+
+    def read(self) -> list[Heard]:
+        """All messages, read dumbly; the library's scanner must find nothing wrong."""
+        heard: list[Heard] = []
+        chain = 0
+        for segment, data in sorted(self.files.items()):
+            if len(data) == 64 and not any(data):
+                continue  # Nothing was merged yet.
+            header = decode_segment_header(data, path=str(segment))
+            assert (header.id, header.first) == (segment, len(heard))
+            scanner = MergedScanner(header, chain=chain)
+            scan = scanner.scan(memoryview(bytes(data[64:])))
+            assert (scan.problem, scan.needed, scan.consumed) == (None, 0, len(data) - 64)
+            assert scanner.chain is not None
+            chain = scanner.chain
+            heard += read_merged_dumbly(bytes(data[64:]))
+        assert chain == self.chain
+        return heard
