@@ -17,6 +17,7 @@ from rt.errors import (
     DirectoryLocked,
     DiskFull,
     Diverged,
+    Fenced,
     FormatError,
     Gap,
     InvalidMessage,
@@ -24,6 +25,7 @@ from rt.errors import (
     MessageTooLarge,
     NotALog,
     Overloaded,
+    ProtocolViolation,
     RtError,
     StorageError,
     StorageFailed,
@@ -37,6 +39,7 @@ from rt.publisher import Publisher
 from rt.subscriber import Subscriber
 
 if TYPE_CHECKING:
+    from rt import aio
     from rt.net.tls import TLS
 
 __version__ = "0.1.0"
@@ -50,6 +53,7 @@ __all__ = [
     "DirectoryLocked",
     "DiskFull",
     "Diverged",
+    "Fenced",
     "FormatError",
     "Gap",
     "InvalidMessage",
@@ -60,6 +64,7 @@ __all__ = [
     "MessageTooLarge",
     "NotALog",
     "Overloaded",
+    "ProtocolViolation",
     "Publisher",
     "RtError",
     "StorageError",
@@ -68,15 +73,20 @@ __all__ = [
     "Timeout",
     "TopicTooLong",
     "UnknownVersion",
+    "aio",
     "errors",
     "events",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`rt.TLS` at its first use: a publisher to files needs no cryptography."""
+    """`rt.TLS` and `rt.aio` at their first use: a publisher to files needs neither."""
     if name == "TLS":
         from rt.net.tls import TLS
 
         return TLS
+    if name == "aio":
+        import importlib
+
+        return importlib.import_module("rt.aio")
     raise AttributeError(f"module 'rt' has no attribute {name!r}")

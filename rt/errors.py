@@ -7,6 +7,8 @@
     │   └── TopicTooLong
     ├── Timeout (TimeoutError)         a deadline passed; the outcome may be unknown
     ├── Closed                         used after close, or in a forked child
+    ├── Fenced                         a newer life or incarnation of this session took over
+    ├── ProtocolViolation              a peer said what the protocol does not allow
     ├── Gap                            messages the reader wanted are gone; `event` says which
     ├── Overloaded                     too much in flight already; nothing was taken
     ├── ClusterMismatch                of another cluster, stream, member or epoch
@@ -111,6 +113,18 @@ class Closed(RtError):
     """The object was closed, or belongs to the parent of this forked process."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class Fenced(RtError):
+    """A newer life or incarnation of this session took over: the cluster takes no more bytes of this one."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ProtocolViolation(RtError):
+    """A peer said what the protocol does not allow: out of bounds, out of order or not readable at all."""
+
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class Gap(RtError):

@@ -19,13 +19,13 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
-from time import monotonic, time_ns
+from time import monotonic, sleep, time_ns
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from rt.errors import Closed, DiskFull, RtError, StorageFailed
+from rt.errors import Closed, DirectoryLocked, DiskFull, RtError, StorageFailed
 from rt.log.batch import CODECS, Draft, Int64s, encode_batch
 from rt.log.checksum import batch_seed
 from rt.log.directory import session_directory
@@ -43,9 +43,15 @@ from rt.log.gather import (
 )
 from rt.log.layout import BATCH_BYTES_MAX, NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
-from rt.log.table import Identity
+from rt.log.table import Identity, TrimReason
 from rt.log.writer import Frames, LogWriter, SyncPoint
+from rt.merged_segments import trimmable
 from rt.names import check_name, check_session_name, name_from_host
+from rt.progress import Progress, ProgressRecord
+from rt.replication import Replication, WaitLevel
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
 
 logger = logging.getLogger("rt.publisher")
 
@@ -55,6 +61,12 @@ FSYNC_INTERVAL_SECONDS = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
 _RETRY_SECONDS = 0.1
 """How often the background thread tries a batch again that found the disk full."""
+_TRIM_AGAIN_SECONDS = 1.0
+"""When to try again to delete segments, where the disk was too full for the table that says so."""
+_LOCKED_SECONDS = 2.0
+"""How long the lock of a publisher before may outlive it: a process that it was just starting has it open
+until it runs its program."""
+_LOCKED_AGAIN_SECONDS = 0.01
 
 _open_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
@@ -71,6 +83,10 @@ class Publisher:
     `flush`: after each ("batch"), at least every 100 ms ("interval"), or when a segment is sealed ("never").
     `compression` is None or "zstd".
 
+    With `endpoints` ("host:port" of each node) and `tls` a process beside this one pushes the session to the
+    nodes, as long as it takes, also after this one has ended. Sealed segments whose messages are all merged
+    are deleted `local_persistence` seconds after they were sealed. Without endpoints all stays in files.
+
     Thread-safe. Not usable in a forked child: open one there.
     """
 
@@ -81,11 +97,14 @@ class Publisher:
         *,
         publisher_id: str | None = None,
         dedup_id: str | None = None,
+        endpoints: Sequence[str] = (),
+        tls: TLS | None = None,
         batch_bytes: int = 256 * 1024,
         linger_ms: float = 1.0,
         roll_bytes: int = 128 * 2**20,
         fsync: FsyncPolicy = "interval",
         compression: Literal["zstd"] | None = None,
+        local_persistence: float = 0.0,
         disk: Disk = REAL,
     ) -> None:
         self.stream = check_name(stream, kind="stream")
@@ -99,12 +118,18 @@ class Publisher:
             raise ValueError(f"fsync={fsync!r}: use 'batch', 'interval' or 'never'")
         if compression not in CODECS:
             raise ValueError(f"compression={compression!r}: use None or 'zstd'")
+        _check_range("local_persistence", local_persistence, 0, 10 * 366 * 86_400)
+        if isinstance(endpoints, str):
+            raise ValueError(f"endpoints={endpoints!r}: a sequence of 'host:port' is wanted")  # noqa: TRY004
+        if endpoints and tls is None:
+            raise ValueError("endpoints without tls: nodes want to see a certificate")
         self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
         self._batch_bytes = batch_bytes
         self._linger_seconds = linger_ms / 1000
         self._roll_bytes = roll_bytes
         self._fsync = fsync
         self._codec = CODECS[compression]
+        self._persistence_ns = int(local_persistence * 1e9)
 
         self._lock = threading.Lock()
         """Guards everything below, and every call of the writer but `sync_to`."""
@@ -122,9 +147,13 @@ class Publisher:
         self._synced: SyncPoint | None = None
         self._batch = Gathering(0)
         self._is_fresh = True
+        self._x = 0
+        self._life_first = 0
+        """The number this X began with."""
+        self._replication: Replication | None = None
 
         identity = Identity(Kind.SESSION, os.urandom(16), self.session, dedup_id)
-        self._writer = LogWriter.open(self.directory, identity, disk=disk)
+        self._writer = _open_writer(self.directory, identity, disk, _LOCKED_SECONDS if endpoints else 0)
         try:
             self._begin(self._writer.end)
         except BaseException:
@@ -132,9 +161,20 @@ class Publisher:
             raise
         self._thread = threading.Thread(target=self._run, name=f"rt-publisher-{self.session}", daemon=True)
         try:
+            if endpoints and tls is not None:
+                self._replication = Replication(
+                    self.directory,
+                    self.stream,
+                    endpoints,
+                    tls,
+                    incarnation=self._writer.identity.origin,
+                    on_progress=self._trim_merged,
+                )
             self._thread.start()
         except BaseException:
             self._writer.close()
+            if self._replication is not None:
+                self._replication.leave()
             raise
         _open_publishers.add(self)
 
@@ -223,13 +263,44 @@ class Publisher:
             point = self._writer.sync_point()
         self._sync(point)
 
-    def close(self) -> None:
+    def wait(self, number: int, level: WaitLevel = "merged", timeout: float | None = None) -> None:
+        """Return when message `number` is synced by a majority of the nodes ("replicated"), or "merged".
+
+        `timeout` in seconds; None waits for ever. `rt.Timeout`, and it may be called again; `rt.Fenced` if a
+        newer publisher of the name took over; `rt.DiskFull` if the message does not fit on the disk here;
+        `ValueError` for a number that was never published, or a publisher without endpoints.
+        """
+        if level not in {"replicated", "merged"}:
+            raise ValueError(f"level={level!r}: use 'replicated' or 'merged'")
+        if self._replication is None:
+            raise ValueError("a publisher without endpoints replicates nothing")
+        with self._lock:
+            if not 0 <= number < self._batch.end:
+                raise ValueError(f"number {number} was never published: the next one is {self._batch.end}")
+            if number >= self._batch.first and self._attention is not None:
+                self._attend(None)
+            x = self._x
+        self._replication.wait(x, number, level, timeout)
+
+    @property
+    def progress(self) -> Progress:
+        """How far this life is: the next number to be written, to be replicated and to be merged."""
+        with self._lock:
+            first, written, x = self._life_first, self._batch.first, self._x
+        levels = (self._replication.replicated, self._replication.merged) if self._replication else ()
+        numbers = [max(level.number, first) if level.x == x else first for level in levels]
+        return Progress(written, *(numbers or (first, first)))
+
+    def close(self, linger: float = 30.0) -> None:
         """Flush and release the directory. On `rt.DiskFull` the publisher stays open: make room, close again.
 
-        A dead publisher is released without a flush. Closing twice is allowed.
+        With endpoints, first wait up to `linger` seconds until all is replicated; what is not then is pushed
+        all the same, by the process that goes on. A dead publisher is released without a flush. Closing twice
+        is allowed.
         """
         try:
             self._finish()
+            self._linger(linger)
         except DiskFull:
             raise
         except BaseException:
@@ -259,6 +330,16 @@ class Publisher:
                 self._writer.sync()
                 self._synced = self._writer.sync_point()
             self._attention = Closed("the publisher is closed", where=self.directory)
+
+    def _linger(self, seconds: float) -> None:
+        """Wait until what this life published is replicated; called without `_lock`."""
+        end = self._batch.end
+        if self._replication is None or self._is_closing or end == self._life_first or seconds <= 0:
+            return
+        try:
+            self._replication.wait(self._x, end - 1, "replicated", seconds)
+        except RtError as error:
+            logger.warning("left_to_push_client session=%s reason=%s", self.session, error)
 
     def _attend(self, number: int | None) -> None:
         """Find out whether the call can go on after all; raises if not."""
@@ -292,6 +373,7 @@ class Publisher:
         with self._syncing:
             self._writer.start(SegmentId(x, 0), first=first, life=os.urandom(8))
         self._batch = Gathering(first)
+        self._life_first, self._x = first, x
         self._attention = None
 
     def _make_room(self, topic: str, size: int) -> tuple[Gathering, int]:
@@ -384,6 +466,8 @@ class Publisher:
         self._is_closing = True
         self._wake.put(None)
         self._thread.join()
+        if self._replication is not None:
+            self._replication.leave()
         with self._lock, self._syncing:
             if not isinstance(self._attention, Closed):
                 self._attention = Closed("the publisher is closed", where=self.directory)
@@ -472,9 +556,41 @@ class Publisher:
                 raise
             self._synced = point
 
+    def _trim_merged(self, record: ProgressRecord) -> float | None:
+        """Delete what is merged, in the thread that learned so; the seconds until there may be more."""
+        before, wait_ns = trimmable(
+            self._writer.table.segments,
+            record.merged,
+            now_ns=time_ns(),
+            persistence_ns=self._persistence_ns,
+        )
+        if before is not None:
+            try:
+                with self._lock, self._syncing:
+                    if not isinstance(self._attention, Closed | StorageFailed):
+                        self._writer.trim(before, TrimReason.MERGED)
+            except DiskFull:
+                return _TRIM_AGAIN_SECONDS
+            except StorageFailed as error:
+                logger.error("storage_failed session=%s reason=%s", self.session, error)
+                self._attention = error
+        return None if wait_ns is None else wait_ns / 1e9
+
 
 _BROKEN_OFF = RtError("a write was broken off")
 """Stands in `_attention` while a write is under way; never raised, for the next call settles it."""
+
+
+def _open_writer(directory: str, identity: Identity, disk: Disk, seconds: float) -> LogWriter:
+    """Open the directory; one that is in use is tried again for `seconds`."""
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            return LogWriter.open(directory, identity, disk=disk)
+        except DirectoryLocked:
+            if monotonic() >= deadline:
+                raise
+        sleep(_LOCKED_AGAIN_SECONDS)
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:
@@ -491,7 +607,7 @@ def _close_all() -> None:
     """At exit: flush what is still open, as far as that is possible."""
     for publisher in list(_open_publishers):
         try:
-            publisher.close()
+            publisher.close(linger=0)
         except Exception as error:  # noqa: BLE001 - the others are closed all the same
             logger.error("close_at_exit_failed session=%s reason=%s", publisher.session, error)
 
@@ -506,6 +622,8 @@ def _disown_all() -> None:
             hint="Open one in the child, or start processes by spawn.",
         )
         publisher._writer.close()  # The lock lives as long as any process has the file open.
+        if publisher._replication is not None:
+            publisher._replication.disown()
     _open_publishers.clear()
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,3 +142,45 @@ def test_every_public_name_is_there() -> None:
         assert getattr(rt, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         _ = rt.missing
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"endpoints": ["n1:1"]}, "endpoints without tls"),
+        ({"endpoints": "n1:1"}, "a sequence of"),
+        ({"endpoints": ["n1:1"], "tls": object(), "position": -1}, "negative"),
+        ({"endpoints": ["n1:1"], "tls": object(), "position": "first"}, "neither a number"),
+        ({"endpoints": ["n1:1"], "tls": object(), "retention": "never"}, "retention="),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_before_anything_is_made(
+    tmp_path: Path, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        rt.Subscriber(tmp_path, "stream", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wait_that_is_called_off_loses_nothing(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream", position="latest") as subscriber:
+        for is_paused in (False, True):
+            if is_paused:
+                subscriber.pause()
+            waiting = threading.Thread(target=subscriber.next_batch)
+            waiting.start()
+            subscriber.call_off()
+            waiting.join(30)
+            assert not waiting.is_alive()
+        subscriber.resume()
+        publisher.publish(b"next")
+        batch = subscriber.next_batch(30)
+        assert batch is not None
+        assert batch.numbers.tolist() == [10]
+
+
+def test_only_a_copy_of_its_own_is_trimmed_by_a_subscriber(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        with pytest.raises(ValueError, match="retention='own'"):
+            subscriber.trim(0)
+        assert subscriber.log_end is None

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import click
 
 from rt.cli import formats, inputs
+from rt.cli.endpoints import endpoint_options, endpoints_tls
 from rt.cli.feed import Fed, Feed, OnFull
 from rt.cli.formats import Fields
 from rt.cli.inputs import STDIN, Reading
@@ -45,6 +46,7 @@ def _choice(kind: object) -> click.Choice[str]:
     type=SESSION_NAME,
     help="The session, a directory of its own; by default this host's name.",
 )
+@endpoint_options
 @option("--dedup-id", type=DEDUP_ID, help="Shared by publishers that send the same messages.")
 @option("--topic", default="", help="Topic of the messages that do not say.")
 @option("--format", "style", type=_choice(Format), default="lines", show_default=True, help="What is read.")
@@ -100,6 +102,10 @@ def pub(
     root: str,
     stream: str,
     publisher_id: str | None,
+    endpoints: tuple[str, ...],
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
     dedup_id: str | None,
     topic: str,
     style: Format,
@@ -125,16 +131,22 @@ def pub(
 
     A record that is none ends the command: what precedes it is published, nothing that follows. Interrupted,
     it publishes what it has read, without an unfinished line.
+
+    With --endpoint a process of its own pushes all that to the nodes. The command waits for it up to 30
+    seconds; then, or interrupted again, it ends, and the process goes on.
     """
     fields = Fields(topic, topic_field, timestamp_field)
     feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
     paths = _checked_paths(paths or (STDIN,), style)
+    tls = endpoints_tls(endpoints, ca, cert, key)
     with Interrupts() as interrupts:
         publisher = Publisher(
             root,
             stream,
             publisher_id=publisher_id,
             dedup_id=dedup_id,
+            endpoints=endpoints,
+            tls=tls,
             batch_bytes=batch_bytes,
             linger_ms=linger_ms,
             roll_bytes=roll_bytes,
@@ -143,7 +155,16 @@ def pub(
         )
         fed, started = Fed(), time.monotonic()
         try:
-            _publish(publisher, feeding, paths, interrupts, fed, on_full=on_full, is_quiet=quiet)
+            _publish(
+                publisher,
+                feeding,
+                paths,
+                interrupts,
+                fed,
+                has_nodes=bool(endpoints),
+                on_full=on_full,
+                is_quiet=quiet,
+            )
         finally:
             _report(fed, publisher, time.monotonic() - started, as_json=as_json, is_quiet=quiet)
 
@@ -193,6 +214,7 @@ def _publish(
     interrupts: Interrupts,
     fed: Fed,
     *,
+    has_nodes: bool,
     on_full: OnFull,
     is_quiet: bool,
 ) -> None:
@@ -207,7 +229,18 @@ def _publish(
                 feeding(path, reading, feed)
         finally:
             feed.finish()
+            if has_nodes:
+                _linger(publisher, interrupts)
             publisher.close()
+
+
+def _linger(publisher: Publisher, interrupts: Interrupts) -> None:
+    """Close when the nodes have it, or after a while; a signal ends the wait."""
+    try:
+        with interrupts.waiting():
+            publisher.close()
+    finally:
+        publisher.close(linger=0)
 
 
 def _ignore(size: int) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Literal, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 from click.core import ParameterSource
 
+from rt.cli.endpoints import endpoint_options, endpoints_tls
 from rt.cli.files import FileOutput
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, option
 from rt.cli.outputs import (
@@ -25,13 +28,17 @@ from rt.cli.outputs import (
     as_json_lines,
     as_lines,
 )
-from rt.cli.reading import Named, Source, Unnamed
+from rt.cli.reading import Named, Pulled, Source, Unnamed
 from rt.cli.signals import Interrupts
 from rt.cli.told import Told
 from rt.errors import NotALog
 from rt.log.directory import is_log_directory, merged_directory
 from rt.log.disk import REAL
 from rt.log.reader import LogReader, Place
+from rt.subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
 
 Format = Literal["lines", "csv", "json", "files"]
 
@@ -42,6 +49,7 @@ _MOST = 2**62
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
 @option("--path", "root", metavar="DIR", help="Where the logs of this host are kept, instead of DIR.")
 @option("--stream", type=STREAM_NAME, help="With --path: the stream whose merged log is read.")
+@endpoint_options
 @option("--position", type=PLACE, help="Where to begin.  [default: earliest, or where NAME acknowledged]")
 @option("--since", type=TIME, help="Begin with the first message that is not older.")
 @option("--name", type=SUBSCRIBER_NAME, help="Acknowledge what is written, and go on there the next time.")
@@ -66,6 +74,10 @@ def sub(
     directory: str | None,
     root: str | None,
     stream: str | None,
+    endpoints: tuple[str, ...],
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
     position: Place | None,
     since: int | None,
     name: str | None,
@@ -80,6 +92,9 @@ def sub(
 ) -> None:
     """Write the messages of the log in DIR, or of the merged log of a stream.
 
+    With --endpoint they are pulled from the nodes into a copy below --path, which is kept; only what the
+    copy lacks is pulled, and the nodes filter by --topic. NAME must be the certificate's then.
+
     lines: each value and a newline.
     csv: a record for each value, which must be a JSON object; a header from the first one.
     json: each value, which must be JSON, as a line.
@@ -90,17 +105,23 @@ def sub(
         raise click.UsageError("--output goes with --format files, and it with --output.")
     if position is not None and since is not None:
         raise click.UsageError("--position and --since exclude each other.")
-    path = _log_directory(directory, root, stream)
+    tls = endpoints_tls(endpoints, ca, cert, key)
     told = Told()
-    if since is not None:
-        position = _position_at(path, since)
+    make: Callable[[], Source]
+    if tls is not None:
+        if directory is not None or root is None or stream is None or since is not None:
+            raise click.UsageError("--endpoint goes with --path and --stream, without DIR and --since.")
+        make = partial(
+            _pulled, root, stream, endpoints, tls, position, topics, told, name=name, is_following=follow
+        )
+    else:
+        path = _log_directory(directory, root, stream)
+        if since is not None:
+            position = _position_at(path, since)
+        make = partial(_local, path, position, topics, told, name=name, is_following=follow)
     with contextlib.ExitStack() as opened:
         interrupts = opened.enter_context(Interrupts())
-        source: Source
-        if name is None:
-            source = Unnamed(path, position, topics, told, is_following=follow)
-        else:
-            source = Named(path, name, position, topics, told, is_following=follow)
+        source = make()
         opened.callback(source.close)
         out: Output
         if encoder is None:
@@ -111,6 +132,48 @@ def sub(
         _copy(source, out, interrupts, limit)
     if told.has_lost:
         ctx.exit(1)
+
+
+def _local(
+    path: str,
+    position: Place | None,
+    topics: tuple[str, ...],
+    told: Told,
+    *,
+    name: str | None,
+    is_following: bool,
+) -> Source:
+    """A log that is here."""
+    if name is None:
+        return Unnamed(path, position, topics, told, is_following=is_following)
+    subscriber = Subscriber(path, "local", position=position, topics=topics or None, on_event=told, name=name)
+    return Named(subscriber, is_following=is_following)
+
+
+def _pulled(
+    root: str,
+    stream: str,
+    endpoints: tuple[str, ...],
+    tls: TLS,
+    position: Place | None,
+    topics: tuple[str, ...],
+    told: Told,
+    *,
+    name: str | None,
+    is_following: bool,
+) -> Source:
+    """What the nodes have."""
+    subscriber = Subscriber(
+        root,
+        stream,
+        endpoints=endpoints,
+        tls=tls,
+        position=position,
+        topics=topics or None,
+        on_event=told,
+        name=name,
+    )
+    return Pulled(subscriber, is_following=is_following)
 
 
 def _encoder(

@@ -24,6 +24,9 @@ from batches import columns, forge
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pull_source import pull_source
+from push_node import NodesInThread, PushNode
+from receiving_node import make_pki, tls_of
 
 import rt
 from rt.cli import feed, files, inputs
@@ -842,3 +845,98 @@ def test_a_bar_is_shown_on_a_terminal_only(
         os.close(terminal)
     assert (b"publishing" in shown) is not bool(options)
     assert (b"Published 1 messages" in shown) is not bool(options)
+
+
+# With nodes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sub", "--path", ".", "--stream", "s", "--endpoint", "n1:1"], "--endpoint wants --ca, --cert"),
+        (["sub", ".", "--ca", __file__], "go with --endpoint"),
+        (["pub", "--path", ".", "--stream", "s", "--endpoint", "n1:1", "--ca", __file__], "--endpoint wants"),
+        (["pub", "--path", ".", "--stream", "s", "--key", __file__], "go with --endpoint"),
+    ],
+)
+def test_endpoints_and_certificates_go_together(arguments: list[str], message: str) -> None:
+    result = run(*arguments, stdin=b"")
+    assert (result.exit_code, message in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("more", [["."], ["--since", "2020-01-01T00:00:00Z", "--path", ".", "--stream", "s"]])
+def test_a_pull_goes_below_a_root(tmp_path: Path, more: list[str]) -> None:
+    pki = make_pki(tmp_path / "pki")
+    result = run("sub", *more, "--endpoint", "n1:1", *tls_options(pki, "sub"))
+    assert (result.exit_code, "--path and --stream" in result.stderr) == (2, True)
+
+
+def tls_options(pki: Path, name: str) -> list[str]:
+    files = {"ca": "ca.crt", "cert": f"{name}.crt", "key": f"{name}.key"}
+    return [f"--{option}={pki / file}" for option, file in files.items()]
+
+
+@pytest.mark.slow
+def test_sub_writes_what_the_nodes_have_and_ends_there(
+    tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    pki = make_pki(tmp_path / "pki")
+    with pull_source(tmp_path / "node", pki) as source:
+        options = ["--path", tmp_path, "--stream", "s", "--endpoint", source.endpoint]
+        options += tls_options(pki, "sub")
+        source.publish(b"one", b"two", topic="a")
+        source.publish(b"three", topic="b")
+        source.publish(b"four", topic="c")
+        for named, texts in ((["--name", "sub"], [b"one\ntwo\nthree\nfour\n", b""]), ([], [b"one\n"])):
+            for text in texts:
+                more = [] if named else ["--limit", "1"]
+                done = processes("sub", *options, *named, *more)
+                assert done.communicate(timeout=DEADLINE_SECONDS) == (text, b"")
+                assert done.returncode == 0
+        done = processes("sub", *options, "--topic", "b")
+        assert done.communicate(timeout=DEADLINE_SECONDS) == (b"three\n", b"")
+        following = processes("sub", *options, "--follow", "--name", "sub")
+        source.publish(b"five")
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"five\n"
+        following.send_signal(signal.SIGTERM)
+        _, err = following.communicate(timeout=DEADLINE_SECONDS)
+        assert (following.returncode, err) == (143, b"")
+        wrong = processes("sub", *options[:-3], *tls_options(pki, "feed"))
+        _, err = wrong.communicate(timeout=DEADLINE_SECONDS)
+        assert wrong.returncode == 1
+        assert b"rt: this role may not call" in err
+
+
+@pytest.mark.slow
+def test_pub_waits_until_the_nodes_have_it_or_a_signal_ends_that(
+    tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    pki = make_pki(tmp_path / "pki")
+    tls = tls_of(pki, "n1")
+    with NodesInThread(PushNode("n1"), tls=tls) as nodes:
+        [node] = nodes.nodes
+        options = ["pub", "--path", tmp_path, "--stream", "s", "--name", "feed", "--quiet"]
+        options += ["--endpoint", node.endpoint, *tls_options(pki, "feed")]
+        done = processes(*options)
+        assert done.communicate(b"one\n", timeout=DEADLINE_SECONDS) == (b"", b"")
+        assert done.returncode == 0
+        assert node.holds(tmp_path / DATA)
+        nodes.do(node.stop)
+        held = processes(*options, "--json", stderr=subprocess.DEVNULL)
+        assert held.stdin is not None
+        held.stdin.write(b"two\n")
+        held.stdin.close()
+        held.stdin = None
+        wait_for(lambda: b"two" in kept_values(tmp_path / DATA))
+        held.send_signal(signal.SIGINT)
+        out, _ = held.communicate(timeout=DEADLINE_SECONDS)
+        assert held.returncode in {0, 130}
+        assert json.loads(out)["is_flushed"] is True
+        nodes.do(lambda: node.start(tls))
+        wait_for(lambda: b"two" in node.segments.get(SegmentId(1, 0), b""))
+
+
+def kept_values(directory: Path) -> list[bytes]:
+    with rt.LogReader(directory, on_event=lambda _: None) as reader:
+        return [message.value for message in reader]

@@ -1,0 +1,288 @@
+"""`rt.aio.Subscriber`: the subscriber for event loops.
+
+Laws. A thread waits, the loop never does. Cancelling a call loses nothing: messages leave this object only
+with a call that returns them, in order, each once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import operator
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import rt.subscriber
+from rt.errors import Closed
+from rt.log.columns import Message, MessageBatch
+from rt.log.reader import EventHandler, Place
+from rt.pull_settings import Retention
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+_Result = TypeVar("_Result")
+
+_TOGETHER = 1000
+"""Messages that an iteration hands out before it lets the loop do something else."""
+
+
+class Subscriber:
+    """As `rt.Subscriber`, with the same arguments; opened by `async with`, or by the first call.
+
+    One task at a time draws from it (`async for`, `poll` and `batches`, which may be mixed); `pause`,
+    `resume`, `ack` and `close` may come from any task of the same loop. `on_event` is called in the thread
+    that reads, which is ahead of what was handed out by a batch at most.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        *,
+        endpoints: Sequence[str] = (),
+        tls: TLS | None = None,
+        position: Place | None = None,
+        topics: Collection[str] | None = None,
+        on_event: EventHandler | None = None,
+        retention: Retention = "follow",
+        name: str | None = None,
+    ) -> None:
+        self._make = partial(
+            rt.subscriber.Subscriber,
+            path,
+            stream,
+            endpoints=endpoints,
+            tls=tls,
+            position=position,
+            topics=topics,
+            on_event=on_event,
+            retention=retention,
+            name=name,
+        )
+        self._thread = _Thread()
+        self._opening: asyncio.Future[rt.subscriber.Subscriber] | None = None
+        self._reading: asyncio.Future[MessageBatch | None] | None = None
+        """What the thread reads, or has read and nobody took yet."""
+        self._left: deque[MessageBatch] = deque()
+        """What was read and is not handed out yet."""
+        self._given: MessageBatch | None = None
+        self._rows: Iterator[int] = iter(())
+        self._messages: Iterator[Message] = iter(())
+        """What an iteration is handing out: the messages of the rows left in `_given`."""
+        self._position = 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._is_closed = False
+
+    @property
+    def position(self) -> int:
+        """The next position to be handed out; 0 while that is not known."""
+        if self._given is not None and (left := operator.length_hint(self._rows)):
+            return int(self._given.positions[len(self._given) - left])
+        return self._position
+
+    def __aiter__(self) -> Self:
+        """Messages for ever, until `close`; waits while paused."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message."""
+        if not self._running.is_set():
+            await self._running.wait()
+        while (message := next(self._messages, None)) is None:
+            await asyncio.sleep(0)
+            batch = await self._next(math.inf, _TOGETHER)
+            if batch is None:
+                raise StopAsyncIteration
+            self._given, self._rows = batch, iter(batch.positions.tolist())
+            self._messages = batch.messages(self._rows)
+        return message
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """The same messages in columns."""
+        while (batch := await self._next(math.inf, None)) is not None:
+            yield batch
+
+    async def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
+        """Up to `max_messages`, waiting at most `timeout` seconds (None: for ever) for the first.
+
+        None while paused, or before there is a log.
+        """
+        now = asyncio.get_running_loop().time()
+        batch = await self._next(math.inf if timeout is None else now + timeout, max_messages)
+        return [] if batch is None else list(batch.messages())
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; nothing is lost, and a pull goes on."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Go on where it was paused."""
+        self._running.set()
+
+    async def ack(self, position: int) -> None:
+        """Remember, durably, that everything below `position` is done; a named subscriber resumes there."""
+        self._check_handed_out(position)
+        await self._do(lambda subscriber: subscriber.ack(position))
+
+    async def trim(self, position: int) -> None:
+        """As `rt.Subscriber.trim`."""
+        self._check_handed_out(position)
+        await self._do(lambda subscriber: subscriber.trim(position))
+
+    async def close(self) -> None:
+        """Stop; another task's iteration ends. What was not acknowledged is handed out again later."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._running.set()
+        self._messages, self._rows = iter(()), iter(())
+        try:
+            if self._opening is not None:
+                await asyncio.wait([self._opening])
+                if self._opening.exception() is None:
+                    await asyncio.shield(asyncio.to_thread(self._opening.result().close))
+        finally:
+            self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._opened()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _opened(self) -> rt.subscriber.Subscriber:
+        if self._is_closed:
+            raise Closed("the subscriber is closed")
+        if self._opening is None:
+            self._opening = self._thread.do(self._make)
+            subscriber = await asyncio.shield(self._opening)
+            self._position = max(self._position, subscriber.position)
+        return await asyncio.shield(self._opening)
+
+    async def _next(self, deadline: float, max_messages: int | None) -> MessageBatch | None:
+        """The next messages, at most so many; None at the deadline, or when closed.
+
+        Between the wait and the return nothing is awaited, so that a cancellation meets nothing half done.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            subscriber = await self._opened()
+        except Closed:
+            return None
+        while not self._is_closed:
+            left = None if deadline == math.inf else max(0.0, deadline - loop.time())
+            if not self._running.is_set():
+                try:
+                    await asyncio.wait_for(self._running.wait(), left)
+                except TimeoutError:
+                    return None
+                continue
+            if (batch := self._take(max_messages)) is not None:
+                return batch
+            if self._reading is None:
+                self._reading = self._thread.do(subscriber.next_batch)
+            await asyncio.wait([self._reading], timeout=left)
+            if not self._reading.done():
+                return None
+        return None
+
+    def _take(self, max_messages: int | None) -> MessageBatch | None:
+        """What is here already; raises what the thread met."""
+        self._take_back()
+        if not self._left and self._reading is not None and self._reading.done():
+            reading, self._reading = self._reading, None
+            if (read := reading.result()) is not None:
+                self._left.append(read)
+        if not self._left:
+            return None
+        batch = self._left.popleft()
+        if max_messages is not None and len(batch) > max_messages:
+            self._left.appendleft(batch.slice(max_messages, len(batch)))
+            batch = batch.slice(0, max_messages)
+        self._position = int(batch.positions[-1]) + 1
+        return batch
+
+    def _take_back(self) -> None:
+        """What an iteration that was broken off has not handed out."""
+        given, left = self._given, operator.length_hint(self._rows)
+        self._given = None
+        deque(self._rows, maxlen=0)
+        if given is not None and left:
+            self._left.appendleft(given.slice(len(given) - left, len(given)))
+
+    def _check_handed_out(self, position: int) -> None:
+        if not 0 <= position <= self.position:
+            raise ValueError(f"position {position} was not handed out yet: the next is {self.position}")
+
+    async def _do(self, act: Callable[[rt.subscriber.Subscriber], _Result]) -> _Result:
+        """Do it in the thread, in the middle of its wait if it waits."""
+        subscriber = await self._opened()
+        done = self._thread.do(lambda: act(subscriber))
+        if self._reading is not None and not self._reading.done():
+            subscriber.call_off()
+        return await asyncio.shield(done)
+
+
+class _Thread:
+    """One daemon thread for one thing after the other: it never keeps a process from ending."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
+        """Do it in the thread; a future of the running loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+        future.add_done_callback(_looked_at)
+
+        def job() -> None:
+            settle: Callable[[Any], None]
+            try:
+                result: Any = act()
+                settle = future.set_result
+            except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
+                result, settle = error, future.set_exception
+            with contextlib.suppress(RuntimeError):  # The loop was closed: nobody asks.
+                loop.call_soon_threadsafe(_settle, future, settle, result)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rt-aio", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+        return future
+
+    def end(self) -> None:
+        """Let the thread end behind what it was asked to do."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: object) -> None:
+    if not future.done():
+        settle(result)
+
+
+def _looked_at(future: asyncio.Future[Any]) -> None:
+    """An error that nobody waits for any more is no news."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,264 @@
+"""The pull client of a subscriber: a process of its own, that fills the copy which the subscriber reads.
+
+Laws. One client fills a directory: whoever supervises it holds `pull.lock` there, the others read the same
+copy and wait to take over. The client is started again whenever it dies, but not after an error that no new
+start can mend: that is kept for whoever reads. It ends with its subscriber, however that ends: it learns so
+from the end of its stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
+from rt.log.disk import REAL, storage_errors
+from rt.pull_reports import LINE_BYTES_MAX, Failed, Reached, decode_report
+from rt.pull_settings import PullSettings
+
+logger = logging.getLogger("rt.subscriber")
+
+LOCK_FILE: Final = "pull.lock"
+
+_EXIT_MISUSE: Final = 2
+_RESTART_SECONDS_MIN: Final = 0.1
+_RESTART_SECONDS_MAX: Final = 5.0
+_SETTLED_SECONDS: Final = 10.0
+"""A process that has run for so long is started again soon, should it die."""
+_LOCK_SECONDS: Final = 0.2
+"""How often a lock is tried that another subscriber holds: flock(2) cannot be waited for with a deadline."""
+_STOP_SECONDS: Final = 5.0
+"""How long a process may take to end in good order."""
+
+_pullings: weakref.WeakSet[Pulling] = weakref.WeakSet()
+
+
+class Pulling:
+    """Starts and supervises the pull client of `directory` (made if missing); `stop` ends it.
+
+    `on_change` is called in the supervising thread when `failure`, `log_end` or `is_shared` has changed.
+    Thread-safe.
+    """
+
+    def __init__(self, directory: str, settings: PullSettings, *, on_change: Callable[[], None]) -> None:
+        self.failure: RtError | None = None
+        """Why the copy grows no more."""
+        self.log_end: int | None = None
+        """Where the log ended when a node was first reached."""
+        self.is_shared = False
+        """Whether another pull client fills the copy."""
+        self._directory = directory
+        self._settings = settings
+        self._on_change = on_change
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock_fd = -1
+        self._closing = threading.Lock()
+        """Held while the wake-up is used from outside, or closed."""
+        self._restart_seconds = _RESTART_SECONDS_MIN
+        with storage_errors(directory, "making a directory for a copy"):
+            REAL.make_directory(directory)
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(
+            target=self._run, name=f"rt-pulling-{os.path.basename(directory)}", daemon=True
+        )
+        self._thread.start()
+        _pullings.add(self)
+
+    def stop(self) -> None:
+        """End the client, and return when it has ended. Twice is allowed."""
+        self._stopping.set()
+        with self._closing:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def disown(self) -> None:
+        """In a forked child: the client is the parent's, and must see the end of the parent, not of us."""
+        self._closing = threading.Lock()
+        self._stopping.set()
+        self.failure = Closed(
+            "the subscriber belongs to the parent process",
+            where=self._directory,
+            hint="Open one in the child, or start processes by spawn.",
+        )
+        process, self._process = self._process, None
+        if process is not None:
+            _close_pipes(process)
+            process.returncode = 0  # It is no child of ours to wait for.
+        self._release()
+
+    # The supervising thread
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stopping.is_set() and self.failure is None:
+            try:
+                self._pause(pause)
+                pause = self._try_once()
+            except Exception as error:
+                logger.exception("pulling_failed path=%s", self._directory)
+                self._end_process()
+                pause = _RESTART_SECONDS_MAX
+                if isinstance(error, RtError):
+                    self._fail(lasting(0, error))
+        self._release()
+
+    def _try_once(self) -> float:
+        """Run a client to its end, if it is our turn; the seconds until the next try."""
+        if self._stopping.is_set():
+            return 0.0
+        if self._lock_fd < 0 and not self._lock():
+            self._share(is_shared=True)
+            return _LOCK_SECONDS
+        started_at = time.monotonic()
+        with self._started() as process:
+            failed = self._listen(process)
+        if self._stopping.is_set():
+            return 0.0
+        logger.warning("pull_client_ended path=%s exit_status=%s", self._directory, process.returncode)
+        if self._fail(lasting(process.returncode, failed)):
+            return 0.0
+        self._share(is_shared=isinstance(failed, DirectoryLocked))
+        if time.monotonic() - started_at > _SETTLED_SECONDS:
+            self._restart_seconds = _RESTART_SECONDS_MIN
+        pause = self._restart_seconds
+        self._restart_seconds = min(2 * pause, _RESTART_SECONDS_MAX)
+        return pause
+
+    def _lock(self) -> bool:
+        """Take the lock; the client gets it too, so that the next one begins when this one has ended."""
+        path = os.path.join(self._directory, LOCK_FILE)
+        with storage_errors(path, "locking a copy"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+        self._lock_fd = fd
+        self._share(is_shared=False)
+        return True
+
+    def _fail(self, failure: RtError | None) -> bool:
+        """Note that this is the end, if it is."""
+        if failure is None:
+            return False
+        self.failure = failure
+        self._on_change()
+        return True
+
+    def _share(self, *, is_shared: bool) -> None:
+        if self.is_shared != is_shared:
+            self.is_shared = is_shared
+            self._on_change()
+
+    @contextlib.contextmanager
+    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+        # Its options are what is said here, not what the environment says for an `rt pull` of the user's.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RT_PULL_")}
+        process = subprocess.Popen(
+            self._settings.command(self._directory),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            pass_fds=(self._lock_fd,),
+            start_new_session=True,
+        )
+        self._process = process
+        try:
+            yield process
+        finally:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        """Have it end in good order, or by force."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _close_pipes(process)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> RtError | None:
+        """Note what the client says, until its end; the error that it ended with, if it said one."""
+        assert process.stdout is not None
+        failed: RtError | None = None
+        rest = b""
+        while self._wait_for(process.stdout.fileno()):
+            data = os.read(process.stdout.fileno(), LINE_BYTES_MAX)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[:LINE_BYTES_MAX]
+            for line in lines:
+                match decode_report(line):
+                    case Reached(end) if self.log_end is None:
+                        self.log_end = end
+                        self._on_change()
+                    case Failed(error):
+                        failed = error
+        return failed
+
+    def _wait_for(self, fd: int) -> bool:
+        """Wait until `fd` can be read; False when it is time to stop."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        poll.poll()
+        return not self._stopping.is_set()
+
+    def _pause(self, seconds: float) -> None:
+        if seconds:
+            poll = select.poll()
+            poll.register(self._wake_fd, select.POLLIN)
+            poll.poll(int(seconds * 1000 + 0.999))
+
+    def _release(self) -> None:
+        with self._closing:
+            for fd in (self._lock_fd, self._wake_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._lock_fd = self._wake_fd = -1
+
+
+def lasting(exit_status: int, failed: RtError | None) -> RtError | None:
+    """Why a client that ended needs not be started again; None if it may do better the next time.
+
+    `failed` is what it said. One that was killed, or fell over, said nothing.
+    """
+    if isinstance(failed, DirectoryLocked | DiskFull):
+        return None  # Another one is at work there; space may be made.
+    if failed is None and exit_status == _EXIT_MISUSE:
+        return RtError("`rt pull` refuses what it was told", hint="What it wrote to stderr says why.")
+    return failed
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _disown_all() -> None:
+    """In a forked child."""
+    for pulling in list(_pullings):
+        pulling.disown()
+    _pullings.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)

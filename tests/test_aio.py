@@ -1,0 +1,230 @@
+"""The subscriber for event loops: the loop is never blocked, and a cancelled call loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pull_source import pull_source
+from receiving_node import make_pki, tls_of
+
+import rt
+import rt.aio
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[rt.Publisher]:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(10)])
+        publisher.flush()
+        yield publisher
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def numbers(messages: list[rt.Message]) -> list[int]:
+    return [message.number for message in messages]
+
+
+def test_messages_come_one_by_one_in_lists_and_in_columns(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert numbers([await anext(subscriber), await anext(subscriber)]) == [0, 1]
+            assert subscriber.position == 2
+            assert numbers(await subscriber.poll(3)) == [2, 3, 4]
+            assert subscriber.position == 5
+            batch = await anext(subscriber.batches())
+            assert batch.numbers.tolist() == [5, 6, 7, 8, 9]
+            assert await subscriber.poll(timeout=0) == []
+            publisher.publish(b"next")
+            async for message in subscriber:
+                assert message.number == 10
+                break
+            assert subscriber.position == 11
+
+    run(main)
+
+
+def test_the_loop_goes_on_while_a_task_waits(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s", position="latest") as subscriber:
+            waiting = asyncio.ensure_future(subscriber.poll(timeout=None))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            publisher.publish(b"x")
+            assert numbers(await waiting) == [10]
+
+    run(main)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_is_cancelled_each_message_comes_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    chosen = random.Random(seed)
+
+    async def main() -> None:
+        with rt.Publisher(tmp_path_factory.mktemp("log"), "s", publisher_id="feed", linger_ms=0) as publisher:
+            got: list[int] = []
+
+            async def publish() -> None:
+                for size in [chosen.randint(1, 2000) for _ in range(10)]:
+                    publisher.publish_many([b"x"] * size)
+                    await asyncio.sleep(0.001 * chosen.random())
+
+            async def draw(subscriber: rt.aio.Subscriber) -> None:
+                match chosen.randrange(3):
+                    case 0:
+                        got.extend(numbers(await subscriber.poll(chosen.randint(1, 500), None)))
+                    case 1:
+                        count = chosen.randint(1, 1500)
+                        async for message in subscriber:
+                            got.append(message.number)
+                            count -= 1
+                            if not count:
+                                break
+                    case 2:
+                        async for batch in subscriber.batches():
+                            got.extend(batch.numbers.tolist())
+                            break
+
+            publishing = asyncio.ensure_future(publish())
+            async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+                while not publishing.done() or len(got) < publisher.next_number:
+                    drawing = asyncio.ensure_future(draw(subscriber))
+                    for _ in range(chosen.randint(0, 5)):
+                        await asyncio.sleep(0)
+                    if chosen.random() < 0.5:
+                        drawing.cancel()
+                    await asyncio.wait([drawing], timeout=0.01 * chosen.random())
+                    drawing.cancel()
+                    await asyncio.wait([drawing])
+                    if not drawing.cancelled():
+                        drawing.result()
+            assert got == list(range(publisher.next_number))
+
+    run(main)
+
+
+def test_a_named_subscriber_acknowledges_in_the_middle_of_a_wait(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s", name="sink") as subscriber:
+            with pytest.raises(ValueError, match="not handed out"):
+                await subscriber.ack(1)
+            await subscriber.poll()
+            waiting = asyncio.ensure_future(subscriber.poll(timeout=None))
+            await asyncio.sleep(0)
+            for position in (4, 5, 6):
+                await subscriber.ack(position)
+            assert not waiting.done()
+            publisher.publish(b"x")
+            assert numbers(await waiting) == [10]
+        async with rt.aio.Subscriber(publisher.directory, "s", name="sink") as subscriber:
+            assert subscriber.position == 6
+            assert numbers(await subscriber.poll()) == [6, 7, 8, 9, 10]
+
+    run(main)
+
+
+def test_a_paused_subscriber_hands_out_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert (await anext(subscriber)).number == 0
+            subscriber.pause()
+            assert await subscriber.poll(timeout=0) == []
+            waiting = asyncio.ensure_future(anext(subscriber))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            subscriber.resume()
+            assert (await waiting).number == 1
+            assert numbers(await subscriber.poll()) == list(range(2, 10))
+
+    run(main)
+
+
+def test_closing_ends_an_iteration_also_a_paused_one(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        for is_paused in (False, True):
+            subscriber = rt.aio.Subscriber(publisher.directory, "s", position="latest")
+            if is_paused:
+                subscriber.pause()
+            following = asyncio.ensure_future(_all(subscriber))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await subscriber.close()
+            await subscriber.close()
+            assert await following == []
+            assert await subscriber.poll() == []
+            with pytest.raises(rt.Closed):
+                await subscriber.ack(0)
+
+    run(main)
+
+
+async def _all(subscriber: rt.aio.Subscriber) -> list[rt.Message]:
+    return [message async for message in subscriber]
+
+
+def test_what_is_wrong_is_raised_where_it_is_awaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(rt.NotALog):
+                async with rt.aio.Subscriber(tmp_path, "s"):
+                    pass
+        with pytest.raises(rt.InvalidName):
+            await rt.aio.Subscriber(tmp_path, "../s").poll()
+
+    run(main)
+
+
+def test_one_that_is_never_closed_does_not_keep_its_process_from_ending(publisher: rt.Publisher) -> None:
+    program = """
+import asyncio, sys
+import rt.aio
+async def main():
+    subscriber = rt.aio.Subscriber(sys.argv[1], "s", position="latest")
+    print(await subscriber.poll(timeout=0.01))
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, publisher.directory], capture_output=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"[]\n", b"")
+
+
+@pytest.mark.slow
+def test_it_pulls_from_a_node(tmp_path: Path) -> None:
+    pki = make_pki(tmp_path / "pki")
+    with pull_source(tmp_path / "node", pki) as source:
+
+        async def main() -> None:
+            source.publish(b"one")
+            tls = tls_of(pki, "sub")
+            endpoints = [source.endpoint]
+            async with rt.aio.Subscriber(tmp_path, "s", endpoints=endpoints, tls=tls) as subscriber:
+                assert (await anext(subscriber)).value == b"one"
+            async with rt.aio.Subscriber(
+                tmp_path / "wrong", "s", endpoints=endpoints, tls=tls_of(pki, "feed")
+            ) as subscriber:
+                with pytest.raises(rt.CertificateError):
+                    await anext(subscriber)
+
+        run(main)

@@ -1,0 +1,132 @@
+"""`.progress`: what is written is read, what is torn is not, and no level goes back."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.log.checksum import sealed
+from rt.log.layout import NUMBER_MAX
+from rt.progress import (
+    NO_LEVEL,
+    PROGRESS_BYTES,
+    PROGRESS_FILE,
+    Level,
+    ProgressFile,
+    ProgressRecord,
+    PushState,
+    decode_progress,
+    encode_progress,
+    read_progress,
+)
+from rt.testing.disk import MemoryDisk
+
+INCARNATION = bytes(range(16))
+words = st.integers(0, 2**32 - 1)
+levels = st.builds(Level, words, st.integers(0, NUMBER_MAX))
+records = st.builds(
+    ProgressRecord, st.binary(min_size=16, max_size=16), levels, levels, st.sampled_from(PushState), words
+)
+
+
+@given(records)
+def test_a_record_comes_back_as_it_was_written(record: ProgressRecord) -> None:
+    data = encode_progress(record)
+    assert len(data) == PROGRESS_BYTES
+    assert decode_progress(data) == record
+
+
+@given(records, st.integers(0, PROGRESS_BYTES - 1), st.integers(1, 255))
+def test_a_record_with_a_wrong_byte_is_none(record: ProgressRecord, at: int, flip: int) -> None:
+    data = bytearray(encode_progress(record))
+    data[at] ^= flip
+    assert decode_progress(bytes(data)) is None
+
+
+@given(st.binary(max_size=80))
+def test_garbage_is_none(data: bytes) -> None:
+    assert decode_progress(data) is None
+
+
+def test_the_bytes_stand_where_the_diagram_says() -> None:
+    data = encode_progress(ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9))
+    assert data[:8] == b"RTPRGRSS"
+    assert [int.from_bytes(data[at : at + 2], "little") for at in (8, 10)] == [1, 1]
+    assert data[16:32] == INCARNATION
+    assert [int.from_bytes(data[at : at + 4], "little") for at in (32, 36, 56, 60)] == [9, 3, 2, 0]
+    assert [int.from_bytes(data[at : at + 8], "little") for at in (40, 48)] == [77, 66]
+
+
+def test_a_record_of_a_newer_version_is_refused_by_its_number() -> None:
+    data = encode_progress(ProgressRecord(INCARNATION))
+    with pytest.raises(rt.UnknownVersion, match="got 2, wanted 1"):
+        decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:]))
+
+
+def test_the_sequence_starts_again_at_its_end() -> None:
+    record = decode_progress(encode_progress(ProgressRecord(INCARNATION, sequence=2**32)))
+    assert record is not None
+    assert record.sequence == 0
+
+
+def test_where_there_is_no_file_nothing_is_known(tmp_path: Path) -> None:
+    assert read_progress(str(tmp_path)) is None
+    (tmp_path / PROGRESS_FILE).write_bytes(b"")
+    assert read_progress(str(tmp_path)) is None
+    (tmp_path / PROGRESS_FILE).write_bytes(b"x" * 64)
+    assert read_progress(str(tmp_path)) is None
+
+
+def test_levels_do_not_go_back_not_even_over_a_restart_of_the_writer() -> None:
+    disk = MemoryDisk()
+    disk.make_directory("/s")
+    file = ProgressFile("/s", INCARNATION, disk=disk)
+    file.write(replicated=Level(1, 50), merged=Level(1, 20))
+    file.write(replicated=Level(1, 40), merged=Level(0, 90))
+    file.close()
+    file = ProgressFile("/s", INCARNATION, disk=disk)
+    file.write(replicated=Level(2, 51), merged=NO_LEVEL, state=PushState.FENCED)
+    assert read_progress("/s", disk=disk) == ProgressRecord(
+        INCARNATION, Level(2, 51), Level(1, 20), PushState.FENCED, 2
+    )
+
+
+def test_another_incarnation_starts_from_nothing() -> None:
+    disk = MemoryDisk()
+    disk.make_directory("/s")
+    ProgressFile("/s", INCARNATION, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
+    ProgressFile("/s", bytes(16), disk=disk).write(replicated=Level(0, 1), merged=NO_LEVEL)
+    assert read_progress("/s", disk=disk) == ProgressRecord(bytes(16), Level(0, 1), NO_LEVEL, sequence=1)
+
+
+def test_what_has_not_changed_is_not_written() -> None:
+    disk = MemoryDisk()
+    disk.make_directory("/s")
+    file = ProgressFile("/s", INCARNATION, disk=disk)
+    for _ in range(3):
+        file.write(replicated=Level(0, 5), merged=NO_LEVEL)
+    assert file.record.sequence == 1
+
+
+def test_a_reader_beside_a_writer_never_reads_half_a_record(tmp_path: Path) -> None:
+    file = ProgressFile(str(tmp_path), INCARNATION)
+    file.write(replicated=Level(0, 1), merged=Level(0, 1))
+
+    def write() -> None:
+        for number in range(2, 3000):
+            file.write(replicated=Level(0, number), merged=Level(0, number))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    last = 0
+    while last < 2999:
+        record = read_progress(str(tmp_path))
+        assert record is not None
+        assert record.replicated == record.merged
+        assert record.replicated.number >= last
+        last = record.replicated.number
+    thread.join()
+    file.close()

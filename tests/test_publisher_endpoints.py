@@ -1,0 +1,347 @@
+"""Publishers with endpoints: what is replicated and merged, who waits, and who goes on when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from push_node import NodesInThread, PushNode
+
+import rt
+from replicator.push_lock import lock_push
+from rt.log.segment import SegmentId
+from rt.log.table import SealedSegment, TrimReason
+from rt.merged_segments import Trimmable, trimmable
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+from rt.net.tls import TLS
+from rt.progress import Level, ProgressFile, PushState
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pki")
+    init_ca(directory)
+    issue(directory, Identity("s", "node", "n1"), loopback=True)
+    issue(directory, Identity("s", "publisher", "feed"))
+    return directory
+
+
+def tls_of(pki: Path, name: str = "feed") -> TLS:
+    return TLS(pki / "ca.crt", pki / f"{name}.crt", pki / f"{name}.key")
+
+
+@contextlib.contextmanager
+def three_nodes(pki: Path) -> Iterator[NodesInThread]:
+    with NodesInThread(*(PushNode(f"n{index}") for index in (1, 2, 3)), tls=tls_of(pki, "n1")) as nodes:
+        yield nodes
+    assert [node.faults for node in nodes.nodes] == [[], [], []]
+
+
+def publisher_of(root: Path, pki: Path, nodes: NodesInThread, **options: Any) -> rt.Publisher:
+    endpoints = [node.endpoint for node in nodes.nodes]
+    settings = {"publisher_id": "feed", "linger_ms": 0, "endpoints": endpoints, "tls": tls_of(pki)}
+    return rt.Publisher(root, "s", **(settings | options))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def is_served(directory: str | Path) -> bool:
+    try:
+        lock_push(str(directory)).close()
+    except rt.DirectoryLocked:
+        return True
+    return False
+
+
+def child_of(publisher: rt.Publisher) -> subprocess.Popen[bytes]:
+    assert publisher._replication is not None
+    until(lambda: publisher._replication._process)  # type: ignore[union-attr]
+    process = publisher._replication._process
+    assert process is not None
+    return process
+
+
+# Without nodes
+
+
+def test_without_endpoints_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        publisher.publish(b"one")
+        publisher.flush()
+        assert publisher.progress == (1, 0, 0)
+        with pytest.raises(ValueError, match="without endpoints"):
+            publisher.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"endpoints": ["localhost:1"]}, "endpoints without tls"),
+        ({"endpoints": "localhost:1"}, "a sequence of"),
+        ({"local_persistence": -1}, "local_persistence"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        rt.Publisher(tmp_path, "s", publisher_id="feed", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def sealed(x: int, y: int, end: int, sealed_ns: int = 0) -> SealedSegment:
+    return SealedSegment(SegmentId(x, y), 0, end, 100, 0, 0, 0, sealed_ns)
+
+
+def test_only_a_prefix_of_merged_segments_goes() -> None:
+    segments = [sealed(0, 0, 10), sealed(0, 1, 20), sealed(1, 0, 30)]
+    assert trimmable(segments, Level(0, 9), now_ns=5, persistence_ns=0) == Trimmable(None, None)
+    assert trimmable(segments, Level(0, 10), now_ns=5, persistence_ns=0).before == SegmentId(0, 1)
+    assert trimmable(segments, Level(0, 25), now_ns=5, persistence_ns=0).before == SegmentId(0, 2)
+    assert trimmable(segments, Level(1, 25), now_ns=5, persistence_ns=0).before == SegmentId(0, 2)
+    assert trimmable(segments, Level(2, 0), now_ns=5, persistence_ns=0).before == SegmentId(1, 1)
+    gone = [segments[0].trimmed(TrimReason.MERGED, 1), *segments[1:]]
+    assert trimmable(gone, Level(0, 10), now_ns=5, persistence_ns=0) == Trimmable(None, None)
+
+
+@given(
+    st.lists(st.integers(0, 100), max_size=6),
+    st.integers(0, 6),
+    st.integers(0, 200),
+    st.integers(0, 60),
+)
+def test_nothing_goes_before_its_time_and_the_time_is_told(
+    sealed_ns: list[int], merged: int, now_ns: int, persistence_ns: int
+) -> None:
+    segments = [sealed(0, y, y + 1, at) for y, at in enumerate(sorted(sealed_ns))]
+    before, wait_ns = trimmable(segments, Level(0, merged), now_ns=now_ns, persistence_ns=persistence_ns)
+    gone = [segment for segment in segments if before is not None and segment.id < before]
+    due = [
+        segment
+        for segment in segments[:merged]
+        if not persistence_ns or segment.sealed_ns + persistence_ns <= now_ns
+    ]
+    assert gone == due
+    waiting = segments[len(gone) : merged]
+    assert (wait_ns is None) == (not waiting)
+    if wait_ns is not None:
+        assert 0 < wait_ns <= persistence_ns
+
+
+# With nodes
+
+
+@pytest.mark.slow
+def test_a_message_is_replicated_and_merged_and_waiting_says_so(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes, publisher_of(tmp_path, pki, nodes) as publisher:
+        number = publisher.publish(b"one")
+        publisher.wait(number, level="replicated", timeout=WAIT_SECONDS)
+        publisher.wait(number, timeout=WAIT_SECONDS)
+        assert publisher.progress == (1, 1, 1)
+        assert publisher.publish_many([b"x"] * 500) == range(1, 501)
+        publisher.wait(500, timeout=WAIT_SECONDS)
+        for wrong in (-1, 501):
+            with pytest.raises(ValueError, match="never published"):
+                publisher.wait(wrong)
+        with pytest.raises(ValueError, match="level="):
+            publisher.wait(0, level="durable")  # type: ignore[arg-type]
+        for node in nodes.nodes:
+            until(lambda node=node: node.holds(publisher.directory))
+
+
+@pytest.mark.slow
+def test_waiting_for_what_a_majority_does_not_have_times_out_and_may_be_tried_again(
+    tmp_path: Path, pki: Path
+) -> None:
+    with three_nodes(pki) as nodes:
+        for node in nodes.nodes:
+            node.merges = False
+            nodes.do(node.stop)
+        with publisher_of(tmp_path, pki, nodes) as publisher:
+            number = publisher.publish(b"one")
+            with pytest.raises(rt.Timeout, match="number 0 is not replicated yet"):
+                publisher.wait(number, level="replicated", timeout=0.01)
+            for node in nodes.nodes[:2]:
+                nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
+            publisher.wait(number, level="replicated", timeout=WAIT_SECONDS)
+            with pytest.raises(rt.Timeout, match="not merged yet"):
+                publisher.wait(number, timeout=0)
+            assert publisher.progress == (1, 1, 0)
+
+
+@pytest.mark.slow
+def test_a_fenced_publisher_is_told_so_and_its_push_client_stays_down(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        for node in nodes.nodes:
+            node.refusal = rt.Fenced("a newer incarnation took over")
+        with publisher_of(tmp_path, pki, nodes) as publisher:
+            number = publisher.publish(b"one")
+            with pytest.raises(rt.Fenced, match="takes no more of this session"):
+                publisher.wait(number, timeout=WAIT_SECONDS)
+            until(lambda: publisher._replication._process is None)  # type: ignore[union-attr]
+            assert publisher.publish(b"two") == 1
+
+
+@pytest.mark.slow
+def test_a_push_client_that_dies_is_started_again(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes, publisher_of(tmp_path, pki, nodes) as publisher:
+        publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+        first = child_of(publisher)
+        first.kill()
+        publisher.wait(publisher.publish(b"two"), timeout=WAIT_SECONDS)
+        assert child_of(publisher).pid != first.pid
+
+
+@pytest.mark.slow
+def test_what_is_left_at_close_is_pushed_by_the_process_that_goes_on(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        for node in nodes.nodes:
+            node.merges = False  # What one of them merges a majority would have.
+            nodes.do(node.stop)
+        publisher = publisher_of(tmp_path, pki, nodes)
+        publisher.publish_many([bytes(1000)] * 1000)
+        until(lambda: is_served(publisher.directory))
+        publisher.close(linger=0)
+        assert is_served(publisher.directory)
+        for node in nodes.nodes:
+            nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
+        until(lambda: not is_served(publisher.directory))
+        assert sum(node.holds(publisher.directory) for node in nodes.nodes) >= 2
+
+
+@pytest.mark.slow
+def test_close_lingers_until_a_majority_has_everything(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes)
+        publisher.publish_many([bytes(1000)] * 2000)
+        publisher.close()
+        assert publisher.progress == (2000, 2000, 2000)
+        publisher.close()
+
+
+@pytest.mark.slow
+def test_a_publisher_that_opens_again_takes_over_from_the_process_that_drains(
+    tmp_path: Path, pki: Path
+) -> None:
+    with three_nodes(pki) as nodes:
+        for node in nodes.nodes:
+            nodes.do(node.stop)
+        first = publisher_of(tmp_path, pki, nodes)
+        first.publish(b"one")
+        until(lambda: is_served(first.directory))
+        first.close(linger=0)
+        with publisher_of(tmp_path, pki, nodes, local_persistence=3600) as second:
+            second.publish(b"two")
+            for node in nodes.nodes:
+                nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
+            second.wait(1, timeout=WAIT_SECONDS)
+            assert second.progress == (2, 2, 2)
+            for node in nodes.nodes:
+                until(lambda node=node: node.holds(second.directory))
+
+
+@pytest.mark.slow
+def test_sealed_segments_that_are_merged_are_deleted_and_no_others(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        with publisher_of(tmp_path, pki, nodes, roll_bytes=10_000) as publisher:
+            for _ in range(10):
+                publisher.publish_many([bytes(100)] * 50)
+                publisher.flush()
+            publisher.wait(499, timeout=WAIT_SECONDS)
+            last = publisher._writer.last_id
+            assert last is not None
+            until(lambda: kept(publisher) == [last.file_name])
+            reasons = {segment.reason for segment in publisher._writer.table.segments}
+            assert reasons == {TrimReason.MERGED}
+        with publisher_of(tmp_path, pki, nodes, roll_bytes=10_000, local_persistence=3600) as publisher:
+            for _ in range(5):
+                publisher.publish_many([bytes(100)] * 50)
+                publisher.flush()
+            publisher.wait(749, timeout=WAIT_SECONDS)
+            assert len(kept(publisher)) > 3
+
+
+def kept(publisher: rt.Publisher) -> list[str]:
+    return sorted(path.name for path in Path(publisher.directory).glob("log.*") if path.stat().st_size)
+
+
+PROGRAM = """
+import os, sys
+import rt
+root, endpoints, *files = sys.argv[1:]
+publisher = rt.Publisher(
+    root, "s", publisher_id="feed", endpoints=endpoints.split(","), tls=rt.TLS(*files), linger_ms=0
+)
+for count in range(200):
+    publisher.publish_many([bytes(1000)] * 20)
+publisher.flush()
+os.write(1, b"flushed")
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_publisher_has_written_still_comes_to_the_nodes(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        for node in nodes.nodes:
+            node.merges = False  # What one of them merges a majority would have.
+            nodes.do(node.stop)
+        directory = tmp_path / "s" / "sessions" / "feed"
+        tls = tls_of(pki)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", PROGRAM, tmp_path),
+                ",".join(node.endpoint for node in nodes.nodes),
+                *(os.fspath(path) for path in (tls.ca, tls.cert, tls.key)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.read(7) == b"flushed"
+        until(lambda: is_served(directory))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()
+        assert is_served(directory)
+        for node in nodes.nodes:
+            nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
+        until(lambda: not is_served(directory))
+        assert sum(node.holds(directory) for node in nodes.nodes) >= 2
+
+
+@pytest.mark.slow
+def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path, pki: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        origin, directory = publisher._writer.identity.origin, publisher.directory
+    file = ProgressFile(directory, origin)
+    file.write(replicated=Level(0, 0), merged=Level(0, 0), state=PushState.FENCED)
+    file.close()
+    with three_nodes(pki) as nodes:
+        with publisher_of(tmp_path, pki, nodes) as publisher:
+            publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+        for node in nodes.nodes:
+            node.refusal = rt.Fenced("a newer incarnation took over")
+        for _ in range(2):
+            with publisher_of(tmp_path, pki, nodes) as publisher, pytest.raises(rt.Fenced):
+                publisher.wait(publisher.publish(b"two"), timeout=WAIT_SECONDS)

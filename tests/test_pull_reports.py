@@ -1,0 +1,119 @@
+"""What a pull client tells its subscriber: every error comes across as itself, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.events import SkipForward
+from rt.log.disk import REAL
+from rt.positions import ACKNOWLEDGED, TRIMMABLE, read_position, write_position
+from rt.pull_reports import Failed, Reached, decode_report, encode_report
+from rt.pull_settings import PullSettings
+from rt.pulling import lasting
+
+KINDS = [
+    kind
+    for kind in vars(rt.errors).values()
+    if isinstance(kind, type) and issubclass(kind, rt.RtError) and kind not in {rt.Damaged, rt.Gap}
+]
+
+
+@given(
+    st.sampled_from(KINDS), st.text(), st.none() | st.text(), st.none() | st.integers(), st.none() | st.text()
+)
+def test_an_error_comes_across_as_itself(
+    kind: type[rt.RtError], what: str, where: str | None, got: int | None, hint: str | None
+) -> None:
+    error = kind(what, where=where, got=got, hint=hint)
+    line = encode_report(Failed(error))
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    report = decode_report(line)
+    assert isinstance(report, Failed)
+    assert type(report.error) is kind
+    assert str(report.error) == str(error)
+
+
+def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
+    damaged = decode_report(encode_report(Failed(rt.Damaged("bad", path="/a/log.0.0", offset=7))))
+    assert isinstance(damaged, Failed)
+    assert isinstance(damaged.error, rt.Damaged)
+    assert (damaged.error.path, damaged.error.offset) == ("/a/log.0.0", 7)
+    assert str(damaged.error) == "bad (at /a/log.0.0, offset 7)"
+    gap = decode_report(encode_report(Failed(rt.Gap("gone", event=SkipForward(0, 1, "time")))))
+    assert isinstance(gap, Failed)
+    assert type(gap.error) is rt.RtError
+    assert decode_report(encode_report(Reached(12))) == Reached(12)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        *(
+            json.dumps(said).encode()
+            for said in (1, [], {}, {"reached": -1}, {"reached": "1"}, {"failed": 1})
+        ),
+        json.dumps({"failed": {"class": "RtError"}}).encode(),
+    ],
+)
+def test_what_is_not_understood_is_nothing(said: bytes) -> None:
+    assert decode_report(said) is None
+
+
+@given(st.sampled_from(["Event", "SkipForward", "__name__", "TYPE_CHECKING", "Damaged", "int", ""]))
+def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
+    report = decode_report(json.dumps({"failed": {"class": name, "what": "w", "path": 1}}).encode())
+    assert isinstance(report, Failed)
+    assert type(report.error) is rt.RtError
+
+
+def test_only_what_a_new_start_may_mend_is_tried_again() -> None:
+    for again in (rt.DirectoryLocked("held"), rt.DiskFull("full"), None):
+        for status in (1, -9, 143):
+            assert lasting(status, again) is None
+    refused = rt.CertificateError("refused")
+    assert lasting(1, refused) is refused
+    misuse = lasting(2, None)
+    assert misuse is not None
+    assert "stderr" in str(misuse)
+
+
+class FakeTLS:
+    ca, cert, key = "ca.crt", "client.crt", "client.key"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"endpoints": ()}, {"retention": "never"}, {"topics": ("a\0b",)}, {"endpoints": ("n\0:1",)}],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"stream": "s", "endpoints": ("n1:1",), "tls": FakeTLS()}
+    with pytest.raises(ValueError):
+        PullSettings(**(settings | wrong))
+
+
+def test_options_cannot_be_taken_for_others() -> None:
+    settings = PullSettings("s", ("n1:1", "n2:1"), FakeTLS(), 7, ("--ca", ""), "own", "sub")  # type: ignore[arg-type]
+    command = settings.command("/copy")
+    assert command[1:6] == ["-m", "rt", "pull", "/copy", "--attached"]
+    assert {"--topic=--ca", "--topic=", "--position=7", "--retention=own", "--name=sub"} <= set(command)
+    assert "--endpoints=n1:1,n2:1" in command
+
+
+def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "position")
+    assert read_position(REAL, path, TRIMMABLE) is None
+    write_position(REAL, path, TRIMMABLE, 2**63)
+    assert read_position(REAL, path, TRIMMABLE) == 2**63
+    with pytest.raises(rt.Damaged):
+        read_position(REAL, path, ACKNOWLEDGED)

@@ -1,0 +1,101 @@
+"""Subscribers of a whole cluster: what publishers send comes through, whichever node is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+import rt.aio
+from sequencer.testing.nodes import Nodes
+
+WAIT_SECONDS = 60
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with Nodes(root) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
+    values: list[bytes] = []
+    while len(values) < count:
+        messages = subscriber.poll(count - len(values), WAIT_SECONDS)
+        assert messages, len(values)
+        values += [message.value for message in messages]
+    return values
+
+
+def test_messages_come_through_while_nodes_are_killed(tmp_path: Path, nodes: Nodes) -> None:
+    with (
+        rt.Publisher(
+            tmp_path / "out",
+            "s",
+            publisher_id="killed",
+            endpoints=nodes.endpoints,
+            tls=nodes.certificate("publisher", "killed"),
+        ) as publisher,
+        rt.Subscriber(
+            tmp_path / "in",
+            "s",
+            endpoints=nodes.endpoints,
+            tls=nodes.certificate("subscriber", "killed"),
+            topics=["killed"],
+            name="killed",
+        ) as subscriber,
+    ):
+        sent: list[bytes] = []
+        got: list[bytes] = []
+        for name in nodes.running:
+            values = [b"%s %d" % (name.encode(), number) for number in range(500)]
+            publisher.publish_many(values, topic="killed")
+            sent += values
+            got += take(subscriber, 100)
+            nodes.kill(name)
+            publisher.publish(b"meanwhile", topic="killed")
+            sent.append(b"meanwhile")
+            got += take(subscriber, len(sent) - len(got))
+            subscriber.ack(subscriber.position)
+            nodes.start(name)
+            nodes.wait_ready()
+        assert got == sent
+
+
+def test_an_event_loop_publishes_and_subscribes(tmp_path: Path, nodes: Nodes) -> None:
+    tls = nodes.certificate("subscriber", "loop")
+    with rt.Publisher(
+        tmp_path / "out",
+        "s",
+        publisher_id="loop",
+        endpoints=nodes.endpoints,
+        tls=nodes.certificate("publisher", "loop"),
+    ) as publisher:
+
+        async def main() -> list[bytes]:
+            async with (
+                asyncio.timeout(WAIT_SECONDS),
+                rt.aio.Subscriber(
+                    tmp_path / "in", "s", endpoints=nodes.endpoints, tls=tls, topics=["loop"]
+                ) as subscriber,
+            ):
+                got: list[bytes] = []
+                for number in range(20):
+                    publisher.publish(b"%d" % number, topic="loop")
+                    got.append((await anext(subscriber)).value)
+                return got
+
+        assert asyncio.run(main()) == [b"%d" % number for number in range(20)]

@@ -1,0 +1,379 @@
+"""Subscribers with endpoints: a process fills the copy, and what ends it for good is told."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pull_source import PullSource, pull_source
+from receiving_node import make_pki, tls_of
+
+import rt
+from rt.events import SkipForward
+from rt.log.directory import read_durable_end
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+
+WAIT_SECONDS = 60
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def source(tmp_path: Path, pki: Path) -> Iterator[PullSource]:
+    with pull_source(tmp_path / "node", pki) as source:
+        yield source
+
+
+def subscriber_of(root: Path, pki: Path, source: PullSource, **options: Any) -> rt.Subscriber:
+    settings = {"endpoints": [source.endpoint], "tls": tls_of(pki, "sub")}
+    return rt.Subscriber(root, "s", **(settings | options))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
+    """The next `count` values."""
+    values: list[bytes] = []
+    while len(values) < count:
+        messages = subscriber.poll(count - len(values), WAIT_SECONDS)
+        assert messages, values
+        values += [message.value for message in messages]
+    return values
+
+
+def client_of(subscriber: rt.Subscriber) -> subprocess.Popen[bytes]:
+    assert subscriber._pulling is not None
+    until(lambda: subscriber._pulling._process)  # type: ignore[union-attr]
+    process = subscriber._pulling._process
+    assert process is not None
+    return process
+
+
+def test_messages_come_from_a_node_and_the_client_ends_with_its_subscriber(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"one", b"two")
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert subscriber.directory == str(tmp_path / "s" / "merged")
+        assert take(subscriber, 2) == [b"one", b"two"]
+        source.publish(b"three")
+        source.roll()
+        source.publish(b"four")
+        assert take(subscriber, 2) == [b"three", b"four"]
+        assert subscriber.position == 4
+        client = client_of(subscriber)
+    assert client.returncode is not None
+    with rt.LogReader(subscriber.directory) as reader:
+        assert len(list(reader)) == 4
+
+
+def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert subscriber.poll(timeout=0) == []
+        assert subscriber.position == 0
+        source.publish(b"one")
+        assert take(subscriber, 1) == [b"one"]
+
+
+def test_a_client_that_is_killed_is_started_again(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        for number in range(3):
+            source.publish(b"%d" % number)
+            assert take(subscriber, 1) == [b"%d" % number]
+            client_of(subscriber).kill()
+            source.publish(b"meanwhile")
+            assert take(subscriber, 1) == [b"meanwhile"]
+
+
+def test_a_node_that_is_away_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    source.stop()
+    source.publish(b"one")
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        client_of(subscriber)
+        source.start()
+        assert take(subscriber, 1) == [b"one"]
+        source.stop()
+        source.publish(b"two")
+        source.start()
+        assert take(subscriber, 1) == [b"two"]
+
+
+def test_two_subscribers_share_a_client_and_the_other_takes_over(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    first = subscriber_of(tmp_path, pki, source)
+    client = client_of(first)
+    with subscriber_of(tmp_path, pki, source) as second:
+        source.publish(b"one")
+        assert take(first, 1) == take(second, 1) == [b"one"]
+        assert second._pulling is not None
+        until(lambda: second._pulling.is_shared)  # type: ignore[union-attr]
+        assert second._pulling._process is None
+        first.close()
+        source.publish(b"two")
+        assert take(second, 1) == [b"two"]
+        assert client_of(second).pid != client.pid
+
+
+@pytest.mark.parametrize("role", ["publisher", "stranger"])
+def test_a_certificate_that_all_nodes_refuse_is_an_error(
+    tmp_path: Path, pki: Path, source: PullSource, role: str
+) -> None:
+    source.publish(b"one")
+    tls = tls_of(pki, {"publisher": "feed"}.get(role, role))
+    with subscriber_of(tmp_path, pki, source, tls=tls) as subscriber:
+        for _ in range(2):
+            with pytest.raises((rt.CertificateError, rt.ClusterMismatch), match=r"role|stream"):
+                subscriber.poll(timeout=WAIT_SECONDS)
+        with pytest.raises(rt.RtError):
+            next(iter(subscriber))
+
+
+def test_a_copy_that_is_not_the_nodes_log_is_an_error_behind_its_messages(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"one")
+    with pull_source(tmp_path / "other", pki) as other, subscriber_of(tmp_path, pki, other) as subscriber:
+        other.publish(b"different")
+        other.publish(b"further")
+        assert take(subscriber, 2) == [b"different", b"further"]
+    source.publish(b"two", bytes(1000))
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert take(subscriber, 2) == [b"different", b"further"]
+        with pytest.raises(rt.Diverged, match="rt log compare"):
+            subscriber.poll(timeout=WAIT_SECONDS)
+
+
+def test_topics_are_filtered_by_the_node_in_a_copy_of_their_own(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"a1", topic="a")
+    source.publish(b"b1", topic="b")
+    with (
+        subscriber_of(tmp_path, pki, source, topics=["b"]) as some,
+        subscriber_of(tmp_path, pki, source) as every,
+    ):
+        assert take(every, 2) == [b"a1", b"b1"]
+        assert take(some, 1) == [b"b1"]
+        assert some.position == 2
+        source.publish(b"x" * 100_000, topic="a")
+        source.publish(b"b2", topic="b")
+        assert take(some, 1) == [b"b2"]
+        assert take(every, 2)[1] == b"b2"
+        sizes = [
+            sum(path.stat().st_size for path in Path(subscriber.directory).glob("log.*"))
+            for subscriber in (some, every)
+        ]
+        assert sizes[0] < 10_000 < sizes[1]
+
+
+def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    source.publish(b"0", b"1", b"2")
+    with subscriber_of(tmp_path, pki, source, position=4) as subscriber:
+        assert subscriber.poll(timeout=0.1) == []
+        source.publish(b"3", b"4", b"5")
+        assert take(subscriber, 2) == [b"4", b"5"]
+
+
+def test_latest_is_the_end_when_a_node_was_reached(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    source.publish(b"0", b"1", b"2")
+    for expected in (3, 4):
+        with subscriber_of(tmp_path, pki, source, position="latest") as subscriber:
+            until(lambda: subscriber._pulling.log_end is not None)  # type: ignore[union-attr]
+            source.publish(b"next")
+            assert take(subscriber, 1) == [b"next"]
+            assert subscriber.position == expected + 1
+
+
+def test_a_copy_that_was_deleted_begins_anew_and_says_what_is_missing(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"0", b"1", b"2")
+    with subscriber_of(tmp_path, pki, source, name="sub") as subscriber:
+        assert take(subscriber, 2) == [b"0", b"1"]
+        subscriber.ack(2)
+    with subscriber_of(tmp_path, pki, source, name="sub") as subscriber:
+        assert take(subscriber, 1) == [b"2"]
+    source.roll()
+    source.publish(b"3", b"4")
+    shutil.rmtree(subscriber.directory)
+    with subscriber_of(tmp_path, pki, source, name="sub") as subscriber:
+        assert take(subscriber, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    shutil.rmtree(subscriber.directory)
+    source.trim(SegmentId(0, 1))
+    events: list[Any] = []
+    with subscriber_of(tmp_path, pki, source, position=2, on_event=events.append) as subscriber:
+        assert take(subscriber, 2) == [b"3", b"4"]
+    assert [(event.wanted, event.resumed) for event in events if isinstance(event, SkipForward)] == [(2, 3)]
+
+
+@pytest.mark.parametrize("retention", ["follow", "own"])
+@pytest.mark.parametrize("topics", [None, ["b"]])
+def test_what_was_trimmed_while_it_was_away_is_told(
+    tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None, retention: str
+) -> None:
+    source.publish(b"0", topic="b")
+    source.publish(b"1", topic="a")
+    events: list[Any] = []
+    options = {"name": "sub", "topics": topics, "on_event": events.append, "retention": retention}
+    with subscriber_of(tmp_path, pki, source, **options) as subscriber:
+        assert take(subscriber, 1) == [b"0"]
+        subscriber.ack(1)
+        until(lambda: durable_end(subscriber) == 2)
+    for number in (2, 3, 4):
+        source.roll()
+        source.publish(b"%d" % number, topic="b")
+    source.trim(SegmentId(0, 2))
+    with subscriber_of(tmp_path, pki, source, **options) as subscriber:
+        assert take(subscriber, 2 if topics else 3)[-2:] == [b"3", b"4"]
+    gone = [(event.wanted, event.resumed) for event in events if isinstance(event, SkipForward)]
+    # Of a segment that went before it was read, nobody knows what the filter would have let through.
+    assert gone in ([(2, 3)], [(1, 2), (2, 3)], [(1, 3)])
+
+
+def durable_end(subscriber: rt.Subscriber) -> int:
+    durable = read_durable_end(REAL, subscriber.directory)
+    return 0 if durable is None else durable.end
+
+
+def test_a_trim_travels_or_waits_for_the_subscriber(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    for _ in range(3):
+        source.publish(b"x", b"y")
+        source.roll()
+    source.publish(b"x", b"y")
+    with (
+        subscriber_of(tmp_path / "follow", pki, source) as following,
+        subscriber_of(tmp_path / "own", pki, source, retention="own") as own,
+    ):
+        take(following, 8)
+        take(own, 8)
+        source.trim(SegmentId(0, 1))
+        until(lambda: kept(following) == 3)
+        assert kept(own) == 4
+        with pytest.raises(ValueError, match="retention='own'"):
+            following.trim(2)
+        with pytest.raises(ValueError, match="not handed out"):
+            own.trim(9)
+        own.trim(5)
+        source.publish(b"z")
+        until(lambda: kept(own) == 2)
+
+
+def kept(subscriber: rt.Subscriber) -> int:
+    return sum(path.stat().st_size > 0 for path in Path(subscriber.directory).glob("log.*"))
+
+
+PROGRAM = """
+import sys
+import rt
+root, endpoint, *files = sys.argv[1:]
+with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub") as subscriber:
+    for message in subscriber:
+        subscriber.ack(message.position + 1)
+        print(message.value.decode(), subscriber._pulling._process.pid, flush=True)
+"""
+
+
+def test_a_killed_subscriber_takes_its_client_along_and_goes_on_where_it_acknowledged(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    tls = tls_of(pki, "sub")
+    files = [os.fspath(path) for path in (tls.ca, tls.cert, tls.key)]
+    for number in range(3):
+        source.publish(b"%d" % number)
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, tmp_path, source.endpoint, *files], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        value, pid = process.stdout.readline().split()
+        assert value == b"%d" % number
+        client = os.pidfd_open(int(pid))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        poll = select.poll()
+        poll.register(client, select.POLLIN)
+        assert poll.poll(WAIT_SECONDS * 1000)
+        os.close(client)
+
+
+def test_close_ends_a_wait_for_a_log_that_never_came(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    source.stop()
+    subscriber = subscriber_of(tmp_path, pki, source)
+    follower = threading.Thread(target=lambda: list(subscriber))
+    follower.start()
+    until(lambda: subscriber._is_opening)
+    subscriber.close()
+    follower.join(WAIT_SECONDS)
+    assert not follower.is_alive()
+    assert subscriber.poll() == []
+
+
+def test_a_forked_child_leaves_the_client_to_its_parent(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    program = """
+import os, sys
+import rt
+root, endpoint, *files = sys.argv[1:]
+with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files)) as subscriber:
+    assert [message.value for message in subscriber.poll(timeout=60)] == [b"one"]
+    child = os.fork()
+    if not child:
+        try:
+            subscriber.poll(timeout=60)
+        except rt.Closed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os.write(1, b"forked")
+    sys.stdin.read(1)
+    assert [message.value for message in subscriber.poll(timeout=60)] == [b"two"]
+"""
+    source.publish(b"one")
+    tls = tls_of(pki, "sub")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path, source.endpoint]
+        + [os.fspath(path) for path in (tls.ca, tls.cert, tls.key)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(6) == b"forked"
+    source.publish(b"two")
+    process.communicate(b"x", timeout=WAIT_SECONDS)
+    assert process.returncode == 0
+
+
+def test_a_certificate_of_another_ca_is_an_error(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    other = tmp_path / "other"
+    init_ca(other)
+    issue(other, Identity("s", "subscriber", "sub"))
+    with (
+        subscriber_of(tmp_path, pki, source, tls=tls_of(other, "sub")) as subscriber,
+        pytest.raises(rt.CertificateError),
+    ):
+        subscriber.poll(timeout=WAIT_SECONDS)
