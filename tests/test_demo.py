@@ -1,13 +1,44 @@
-"""The demo on small real data, and what it says when its checks fail."""
+"""The demo: what it publishes, how it measures and judges, what it refuses; and runs with real nodes."""
 
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rt.cli.demo import demo
-from rt.demo.run import Demo
-from rt.demo.source import files_below, lines, share
+from rt.errors import RtError
+from rt.log.compare import Comparison, Difference
+from rt.log.messages import MessageBatch
+from rt.log.segment import Kind
+from rt.log.status import LogStatus
+from rt.log.table import Identity
+from sequencer.demo.checks import Verdict, check_logs, check_messages
+from sequencer.demo.cli import demo, summary
+from sequencer.demo.figures import Burst, Latency, Times, longest_pause_s
+from sequencer.demo.run import Demo, Outcome, Plan
+from sequencer.demo.source import Record, csv_records, files_below, parts_of, share
+from sequencer.demo.tally import Tally, Total, by_session
+from sequencer.testing.leftovers import nothing_left
+from sequencer.testing.node_log import NodeLog
+from sequencer.testing.nodes import Nodes
+from sequencer.testing.processes import Ended
+
+WAIT_S: Final = 60.0
+SESSIONS: Final = ("a", "b")
 
 
 @pytest.fixture
@@ -16,38 +47,396 @@ def data(tmp_path: Path) -> Path:
     for index in range(6):
         path = root / f"d{index % 2}" / f"f{index}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(b"line %d of file %d\n" % (line, index) for line in range(6000)))
+        path.write_bytes(b"".join(b"line %d of file %d\n" % (line, index) for line in range(600)))
     (root / "binary.bin").write_bytes(b"left out")
     return root
 
 
-def test_every_line_has_one_publisher_and_a_place_that_can_be_found_again(data: Path) -> None:
-    files = files_below(data)
-    assert [path.name for path in files] == ["f0.txt", "f2.txt", "f4.txt", "f1.txt", "f3.txt", "f5.txt"]
-    assert sorted(path for index in range(4) for path in share(data, index, 4)) == sorted(files)
-    whole = list(lines(data, files))
-    assert len(whole) == 36_000
-    assert whole[6000] == ("d0/f2.txt", b"line 0 of file 2")
-    assert list(lines(data, files, 35_998)) == whole[35_998:]
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"id,text\n" + b"".join(b'%d,"a ""b""\nc, %d"\r\n' % (row, row) for row in range(5000)))
+    return path
 
 
-@pytest.mark.slow
-def test_the_demo_kills_a_publisher_and_loses_nothing(data: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        demo, ["--data", str(data), "--publishers", "2", "--keep", str(tmp_path / "kept")]
+def wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# What is published
+
+
+def test_every_record_has_one_publisher(data: Path) -> None:
+    files = [path.name for path in files_below(data)]
+    assert files == ["f0.txt", "f2.txt", "f4.txt", "f1.txt", "f3.txt", "f5.txt"]
+    whole = [record for part in parts_of(str(data)) for record in part()]
+    assert len(whole) == 3600
+    assert whole[600] == Record("d0/f2.txt", b"line 0 of file 2")
+    for count in (1, 2, 4, 6, 7, 13):
+        shares = [share(str(data), index, count) for index in range(count)]
+        assert sorted(record for one in shares for record in one) == sorted(whole)
+        assert all(shares)
+
+
+def test_publishers_of_one_table_take_its_rows_in_turn(table: Path) -> None:
+    first, second, third = (share(str(table), index, 3) for index in range(3))
+    assert (len(first), len(second), len(third)) == (1667, 1667, 1666)
+    assert second[1] == Record("t.csv", b'4,"a ""b""\nc, 4"')
+
+
+@given(st.lists(st.lists(st.text('ab",\n\r', max_size=6), min_size=1, max_size=3), min_size=1, max_size=5))
+def test_a_record_of_a_csv_is_whole_whatever_its_quotes_hold(rows: list[list[str]]) -> None:
+    quoted = [",".join('"' + field.replace('"', '""') + '"' for field in row).encode() for row in rows]
+    assert list(csv_records(b"\n".join([b"names", *quoted]))) == quoted
+    assert list(csv_records(b"\r\n".join([b"names", *quoted, b""]))) == quoted
+
+
+def test_a_publisher_without_a_record_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "small.csv").write_bytes(b"id\n1\n2\n")
+    assert [share(str(tmp_path / "small.csv"), index, 2) for index in range(2)] == [
+        [Record("small.csv", b"1")],
+        [Record("small.csv", b"2")],
+    ]
+    with pytest.raises(RtError, match=r"nothing to publish.*publisher 3 of 3"):
+        share(str(tmp_path / "small.csv"), 2, 3)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(RtError, match="nothing to publish"):
+        share(str(tmp_path / "none"), 0, 1)
+    (tmp_path / "bad.csv.zip").write_bytes(b"no zip")
+    with pytest.raises(RtError, match="cannot read the data"):
+        share(str(tmp_path / "bad.csv.zip"), 0, 1)
+
+
+# Tallies
+
+messages = st.tuples(
+    st.integers(0, 1), st.builds(Record, st.sampled_from(["t", "u", ""]), st.binary(max_size=5))
+)
+
+
+def batches_of(rows: list[tuple[int, Record]], cuts: list[int]) -> list[MessageBatch]:
+    """The rows as a subscriber gets them, cut into batches at `cuts`."""
+    numbers = [0, 0]
+    found = []
+    edges = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    for start, end in itertools.pairwise(edges):
+        some = rows[start:end]
+        taken = []
+        for session, _ in some:
+            taken.append(numbers[session])
+            numbers[session] += 1
+        is_one = len({session for session, _ in some}) == 1
+        topics = sorted({record.topic for _, record in some})
+        found.append(
+            MessageBatch(
+                np.arange(start, end),
+                np.zeros(end - start, np.int64),
+                np.array(taken),
+                (SESSIONS[some[0][0]],) if is_one else SESSIONS,
+                None if is_one else np.array([session for session, _ in some]),
+                tuple(topics),
+                None if len(topics) == 1 else np.array([topics.index(record.topic) for _, record in some]),
+                np.cumsum([0, *(len(record.value) for _, record in some)]).astype(np.int32),
+                memoryview(b"".join(record.value for _, record in some)),
+            )
+        )
+    return found
+
+
+def sent_and_got(
+    rows: list[tuple[int, Record]], cuts: list[int]
+) -> tuple[dict[str, Total], dict[str, Total]]:
+    sent = {name: Tally() for name in SESSIONS}
+    for session, record in rows:
+        sent[SESSIONS[session]].add([record])
+    got = {name: Tally() for name in SESSIONS}
+    for batch in batches_of(rows, cuts):
+        for name, part in by_session(batch):
+            got[name].add_batch(part)
+    return (
+        {name: tally.total() for name, tally in sent.items()},
+        {name: tally.total() for name, tally in got.items()},
     )
-    assert result.exit_code == 0, result.output
-    assert "36,000 messages" in result.stdout
-    assert "1 kill -9" in result.stdout
-    assert "nothing lost, duplicated or reordered" in result.stdout
-    assert (tmp_path / "kept" / "demo" / "sessions" / "publisher-1" / "log.0.0").exists()
+
+
+@given(st.lists(messages, min_size=1, max_size=20), st.lists(st.integers(1, 20)))
+def test_tallies_agree_however_messages_are_cut_into_batches(
+    rows: list[tuple[int, Record]], cuts: list[int]
+) -> None:
+    sent, got = sent_and_got(rows, cuts)
+    assert sent == got
+
+
+@given(st.lists(messages, min_size=2, max_size=8), st.data())
+def test_tallies_differ_if_messages_do(rows: list[tuple[int, Record]], draw: st.DataObject) -> None:
+    other = draw.draw(st.lists(messages, min_size=1, max_size=8) | st.permutations(rows))
+    is_same = all(
+        [record for at, record in rows if at == session] == [record for at, record in other if at == session]
+        for session in (0, 1)
+    )
+    assert (sent_and_got(rows, [])[0] == sent_and_got(other, [])[0]) is is_same
+
+
+def test_a_tally_notes_the_first_number_that_does_not_follow() -> None:
+    rows = [(0, Record("t", b"x"))] * 5
+    first, second = batches_of(rows, [2])
+    tally = Tally()
+    tally.add_batch(second)
+    tally.add_batch(first)
+    assert tally.total().fault == "number 2 where 0 must follow"
+
+
+# Verdicts and figures
+
+
+def verdicts(sent: dict[str, Total], got: dict[str, Total], fault: str = "") -> dict[str, bool]:
+    return {verdict.promise: verdict.holds for verdict in check_messages(sent, got, fault)}
+
+
+def test_each_broken_promise_is_told() -> None:
+    good = {"a": Total(3, 9, "x"), "b": Total(2, 4, "y")}
+    assert set(verdicts(good, good).values()) == {True}
+    assert not verdicts({}, {})["nothing lost, nothing added"]
+    lost = {**good, "b": Total(1, 2, "z")}
+    assert verdicts(good, lost) == {
+        "nothing lost, nothing added": False,
+        "nothing duplicated or reordered": True,
+        "every byte as it was sent": False,
+        "one order for all": True,
+    }
+    assert not verdicts(good, {"a": good["a"]})["nothing lost, nothing added"]
+    assert not verdicts(good, {**good, "c": Total(1, 1, "z")})["nothing lost, nothing added"]
+    again = {**good, "b": Total(2, 4, "y", "number 0 where 1 must follow")}
+    assert not verdicts(good, again)["nothing duplicated or reordered"]
+    assert not verdicts(good, good, "position 3 where 2 must follow")["one order for all"]
+
+
+def log_of(path: str) -> LogStatus:
+    return LogStatus(path, Identity(Kind.MERGED, bytes(16), "demo"), None, ())
+
+
+def test_logs_that_differ_or_end_early_are_told() -> None:
+    logs = (log_of("/n1"), log_of("/n2"))
+    assert all(verdict.holds for verdict in check_logs(Comparison(logs, (), 0), 0, []))
+    same, whole = check_logs(Comparison(logs, (Difference("other bytes", "/n1", "/n2"),), 0), 0, ["bad"])
+    assert (same.holds, same.reason) == (False, "/n1 and /n2 differ: other bytes")
+    assert (whole.holds, whole.reason) == (False, "bad")
+    same, _ = check_logs(Comparison(logs, (), 0), 5, [])
+    assert (same.holds, same.reason) == (False, "/n1 ends at 0, not at 5; /n2 ends at 0, not at 5")
+
+
+def test_figures_come_from_the_times_in_their_window() -> None:
+    published = np.arange(100) * 10**9
+    times = Times(published, published + np.where(published < 50 * 10**9, 2_000_000, 9_000_000))
+    assert times.latency(0, 50 * 10**9) == Latency(50, 2.0, 2.0)
+    assert times.latency(50 * 10**9, 10**12) == Latency(50, 9.0, 9.0)
+    assert times.latency(10**12, 10**13) is None
+    events = np.array([5, 1, 9, 30]) * 10**9
+    assert longest_pause_s(events, 0, 12 * 10**9) == 4.0
+    assert longest_pause_s(events, 10 * 10**9, 20 * 10**9) == 10.0
+
+
+def test_the_summary_says_which_promise_does_not_hold() -> None:
+    found = tuple(check_messages({"a": Total(2, 2, "x")}, {"a": Total(1, 1, "z")}, ""))
+    lines = list(summary(Outcome(2, 2, None, None, Burst(2, 2, 1.0), found)))
+    assert lines[1].startswith("throughput  0 MB/s, 2 messages/s: 2 messages in 1.00 s")
+    assert lines[2] == "FAIL        nothing lost, nothing added: 1 of 2 messages; of a 1 of 2"
+    assert lines[3].startswith("ok          nothing duplicated or reordered")
+
+
+# What it refuses, and what it leaves behind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "2"], "'2' is not one of '1', '3', '5', '7'"),
+        (["--publishers", "0"], "0 is not in the range"),
+        (["--data", "/none/such.csv"], "neither 'builtin' nor a file or directory that exists"),
+        (["--nodes", "1", "--kill-leader"], "needs 3 nodes or more"),
+        (["--what"], "No such option"),
+        (["extra"], "unexpected extra argument"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_started(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(demo, arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_directory_with_something_in_it_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    result = CliRunner().invoke(demo, ["--data", __file__, "--keep", str(tmp_path)])
+    assert (result.exit_code, "is not empty" in result.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+
+
+def test_orphans_of_what_was_started_end_too() -> None:
+    with nothing_left():
+        shell = subprocess.run(
+            ["sh", "-c", "sleep 1000 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True, check=True
+        )
+        orphan = os.pidfd_open(int(shell.stdout))
+        assert not select.select([orphan], [], [], 0)[0]
+    assert select.select([orphan], [], [], WAIT_S)[0]
+    os.close(orphan)
+
+
+def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
+    log = NodeLog(tmp_path / "n1.log")
+    assert (log.last_words(3), log.leads) == ("", 0)
+    for text, leads, has_failed in (
+        ("process=control logger=sequencer.raft event=leads term=3 log_end=7", 3, False),
+        ("process=control logger=sequencer.raft event=peer_up peer=n2", 3, False),
+        ("process=control logger=sequencer.raft event=steps_down term=4", 0, False),
+        ("process=control logger=sequencer.raft event=leads term=5 log_end=9", 5, False),
+        ("process=node logger=sequencer.supervisor event=child_ended child=data status=70", 5, False),
+        ("process=node logger=sequencer.supervisor event=child_ended child=control signal=SIGKILL", 0, False),
+        ("process=data logger=sequencer.children event=process_failed status=70 error='x'", 0, True),
+    ):
+        with log.path.open("a") as file:
+            file.write(f"time=2026-01-01T00:00:00.000Z level=info {text}\nhalf a line")
+            file.flush()
+            log.read()
+            file.truncate(file.tell() - len("half a line"))
+        assert (log.leads, log.has_failed) == (leads, has_failed), text
+    assert log.term == 5
+    log.begin()
+    assert (log.term, log.leads, log.has_failed) == (5, 0, False)
+    assert log.last_words(1).endswith("error='x'")
+
+
+# With real nodes
 
 
 @pytest.mark.slow
-def test_the_demo_fails_when_what_it_reads_is_not_what_was_published(data: Path, tmp_path: Path) -> None:
-    run = Demo(tmp_path / "kept", data, 2)
-    assert run.run(lambda count: None).problems == ()
-    (data / "d0" / "f0.txt").write_bytes(b"another line\n" * 6000)
-    assert any("differs from its source at message 0" in problem for problem in run._problems())
-    (data / "d1" / "f1.txt").write_bytes(b"line 0 of file 1\n")
-    assert any("differs" in problem or "ends at" in problem for problem in run._problems())
+def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) -> None:
+    plan, said = Plan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
+    with Demo(tmp_path / "run", plan, said.append) as run:
+        outcome = run.run()
+    assert [verdict for verdict in outcome.verdicts if not verdict.holds] == []
+    assert len(outcome.verdicts) == 6
+    assert outcome.burst.count == 5000
+    assert outcome.messages > 5000
+    assert outcome.failover is not None
+    assert outcome.failover.killed != outcome.failover.took_over
+    assert outcome.latency is not None
+    assert f"kill -9 {outcome.failover.killed}, which leads" in said
+    assert len(list(summary(outcome))) == 4 + 6
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_a_merged_log_fails_the_demo(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    judge = Demo._judge
+
+    def judge_damaged(run: Demo, *arguments: Any) -> list[Verdict]:
+        with (kept / "n1" / "demo" / "merged" / "log.0.0").open("r+b") as file:
+            file.seek(100_000)
+            [byte] = file.read(1)
+            file.seek(100_000)
+            file.write(bytes([byte ^ 1]))
+        return judge(run, *arguments)
+
+    monkeypatch.setattr(Demo, "_judge", judge_damaged)
+    result = CliRunner().invoke(
+        demo, ["--data", str(table), "--publishers", "1", "--nodes", "1", "--keep", str(kept)]
+    )
+    assert result.exit_code == 1, result.output
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
+    assert ["merged logs byte-identical" in failed[0], "every checksum holds" in failed[1]] == [True, True]
+    assert len(failed) == 2
+    assert "kept " in result.stdout
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_every_process(data: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "t"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    command = [sys.executable, "-m", "rt", "demo", "--data", str(data), "--publishers", "2"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = [process.stderr.readline() for _ in range(3)]
+        assert "for latency" in told[-1], told
+        assert len(with_variable(f"TMPDIR={scratch}")) >= 1 + 9 + 2 + 2 + 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+    assert with_variable(f"TMPDIR={scratch}") == []
+    assert list(scratch.iterdir()) == []
+
+
+def with_variable(variable: str) -> list[int]:
+    """The processes that have it in their environment."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            is_found = variable.encode() in Path("/proc", entry, "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if is_found:
+            found.append(int(entry))
+    return found
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 1) as nodes, socket.socket() as taken:
+        taken.bind(("127.0.0.1", nodes.raft_ports["n1"]))
+        taken.listen()
+        nodes.start()
+        with pytest.raises(Ended, match=r"(?s)a node cannot start \(at n1\).*process_failed"):
+            nodes.wait_ready()
+    assert nodes.running == []
+
+
+@pytest.mark.slow
+def test_nodes_are_killed_in_parts_paused_wiped_and_come_back(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 3) as nodes:
+        nodes.start()
+        leader = nodes.wait_ready()
+        nodes.kill(leader)
+        assert (leader in nodes.running, len(nodes.running)) == (False, 2)
+        nodes.wait(lambda: nodes.leader() not in {leader, None}, "another leader")
+        nodes.start(leader)
+        nodes.wait_ready()
+
+        [control] = nodes.pids(leader, "control")
+        nodes.kill(leader, part="control")
+        nodes.wait(
+            lambda: nodes.pids(leader, "control") not in ([], [control]), "control to be started again"
+        )
+        assert len(nodes.pids(leader)) >= 2
+
+        paused = nodes.wait_ready()
+        nodes.pause(paused)
+        nodes.wait(lambda: nodes.leader() not in {paused, None}, "a leader in place of the paused one")
+        nodes.resume(paused)
+
+        nodes.kill(paused)
+        nodes.wipe(paused)
+        assert not nodes.directory(paused).exists()
+        nodes.start(paused)
+        nodes.wait_ready()
+        assert nodes.directory(paused).exists()
+        assert nodes.stop() == dict.fromkeys(nodes.names, 0)
+    assert with_parent(os.getpid()) == []
+
+
+def with_parent(parent: int) -> list[int]:
+    """The node processes that `parent` has started."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            ppid = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+            command = Path("/proc", entry, "cmdline").read_bytes()
+        except OSError:
+            continue
+        if ppid == parent and b"sequencer.testing.nodes" in command:
+            found.append(int(entry))
+    return found

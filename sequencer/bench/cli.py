@@ -1,4 +1,4 @@
-"""`rt bench raft`: measure consensus on this machine. Figures go to stdout, one a line."""
+"""`rt bench raft`, `rt bench transport`: measure nodes on this machine. Figures go to stdout, one a line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import click
 
 from rt.cli.bench import directory_option, json_option, rounds_option, show
 from sequencer.bench.raft import PARTS, Part, RaftBench
+from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
+from sequencer.bench.transport import Part as TransportPart
+from sequencer.bench.transport import TransportBench
 
 
 @click.command()
@@ -64,5 +67,62 @@ def raft(
         catch_up_bytes=int(catch_up_mb * 1e6),
         snapshot_ms=snapshot_ms,
         parts=cast("Sequence[Part]", parts or PARTS),
+    )
+    run.run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@directory_option
+@click.option(
+    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
+)
+@click.option("--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="Senders.")
+@click.option(
+    "--value-bytes",
+    default=(1024, 128),
+    show_default=True,
+    multiple=True,
+    type=click.IntRange(1, 1 << 20),
+    help="Message size; may be repeated.",
+)
+@click.option(
+    "--seconds", default=30.0, show_default=True, type=click.FloatRange(1, 3600), help="Time that counts."
+)
+@click.option(
+    "--rate-hz", default=1000.0, show_default=True, help="Messages a second where latency is measured."
+)
+@click.option(
+    "--failovers", default=20, show_default=True, type=click.IntRange(1, 1000), help="Leaders to kill."
+)
+@click.option(
+    "--many", default=200, show_default=True, type=click.IntRange(2, 1000), help="Publishers at once."
+)
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(TRANSPORT_PARTS), help="Only this; may be repeated."
+)
+@json_option
+def transport(
+    directory: str | None,
+    nodes: str,
+    publishers: int,
+    value_bytes: Sequence[int],
+    seconds: float,
+    rate_hz: float,
+    failovers: int,
+    many: int,
+    parts: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Send messages through nodes to a subscriber: throughput, latency, failover, fairness."""
+    run = TransportBench(
+        directory,
+        nodes=int(nodes),
+        publishers=publishers,
+        value_bytes=value_bytes,
+        seconds=seconds,
+        rate_hz=rate_hz,
+        failovers=failovers,
+        many=many,
+        parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
     )
     run.run(lambda figure: show(figure, as_json=as_json))

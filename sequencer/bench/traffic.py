@@ -1,0 +1,114 @@
+"""The publishers and the subscriber of `rt bench transport`, in processes of their own, by the public API."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import rt
+from sequencer.testing.processes import Answer, serve
+
+TOGETHER_BYTES: Final = 256 * 1024
+_LOOK_S: Final = 0.002
+
+
+class Publishing:
+    """Publishers, each with a thread that publishes as it is told."""
+
+    def __init__(self, publishers: list[rt.Publisher], value_bytes: int) -> None:
+        self._publishers, self._value_bytes = publishers, value_bytes
+
+    def answer(self, do: str, arguments: Answer) -> Answer:
+        """Do what the benchmark asks for."""
+        match do:
+            case "flood":
+                self._start(self._flood, float(arguments["lead_bytes"]), float(arguments.get("rate_mb", 0)))
+            case "drip":
+                self._start(self._drip, float(arguments["rate_hz"]))
+            case "merged":
+                return {"counts": [publisher.progress.merged for publisher in self._publishers]}
+        return {}
+
+    def _start(self, work: Any, *arguments: float) -> None:
+        for publisher in self._publishers:
+            threading.Thread(target=work, args=(publisher, *arguments), daemon=True).start()
+
+    def _flood(self, publisher: rt.Publisher, lead_bytes: float, rate_mb: float) -> None:
+        count = max(1, TOGETHER_BYTES // self._value_bytes)
+        values = [os.urandom(self._value_bytes) for _ in range(count)]
+        lead = max(count, int(lead_bytes / self._value_bytes))
+        begun, sent = time.monotonic(), 0
+        while True:
+            is_ahead = publisher.next_number - publisher.progress.merged > lead
+            if is_ahead or (rate_mb and sent > rate_mb * 1e6 * (time.monotonic() - begun)):
+                time.sleep(_LOOK_S)
+                continue
+            publisher.publish_many(values)
+            sent += count * self._value_bytes
+
+    def _drip(self, publisher: rt.Publisher, rate_hz: float) -> None:
+        value = os.urandom(self._value_bytes)
+        due_s = time.monotonic()
+        while True:
+            due_s += 1 / rate_hz
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            publisher.publish(value)
+
+
+class Subscribing:
+    """A subscriber that reads in columns, and knows how long each message took."""
+
+    def __init__(self, subscriber: rt.Subscriber) -> None:
+        self._subscriber = subscriber
+        self._count = 0
+        self._took_ns: list[npt.NDArray[np.int64]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def answer(self, do: str, _arguments: Answer) -> Answer:
+        """Do what the benchmark asks for."""
+        match do:
+            case "received":
+                return {"count": self._count}
+            case "forget":
+                self._took_ns.clear()
+            case "latencies":
+                return {"ns": np.concatenate(self._took_ns).tolist()}
+        return {}
+
+    def _read(self) -> None:
+        for batch in self._subscriber.batches():
+            self._took_ns.append(time.time_ns() - batch.timestamps_ns)
+            self._count += len(batch)
+
+
+def main() -> None:
+    """Do as the settings say until the end of the standard input."""
+    settings = json.loads(sys.argv[1])
+    if settings["kind"] == "subscriber":
+        subscriber = rt.Subscriber(
+            settings["root"], "bench", endpoints=settings["endpoints"], tls=rt.TLS(*settings["tls"])
+        )
+        serve(Subscribing(subscriber).answer)
+        return
+    publishers = [
+        rt.Publisher(
+            settings["root"],
+            "bench",
+            publisher_id=name,
+            endpoints=settings["endpoints"],
+            tls=rt.TLS(*tls),
+        )
+        for name, tls in zip(settings["names"], settings["tls"], strict=True)
+    ]
+    serve(Publishing(publishers, settings["value_bytes"]).answer)
+
+
+if __name__ == "__main__":
+    main()

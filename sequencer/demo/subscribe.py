@@ -1,0 +1,84 @@
+"""The subscriber of the demo, a process of its own; of rt it uses what any program would: `rt.Subscriber`.
+
+It reads the stream in columns, keeps a tally for each session, and notes when each message arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import rt
+from sequencer.demo.tally import Tally, by_session
+from sequencer.testing.processes import Answer, serve
+
+
+class Subscribing:
+    """Reads `subscriber` in a thread, and says how far it is."""
+
+    def __init__(self, subscriber: rt.Subscriber) -> None:
+        self._subscriber = subscriber
+        self._tallies: dict[str, Tally] = {}
+        self._received = 0
+        self._fault = ""
+        self._stamps_ns: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._arrived_ns: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="reading", daemon=True)
+        self._thread.start()
+
+    def answer(self, do: str, arguments: Answer) -> Answer:
+        """Do what the demo asks for; what went wrong in the thread is raised here."""
+        if self._failure is not None:
+            raise self._failure
+        if do != "finish":
+            return {"received": self._received}
+        self._subscriber.close()
+        self._thread.join()
+        times = [np.concatenate(columns) for columns in (self._stamps_ns, self._arrived_ns)]
+        np.save(arguments["times"], np.stack(times))
+        totals = {session: asdict(tally.total()) for session, tally in self._tallies.items()}
+        return {"received": self._received, "fault": self._fault, "totals": totals}
+
+    def _run(self) -> None:
+        try:
+            for batch in self._subscriber.batches():
+                self._take(batch, time.time_ns())
+        except Exception as error:  # noqa: BLE001  # Raised where the demo hears of it.
+            self._failure = error
+
+    def _take(self, batch: Any, now_ns: int) -> None:
+        wanted = np.arange(self._received, self._received + len(batch))
+        wrong = np.flatnonzero(batch.positions != wanted)
+        if len(wrong) and not self._fault:
+            at = int(wrong[0])
+            self._fault = f"position {batch.positions[at]} where {wanted[at]} must follow"
+        self._stamps_ns.append(batch.timestamps_ns.copy())
+        self._arrived_ns.append(np.full(len(batch), now_ns))
+        for session, part in by_session(batch):
+            self._tallies.setdefault(session, Tally()).add_batch(part)
+        self._received += len(batch)
+
+
+def main() -> None:
+    """Subscribe as the settings say, from the first message on, until SIGTERM."""
+    settings = json.loads(sys.argv[1])
+    with rt.Subscriber(
+        settings["root"],
+        settings["stream"],
+        endpoints=settings["endpoints"],
+        tls=rt.TLS(*settings["tls"]),
+        position="earliest",
+    ) as subscriber:
+        serve(Subscribing(subscriber).answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What a session's messages come to: a count and two running hashes, on the sending and the receiving side.
+
+Law: equal tallies mean the same messages (topic, value) in the same order, however they were cut into
+batches on the way. Numbers must run from 0 without gap or repeat; the first that does not is noted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rt.log.messages import MessageBatch
+from sequencer.demo.source import Record
+
+_DIGEST_BYTES = 16
+_topic_code = lru_cache(maxsize=4096)(lambda topic: zlib.crc32(topic.encode()))
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What a tally says, in a form that can travel as JSON."""
+
+    count: int
+    value_bytes: int
+    digest: str
+    fault: str = ""
+    """What is wrong with the numbers; "" if nothing."""
+
+
+class Tally:
+    """Of one session, from its first message on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.value_bytes = 0
+        self._fault = ""
+        self._values = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._frames = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        """Of each message's length and topic: where one value ends and the next begins counts too."""
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Take in messages that follow."""
+        lengths = np.array([len(record.value) for record in records], np.uint32)
+        codes = np.array([_topic_code(record.topic) for record in records], np.uint32)
+        self._take(lengths, codes, b"".join(record.value for record in records))
+
+    def add_batch(self, batch: MessageBatch) -> None:
+        """Take in the messages of a batch, all of this session."""
+        wanted = np.arange(self.count, self.count + len(batch))
+        wrong = np.flatnonzero(batch.numbers != wanted)
+        if len(wrong) and not self._fault:
+            at = int(wrong[0])
+            self._fault = f"number {batch.numbers[at]} where {wanted[at]} must follow"
+        names = np.array([_topic_code(name) for name in batch.topic_names], np.uint32)
+        codes = names.repeat(len(batch)) if batch.topic_index is None else names[batch.topic_index]
+        offsets = batch.value_offsets
+        self._take(
+            np.diff(offsets).astype(np.uint32), codes, batch.value_bytes[int(offsets[0]) : int(offsets[-1])]
+        )
+
+    def total(self) -> Total:
+        """How it stands."""
+        digest = self._values.hexdigest() + self._frames.hexdigest()
+        return Total(self.count, self.value_bytes, digest, self._fault)
+
+    def _take(
+        self, lengths: npt.NDArray[np.uint32], codes: npt.NDArray[np.uint32], values: bytes | memoryview
+    ) -> None:
+        self.count += len(lengths)
+        self.value_bytes += len(values)
+        self._values.update(values)
+        self._frames.update(np.stack([lengths, codes], axis=1).tobytes())
+
+
+def by_session(batch: MessageBatch) -> list[tuple[str, MessageBatch]]:
+    """A batch of several sessions as one batch for each of them."""
+    if batch.session_index is None:
+        return [(batch.session_names[0], batch)]
+    index: npt.NDArray[Any] = np.asarray(batch.session_index)
+    found = ((name, index == at) for at, name in enumerate(batch.session_names))
+    return [(name, batch.select(rows)) for name, rows in found if rows.any()]

@@ -1,0 +1,51 @@
+"""Leaving nothing behind: whatever was started, and whatever that started, is gone at the end.
+
+A publisher's push client outlives the publisher by design. So each process of a run carries a mark in its
+environment, which its children inherit, and by which all of them are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_VARIABLE: Final = "RT_RUN_MARK"
+_PAUSE_S: Final = 0.01
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """What is started inside is killed at the end, unless it has ended."""
+    mark = secrets.token_hex(16)
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = mark
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+        while found := marked(mark):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_PAUSE_S)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that run with the mark, but for this one."""
+    wanted = f"{_VARIABLE}={mark}".encode()
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            is_ours = wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0")
+            if is_ours and int(entry) != os.getpid():
+                found.append(int(entry))
+    return found

@@ -1,0 +1,40 @@
+"""One cluster of real nodes for all tests here, each of which leaves it whole or has the next one mend it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults import Faults
+
+from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[WiredNodes]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with WiredNodes(root) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def faults(cluster: WiredNodes, tmp_path: Path) -> Iterator[Faults]:
+    """The cluster, whole again; what it logged before does not count."""
+    missing = [name for name in cluster.names if name not in cluster.running]
+    if missing:
+        cluster.start(*missing)
+        cluster.wait_ready()
+        cluster.wait_merged(max(map(cluster.merged_position, cluster.names)))
+    yield Faults(cluster, tmp_path)
+    for name in cluster.running:
+        cluster.resume(name)
+    for end in [*cluster.names, CLIENTS]:
+        cluster.heal(end)

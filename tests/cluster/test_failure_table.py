@@ -1,0 +1,425 @@
+"""What must happen at each fault: real nodes, real publishers, real kills, cuts and full disks.
+
+After each fault the same verdict is asked for (`support/verdict.py`). Not here: clocks that jump, which
+decisions see in `sequencer/test_plan.py`, and power cuts that take back what was not synced, which
+`rt.testing` and the chaos of Raft have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Faults
+from sending import Sender
+
+import rt
+from rt.log.directory import read_durable_end
+from rt.log.disk import REAL
+from rt.net.certs import issue
+from rt.net.identity import Identity
+from sequencer.testing.nodes import Part
+from sequencer.testing.processes import Ended
+from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
+
+pytestmark = pytest.mark.slow
+
+DAMAGED_AT = 6000
+
+
+# --- publishers -------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_killed_in_the_middle_goes_on_without_gap_or_repeat(faults: Faults) -> None:
+    with faults.sender("killed") as sender:
+        for _ in range(4):
+            faults.wait_flow(sender)
+            sender.kill()
+            sender.start()
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_of_a_lost_session_directory_all_that_was_replicated_stays(faults: Faults) -> None:
+    with faults.sender("lost") as sender:
+        for _ in range(2):
+            faults.wait(lambda: sender.notes.replicated > sender.notes.first + 50, "something replicated")
+            sender.lose()
+            sender.start()
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_of_two_hosts_with_one_session_name_one_is_fenced(faults: Faults) -> None:
+    with faults.sender("twin", host="first") as first:
+        faults.wait_flow(first)
+        with Sender(
+            first.root.parent / "second",
+            "twin",
+            faults.nodes.endpoints,
+            faults.nodes.certificate("publisher", "twin"),
+        ) as second:
+            faults.wait(lambda: first.notes.ended_by, "one of them to be told")
+            assert first.notes.ended_by == "Fenced"
+            faults.wait_flow(second)
+            second.close()
+            # One name, two incarnations: as if the second host had lost the first one's directory.
+            second.lives[-1].incarnation = 1
+            second.lives[:0] = first.lives
+            faults.senders[:] = [second]
+            faults.verdict()
+
+
+def test_a_publisher_whose_disk_is_full_goes_on_when_there_is_room(
+    faults: Faults, mounted: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted(disk, 2**20)
+    with rt.Publisher(
+        disk,
+        "s",
+        publisher_id="full",
+        endpoints=faults.nodes.endpoints,
+        tls=faults.nodes.certificate("publisher", "full"),
+    ) as publisher:
+        publisher.publish(b"before")
+        publisher.flush()
+        ballast = disk / "ballast"
+        fill(ballast)
+        with pytest.raises(rt.DiskFull):
+            while True:
+                publisher.publish_many([b"x" * 1000] * 10)
+                publisher.flush()
+        taken = publisher.next_number
+        with pytest.raises(rt.DiskFull):
+            publisher.publish(b"refused")
+        ballast.unlink()
+        assert publisher.publish(b"after") == taken
+        publisher.flush()
+        publisher.wait(taken, "merged", timeout=45)
+    with rt.LogReader(faults.nodes.merged_directory("n1"), topics=[""]) as reader:
+        numbers = [(message.number, message.value[:6]) for message in reader if message.session == "full"]
+    assert [number for number, _ in numbers] == list(range(taken + 1))
+    assert numbers[0][1] == b"before"
+    assert numbers[-1][1] == b"after"
+    faults.verdict()
+
+
+def test_while_no_node_is_reachable_publishers_go_on_and_all_flows_afterwards(faults: Faults) -> None:
+    with faults.sender("alone") as kept, faults.sender("alone2") as restarted:
+        faults.wait_flow(kept, restarted)
+        faults.nodes.cut(CLIENTS)
+        cut_at = kept.notes.flushed
+        faults.wait(lambda: kept.notes.flushed > cut_at + 500, "publishing to go on")
+        restarted.kill()
+        restarted.start()
+        faults.wait(lambda: restarted.notes.flushed > restarted.notes.first + 200, "publishing to go on")
+        faults.nodes.heal(CLIENTS)
+        faults.wait_flow(kept, restarted)
+        kept.close()
+        restarted.close()
+        faults.verdict()
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+def killed(nodes: WiredNodes, name: str) -> Callable[[], None]:
+    nodes.kill(name)
+    return lambda: nodes.start(name)
+
+
+def paused(nodes: WiredNodes, name: str) -> Callable[[], None]:
+    nodes.pause(name)
+    return lambda: nodes.resume(name)
+
+
+def cut_off(nodes: WiredNodes, name: str) -> Callable[[], None]:
+    nodes.cut(name)
+    return lambda: nodes.heal(name)
+
+
+def silent(nodes: WiredNodes, name: str) -> Callable[[], None]:
+    nodes.silence(name)
+    return lambda: nodes.heal(name)
+
+
+Fault = Callable[[WiredNodes, str], Callable[[], None]]
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize("fault", [killed, paused, cut_off, silent])
+def test_without_one_node_the_stream_goes_on_and_it_catches_up(
+    faults: Faults, fault: Fault, who: str
+) -> None:
+    leader = faults.nodes.wait_ready()
+    name = leader if who == "leader" else next(name for name in faults.nodes.names if name != leader)
+    with faults.sender(f"{fault.__name__}-{who}") as sender:
+        faults.wait_flow(sender)
+        heal = fault(faults.nodes, name)
+        faults.wait_flow(sender)
+        heal()
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+@pytest.mark.parametrize("part", ["control", "data"])
+def test_a_part_of_a_node_that_is_killed_starts_again(faults: Faults, part: Part) -> None:
+    with faults.sender(f"part-{part}") as sender:
+        faults.wait_flow(sender)
+        for name in faults.nodes.names:
+            faults.nodes.kill(name, part=part)
+            faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_all_nodes_killed_at_once_lose_nothing_that_was_replicated(faults: Faults) -> None:
+    with faults.sender("all") as sender:
+        for _ in range(2):
+            faults.wait_flow(sender)
+            faults.nodes.kill(*faults.nodes.names)
+            faults.nodes.start()
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_a_node_whose_disk_is_lost_joins_again_and_has_the_same_bytes(faults: Faults) -> None:
+    with faults.sender("wiped") as sender:
+        faults.wait_flow(sender)
+        leader = faults.nodes.wait_ready()
+        faults.nodes.kill(leader)
+        faults.nodes.wipe(leader)
+        faults.wait_flow(sender)
+        faults.nodes.start(leader)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_a_node_whose_disk_is_full_recovers_alone(
+    faults: Faults, mounted: Callable[[Path, int], None]
+) -> None:
+    nodes = faults.nodes
+    name = next(name for name in nodes.names if name != nodes.wait_ready())
+    with faults.sender("nodefull") as sender:
+        faults.wait_flow(sender)
+        nodes.kill(name)
+        nodes.wipe(name)
+        nodes.directory(name).mkdir()
+        mounted(nodes.directory(name), 48 * 2**20)
+        nodes.start(name)
+        nodes.wait_merged(nodes.merged_position(nodes.running[0]), name)
+        ballast = nodes.directory(name) / "ballast"
+        fill(ballast)
+        faults.wait_flow(sender)
+        position = nodes.merged_position(next(other for other in nodes.names if other != name))
+        faults.wait_flow(sender)
+        ballast.unlink()
+        nodes.wait_merged(position, name)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict(allowed=[r"No space left", r"disk.full|disk is full"])
+        nodes.stop(name)  # Its directory goes with the mount: the next test finds it wiped.
+
+
+def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(
+    faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = tmp_path / "fail"
+    monkeypatch.setenv("LD_PRELOAD", str(failing_fsync(tmp_path)))
+    monkeypatch.setenv("FSYNC_FAILS_ONCE_IF", str(trigger))
+    nodes = faults.nodes
+    name = nodes.names[1]
+    nodes.stop(name)
+    nodes.start(name)
+    monkeypatch.undo()
+    nodes.wait_ready()
+    with faults.sender("fsync") as sender:
+        for _ in range(3):
+            before = set(nodes.pids(name))
+            faults.wait_flow(sender)
+            trigger.touch()
+            faults.wait(lambda: not trigger.exists(), "an fsync to fail")
+            faults.wait(
+                lambda before=before: (now := set(nodes.pids(name))) != before and len(now) == len(before),
+                "what it failed in to end, and to start again",
+            )
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict(allowed=[r"Input/output error", r"level=critical .*(fsync|sync)"])
+        nodes.stop(name)  # The next test finds it without the library.
+
+
+def test_a_bit_flipped_in_a_session_copy_reaches_no_merged_log(faults: Faults) -> None:
+    name = faults.nodes.names[2]
+    with faults.sender("flip-copy") as sender:
+        faults.wait_flow(sender)
+        damage(faults, name, "sessions")
+        faults.nodes.start(name)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict(allowed=["checksum|[Dd]amage"])
+
+
+def test_a_bit_flipped_in_a_merged_log_is_found_and_never_delivered(faults: Faults) -> None:
+    nodes = faults.nodes
+    name = nodes.names[2]
+    with faults.sender("flip-merged") as sender:
+        faults.wait_flow(sender)
+        damage(faults, name, "merged")
+        nodes.start(name)
+        with contextlib.suppress(Ended):  # It may refuse to go on with it.
+            faults.wait(lambda: faults.loud(), "the damage to be found")
+        assert re.search("checksum|[Dd]amage", faults.loud()[0])
+        nodes.kill(name)
+        faults.wait_flow(sender)
+        nodes.wipe(name)
+        nodes.start(name)
+        sender.close()
+        faults.verdict(allowed=["checksum|[Dd]amage", "event=node_fails .* status=1 "])
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=Ended,
+    reason="a node with a damaged merged log stops with status 1 and waits to be wiped",
+)
+def test_a_node_with_a_flipped_bit_fetches_good_bytes_by_itself(faults: Faults) -> None:
+    nodes = faults.nodes
+    name = nodes.names[2]
+    with faults.sender("flip-alone") as sender:
+        faults.wait_flow(sender)
+        damage(faults, name, "merged")
+        nodes.start(name)
+        sender.close()
+        try:
+            faults.verdict(allowed=["checksum|[Dd]amage"])
+        except Ended:
+            nodes.kill(name)
+            nodes.wipe(name)
+            raise
+
+
+def test_certificates_are_rotated_while_streams_run(faults: Faults) -> None:
+    nodes = faults.nodes
+    with faults.sender("rotated") as sender:
+        faults.wait_flow(sender)
+        pki = nodes.root / "pki"
+        for name in nodes.names:
+            issue(pki, Identity("s", "node", name), loopback=True, renew=True)
+        tls = nodes.certificate("publisher", "rotated")
+        nodes.reset()
+        faults.wait_flow(sender)
+        for name in nodes.names:
+            assert shown_by(nodes.data_ports[name], tls) == (pki / f"{name}.crt").read_text()
+        sender.close()
+        faults.verdict()
+
+
+# --- tools ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mounted() -> Iterator[Callable[[Path, int], None]]:
+    """`mounted(directory, size_bytes)`: a small file system there, for the time of the test."""
+    done: list[Path] = []
+
+    def mount(directory: Path, size_bytes: int) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "rt-test", directory]
+        result = subprocess.run(command, check=False, capture_output=True)
+        if result.returncode:
+            pytest.skip(f"no file system can be mounted here: {result.stderr!r}")
+        done.append(directory)
+
+    yield mount
+    for directory in done:
+        subprocess.run(["umount", "-l", directory], check=True)
+        shutil.rmtree(directory)
+
+
+def fill(path: Path) -> None:
+    """Take all the space there is."""
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * 4096)
+
+
+def failing_fsync(directory: Path) -> Path:
+    """A library whose fsync and fdatasync fail once each time that a file appears."""
+    source, library = directory / "fsync.c", directory / "fsync.so"
+    source.write_text(
+        """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int fails(void) {
+    const char *path = getenv("FSYNC_FAILS_ONCE_IF");
+    if (path == NULL || unlink(path) != 0) return 0;
+    errno = EIO;
+    return 1;
+}
+int fsync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd); }
+int fdatasync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd); }
+"""
+    )
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for a library whose fsync fails; rt.testing's disks do without")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def damage(faults: Faults, name: str, where: str) -> None:
+    """Kill a node and flip a synced bit of its merged log, or of a session copy, where it is active."""
+    found: Path | None = None
+    while found is None:
+        faults.wait(lambda: synced_segment(faults.nodes, name, where), "enough to be damaged")
+        faults.nodes.kill(name)
+        found = synced_segment(faults.nodes, name, where)
+        if found is None:  # It was rolled meanwhile.
+            faults.nodes.start(name)
+    with found.open("r+b") as file:
+        file.seek(DAMAGED_AT)
+        (byte,) = file.read(1)
+        file.seek(DAMAGED_AT)
+        file.write(bytes([byte ^ 4]))
+
+
+def synced_segment(nodes: WiredNodes, name: str, where: str) -> Path | None:
+    """The segment that was synced last, if it is active and synced well beyond `DAMAGED_AT`."""
+    ends = (nodes.directory(name) / nodes.stream / where).rglob("durable")
+    directory = max(ends, key=lambda path: path.stat().st_mtime_ns).parent
+    durable = read_durable_end(REAL, str(directory))
+    if durable is None or durable.offset <= DAMAGED_AT + 4096:
+        return None
+    segment = directory / f"log.{durable.id.x}.{durable.id.y}"
+    return segment if segment.stat().st_size >= durable.offset else None
+
+
+def shown_by(port: int, tls: rt.TLS) -> str:
+    """The certificate that a port shows to whoever has one, as PEM."""
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(tls.cert, tls.key)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+        assert shown is not None
+        return ssl.DER_cert_to_PEM_cert(shown)

@@ -1,0 +1,49 @@
+"""A trial with publishers of its own, on a cluster that a test does something to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sending import Sender
+from verdict import Trial
+
+import rt
+from sequencer.testing.wired_nodes import WiredNodes
+
+WAIT_S = 45.0
+
+
+class Faults(Trial):
+    """A trial with senders of its own."""
+
+    def __init__(self, nodes: WiredNodes, root: Path) -> None:
+        super().__init__(nodes)
+        self.nodes: WiredNodes = nodes
+        self._root = root
+
+    def sender(self, session: str, *, host: str = "") -> Sender:
+        """A publisher that was just started. Its directory is that of `host`."""
+        tls = self.nodes.certificate("publisher", session)
+        sender = Sender(self._root / (host or session), session, self.nodes.endpoints, tls)
+        self.senders.append(sender)
+        return sender
+
+    def wait_flow(self, *senders: Sender) -> None:
+        """Until what these senders publish from now on is merged."""
+        before = [sender.notes.flushed for sender in senders]
+        self.wait(
+            lambda: all(
+                sender.notes.merged > max(flushed, sender.notes.first)
+                for sender, flushed in zip(senders, before, strict=True)
+            ),
+            "what is published to be merged",
+        )
+
+    def wait(self, is_met: Callable[[], object], what: str) -> None:
+        """Until the condition holds; no node may end meanwhile."""
+        try:
+            self.nodes.wait(is_met, what, timeout_s=WAIT_S)
+        except rt.Timeout as error:
+            words = [f"{sender.session}: {sender.notes} {sender.last_words()}" for sender in self.senders]
+            raise AssertionError("\n".join([str(error), *words])) from error

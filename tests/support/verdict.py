@@ -1,0 +1,121 @@
+"""What must hold of a cluster after every fault, whatever it was: one function, `verdict`.
+
+Of each sender everything that had to survive is in the merged log, once and in order; positions are dense;
+all nodes run and have the same bytes; and what they logged on the way is what was to be expected.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from sending import Sender, read_value
+
+import rt
+from sequencer.testing.nodes import Nodes
+
+WAIT_S = 60.0
+
+_LOUD = re.compile(r" level=(error|critical) ")
+_LINE = re.compile(r"time=\S+ level=\w+ process=\w+ ")
+
+
+class Trial:
+    """From its making on: what is merged and what is logged."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.senders: list[Sender] = []
+        self._position = max(map(nodes.merged_position, nodes.names))
+        self._logged = {name: len(_lines(nodes, name)) for name in nodes.names}
+
+    def verdict(self, *, allowed: Collection[str] = ()) -> None:
+        """Raise `AssertionError` unless all is well; the senders have been closed.
+
+        `allowed` are patterns of lines at level error that this fault explains.
+        """
+        nodes = self.nodes
+        assert sorted(nodes.running) == nodes.names, nodes.running
+        messages, end = self._take()
+        nodes.wait_merged(end)
+        nodes.check_alive()
+        for sender in self.senders:
+            check_sender(sender, [each for each in messages if each.session == sender.session])
+        comparison = nodes.compare()
+        assert comparison.differences == (), comparison.differences
+        assert {log.end for log in comparison.logs} == {end}, [log.end for log in comparison.logs]
+        assert not (loud := self.loud(allowed)), "\n".join(loud)
+
+    def loud(self, allowed: Collection[str] = ()) -> list[str]:
+        """Lines of the nodes' logs at level error or worse, or that are no lines of a log."""
+        return [
+            f"{name}: {line}"
+            for name in self.nodes.names
+            for line in _lines(self.nodes, name)[self._logged[name] :]
+            if _LOUD.search(line) or not _LINE.match(line)
+            if not any(re.search(pattern, line) for pattern in allowed)
+        ]
+
+    def _take(self) -> tuple[list[rt.Message], int]:
+        """Everything merged since the beginning, as soon as the last of each sender is; and its end."""
+        messages: list[rt.Message] = []
+        last = {sender.session: (sender.lives[-1].tag, sender.notes.flushed - 1) for sender in self.senders}
+        awaited = set(last)
+        deadline = time.monotonic() + WAIT_S
+        path = self.nodes.merged_directory(self.nodes.running[0])
+        with rt.LogReader(path, position=self._position, follow=True) as reader:
+            while awaited:
+                self.nodes.check_alive()
+                taken = reader.poll(100_000, 1.0)
+                awaited -= {
+                    message.session
+                    for message in taken
+                    if message.session in awaited and read_value(message.value) == last[message.session]
+                }
+                messages += taken
+                assert time.monotonic() < deadline, self._missing(awaited)
+            messages += reader.poll(100_000, 0)
+            positions = [message.position for message in messages]
+            assert positions == list(range(self._position, self._position + len(messages)))
+            return messages, reader.position
+
+    def _missing(self, awaited: Collection[str]) -> str:
+        lost = [sender for sender in self.senders if sender.session in awaited]
+        words = [f"{sender.session}: {sender.notes} {sender.last_words()}" for sender in lost]
+        return "\n".join(["not merged:", *words, *map(self.nodes.last_words, self.nodes.names)])
+
+
+def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
+    """Everything that had to survive is there once, in order: by incarnation, life and number."""
+    got = [read_value(message.value) for message in messages]
+    assert [number for _, number in got] == [message.number for message in messages]
+    incarnation_of = {life.tag: life.incarnation for life in sender.lives}
+    groups = [
+        (incarnation, list(group)) for incarnation, group in groupby(got, lambda one: incarnation_of[one[0]])
+    ]
+    order = [incarnation for incarnation, _ in groups]
+    assert order == sorted(set(order)), order
+    merged = dict(groups)
+    for incarnation in sorted(set(incarnation_of.values())):
+        found = merged.get(incarnation, [])
+        assert [number for _, number in found] == list(range(len(found))), (sender.session, incarnation)
+        lives = [life for life in sender.lives if life.incarnation == incarnation]
+        for life in lives:
+            assert len(found) >= life.notes.replicated, (sender.session, life.notes, len(found))
+        if incarnation == max(order):
+            assert len(found) >= lives[-1].notes.flushed, (sender.session, lives[-1].notes, len(found))
+        # An X that ended before its publisher noted anything has no range of its own.
+        noted = [life for life in lives if life.notes.flushed or life.notes.first]
+        for life, successor in pairwise(noted):
+            flushed = range(life.notes.first, min(life.notes.flushed, successor.notes.first))
+            assert {found[number][0] for number in flushed} <= {life.tag}, (sender.session, life.notes)
+            assert successor.notes.first >= life.notes.flushed, (life.notes, successor.notes)
+    assert len(set(got)) == len(got)
+
+
+def _lines(nodes: Nodes, name: str) -> list[str]:
+    path = Path(nodes.root, f"{name}.log")
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
