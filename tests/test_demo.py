@@ -355,9 +355,9 @@ def test_a_flipped_bit_in_a_merged_log_fails_the_demo(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_every_process(data: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "t"
-    scratch.mkdir()
+def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    # A short path: a node's Unix socket is below it.
+    scratch = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "rt", "demo", "--data", str(data), "--publishers", "2"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -397,6 +397,7 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nodes_are_killed_in_parts_paused_wiped_and_come_back(tmp_path: Path) -> None:
+    before = set(with_parent(os.getpid()))
     with Nodes(tmp_path, 3) as nodes:
         nodes.start()
         leader = nodes.wait_ready()
@@ -425,7 +426,9 @@ def test_nodes_are_killed_in_parts_paused_wiped_and_come_back(tmp_path: Path) ->
         nodes.wait_ready()
         assert nodes.directory(paused).exists()
         assert nodes.stop() == dict.fromkeys(nodes.names, 0)
-    assert with_parent(os.getpid()) == []
+    assert (
+        set(with_parent(os.getpid())) <= before
+    )  # Other tests of this process may have left theirs draining.
 
 
 def with_parent(parent: int) -> list[int]:

@@ -79,7 +79,8 @@ class Subscribing:
             case "forget":
                 self._took_ns.clear()
             case "latencies":
-                return {"ns": np.concatenate(self._took_ns).tolist()}
+                took_ns = list(self._took_ns)
+                return {"ns": np.concatenate(took_ns).tolist() if took_ns else []}
         return {}
 
     def _read(self) -> None:

@@ -25,7 +25,7 @@ def root() -> Iterator[Path]:
 @pytest.mark.slow
 def test_three_nodes_give_every_figure_and_remove_their_files(root: Path) -> None:
     result = CliRunner().invoke(bench, ["transport", *FEW, "--json", "--dir", str(root)])
-    assert result.exit_code == 0, (result.output, result.exception)
+    assert result.exit_code == 0, f"{result.output}{result.exception}"
     found = {figure["name"]: figure["median"] for figure in map(json.loads, result.stdout.splitlines())}
     flood, many = "3 nodes, 2 publishers of 1024 B", "3 nodes, 3 publishers of 1 KiB"
     drip = "3 nodes, 1 KiB at 1000 messages/s: publish to subscriber"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sequencer.config import BadSetting, Member, NodeConfig, split_address
 from sequencer.config_sources import KEYS, node_config
 
-CWD = "/work/here"
+CWD = "/srv/here"
 FLAGS: Mapping[str, Any] = {
     "stream": "s",
     "name": "n1",
