@@ -1,7 +1,7 @@
 """Marks of a session's copy: the batch boundaries that nodes compare, read back or kept while walking.
 
-Law: a mark is told only of batches whose columns verify; a chain shows their values too, for a batch header
-holds the checksum of both.
+Law: a mark is told only of what verifies whole, columns and values: what is merged by it later is copied by the
+kernel, which looks at nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecordingScanner(SessionScanner):
 
 
 def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[Mark]:
-    """All marks of a segment of a copy, read back from its batch headers and columns; [] if it is trimmed."""
+    """The marks of a segment of a copy, read back, up to what does not verify; [] if it is trimmed."""
     with storage_errors(path, "reading a segment"):
         header = read_header(disk, path, segment)
         if header is None:
@@ -47,6 +47,6 @@ def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[Mark]:
         file = disk.open(segment_path(path, segment))
         try:
             scanner = SessionScanner(header, marks=True)
-            return [mark for scan in scans(file.pread, scanner, values=False) for mark in scan.marks]
+            return [mark for scan in scans(file.pread, scanner) for mark in scan.marks]
         finally:
             file.close()

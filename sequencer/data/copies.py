@@ -113,7 +113,7 @@ class Copy:
         )
         file = self._disk.open(segment_path(self.receiver.path, segment))
         try:
-            for scan in scans(file.pread, scanner, values=False):
+            for scan in scans(file.pread, scanner):
                 marks.add(scan.marks)
                 if marks.end >= end:
                     break

@@ -328,6 +328,26 @@ class Lagging:
         return snapshot_of(self.state, 20, tuple(map(encode_order, self.orders)))
 
 
+def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    whole = read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))
+    path = lagging.copy_path / "log.0.0"
+    content = bytearray(path.read_bytes())
+    content[whole[-1].offset - 9] ^= 1
+    path.write_bytes(content)
+    assert read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0)) == whole[:-1]
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.missing is not None)
+            assert data.merger.position < lagging.count
+            assert data.merger.failure is None
+
+    asyncio.run(play())
+
+
 def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     assert len(lagging.orders) >= 3
