@@ -1,7 +1,7 @@
 """Marks of a session's copy: the batch boundaries that nodes compare, read back or kept while walking.
 
-Law: a mark is told only of what verifies whole, columns and values: what is merged by it later is copied by the
-kernel, which looks at nothing.
+Law: a mark is told only of what verifies whole, columns and values: what is merged by it later is copied in
+the kernel, which looks at nothing.
 """
 
 from __future__ import annotations
