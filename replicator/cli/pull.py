@@ -13,6 +13,7 @@ from typing import get_args
 import click
 
 from replicator.attached_copy import AttachedCopy
+from replicator.cli.common import FILE, on_signals, tls_of
 from replicator.handshake import Wanted
 from replicator.pull_client import PullClient
 from replicator.pull_copy import Retention
@@ -22,9 +23,6 @@ from rt.errors import RtError
 from rt.net.rpc import keep_freed_memory
 from rt.net.tls import TLS
 from rt.pull_reports import Failed, PullReport, Reached, encode_report
-
-_FILE = click.Path(exists=True, dir_okay=False)
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command()
@@ -36,9 +34,9 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
     metavar="HOST:PORT,...",
     help="The nodes; one of them is followed, the next one when it fails.",
 )
-@option("--ca", type=_FILE, help="PEM file of the CA that the nodes' certificates chain to.")
-@option("--cert", type=_FILE, help="PEM file of our certificate.")
-@option("--key", type=_FILE, help="PEM file of its private key.")
+@option("--ca", type=FILE, help="PEM file of the CA that the nodes' certificates chain to.")
+@option("--cert", type=FILE, help="PEM file of our certificate.")
+@option("--key", type=FILE, help="PEM file of its private key.")
 @option("--insecure", is_flag=True, help="No TLS; to nodes on this machine only.")
 @option(
     "--position",
@@ -81,7 +79,7 @@ def pull(
     stopped; whatever fails on the way to the nodes is tried again, for ever.
     """
     with _reported() if attached else contextlib.nullcontext():
-        tls = _tls(ca, cert, key, insecure=insecure)
+        tls = tls_of(ca, cert, key, insecure=insecure)
         nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
         copy = AttachedCopy(
             directory,
@@ -94,17 +92,6 @@ def pull(
         )
         keep_freed_memory()
         raise Interrupted(asyncio.run(_run(copy, stream, nodes, tls, is_attached=attached)))
-
-
-def _tls(ca: str | None, cert: str | None, key: str | None, *, insecure: bool) -> TLS | None:
-    """What the options say; misuse unless it is either all three files or `--insecure`."""
-    if insecure:
-        if ca or cert or key:
-            raise click.UsageError("--insecure goes without --ca, --cert and --key.")
-        return None
-    if not (ca and cert and key):
-        raise click.UsageError("Give --ca, --cert and --key (or --insecure, on this machine).")
-    return TLS(ca=ca, cert=cert, key=key)
 
 
 @contextlib.contextmanager
@@ -138,16 +125,14 @@ async def _run(
 ) -> int:
     """Pull until a signal ends it, or with `is_attached` the end of stdin, in good order; which signal."""
     client = PullClient(copy, stream, nodes, tls, insecure=tls is None)
-    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(client.run())
+    running = asyncio.ensure_future(client.run())
     stopped: list[int] = []
 
     def stop(number: int) -> None:
         stopped.append(number)
         running.cancel()
 
-    for number in _STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stop, number)
+    on_signals(stop)
     if is_attached:
         _stop_with_stdin(stop)
     try:

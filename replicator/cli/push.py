@@ -5,33 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from functools import partial
 
 import click
 
+from replicator.cli.common import FILE, on_signals, tls_of
 from replicator.push_client import PushClient
 from replicator.push_sessions import PushSessions
 from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import Interrupted
 from rt.log.directory import is_log_directory
 from rt.log.disk import REAL
-from rt.net.tls import TLS
 
-_FILE = click.Path(exists=True, dir_okay=False)
 _LEFT_LOG = "push.log"
 _NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @option("--stream", type=STREAM_NAME, required=True, help="The stream that the sessions belong to.")
 @option("--endpoints", required=True, metavar="HOST:PORT,...", help="The nodes: each gets everything.")
-@option("--ca", type=_FILE, help="PEM file of the CA that the nodes' certificates chain to.")
-@option("--cert", type=_FILE, help="PEM file of our certificate.")
-@option("--key", type=_FILE, help="PEM file of its private key.")
+@option("--ca", type=FILE, help="PEM file of the CA that the nodes' certificates chain to.")
+@option("--cert", type=FILE, help="PEM file of our certificate.")
+@option("--key", type=FILE, help="PEM file of its private key.")
 @option("--insecure", is_flag=True, help="No TLS; to nodes on this machine only.")
 @option(
     "--attached",
@@ -53,7 +50,7 @@ def push(
     It runs until it is stopped; whatever fails on the way to the nodes is tried again, for ever. It ends with
     1 when all nodes refuse the session, or when a log here is damaged.
     """
-    tls = _tls(ca, cert, key, insecure=insecure)
+    tls = tls_of(ca, cert, key, insecure=insecure)
     nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
     make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, waits=attached)
     if is_log_directory(REAL, directory):
@@ -66,29 +63,16 @@ def push(
     asyncio.run(_run(PushSessions(sessions, make)))
 
 
-def _tls(ca: str | None, cert: str | None, key: str | None, *, insecure: bool) -> TLS | None:
-    """What the options say; misuse unless it is either all three files or `--insecure`."""
-    if insecure:
-        if ca or cert or key:
-            raise click.UsageError("--insecure goes without --ca, --cert and --key.")
-        return None
-    if not (ca and cert and key):
-        raise click.UsageError("Give --ca, --cert and --key (or --insecure, on this machine).")
-    return TLS(ca=ca, cert=cert, key=key)
-
-
 async def _run(client: PushClient | PushSessions, *, is_attached: bool = False) -> None:
     """Push until it is done, or a signal ends it, in good order."""
-    loop, running = asyncio.get_running_loop(), asyncio.ensure_future(client.run())
+    running = asyncio.ensure_future(client.run())
     stopped: list[int] = []
 
     def stop(number: int) -> None:
         stopped.append(number)
         running.cancel()
 
-    for number in _STOPPING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stop, number)
+    on_signals(stop)
     if is_attached and isinstance(client, PushClient):
         _finish_with_stdin(client)
     try:

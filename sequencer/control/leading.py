@@ -141,7 +141,6 @@ class Leader:
         if not self._in_flight:
             self._speculation.reset()
         while self._in_flight < IN_FLIGHT_MAX:
-            # With one on its way, what comes next is gathered until that one is done, or there is much.
             merge = plan_merge(self._speculation, self.board, self._clock_ns())
             if merge is None or not self._propose(merge):
                 return

@@ -209,8 +209,6 @@ class Copies:
         self._openings: dict[int, asyncio.Future[Copy]] = {}
         """By session id: what is on its way, whoever waits for it."""
         self._unfinished = UnfinishedBytes()
-        self.bad: dict[int, OrderBlock] = {}
-        """By session: what the merger found to differ from what the cluster agreed on."""
 
     def get(self, session_id: int) -> Copy | None:
         """The copy, if it is open."""
@@ -356,7 +354,6 @@ class Copies:
             "bad_session_copy id=%d at=log.%d.%d offset=%d got=%#010x wanted=%#010x",
             *(block.session_id, block.x, block.y, block.end, got, block.chain_end),
         )
-        self.bad[block.session_id] = block
 
 
 def consumed_place(session: Session) -> Place | None:

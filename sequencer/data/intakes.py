@@ -216,7 +216,6 @@ class Intake:
         self._has_copy = asyncio.Event()
         if copy is not None:
             self._has_copy.set()
-        self._done_x = session.done[0] if session is not None and session.done is not None else -1
         self._start = intakes.start(session, copy)
 
     @property

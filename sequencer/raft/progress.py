@@ -99,10 +99,6 @@ class Progress:
         self._become(Mode.SNAPSHOT, snapshot.index + 1)
         self.snapshot = snapshot
 
-    def on_silence(self, following: int) -> None:
-        """Whatever was under way may be lost: find out again where it stands, from index `following` on."""
-        self._become(Mode.PROBE, max(self.match + 1, following))
-
     def _become(self, mode: Mode, following: int) -> None:
         self.mode, self.next = mode, following
         self.is_waiting, self.snapshot = False, None
