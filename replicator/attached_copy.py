@@ -40,14 +40,10 @@ class AttachedCopy(PullCopy):
             self._has_reached = True
             self._on_reached(start.end)
 
-    def sync(self) -> int:
-        """As the base class; then trim what may go."""
-        position = super().sync()
-        if self._retention == "own":
-            self._trim()
-        return position
-
-    def _trim(self) -> None:
+    def tidy(self) -> None:
+        """Trim what may go."""
+        if self._retention != "own":
+            return
         receiver = self.receiver
         position = read_position(self._disk, os.path.join(self.path, TRIMMABLE_FILE), TRIMMABLE)
         if receiver is None or position is None or position <= self._trimmed_to:

@@ -8,10 +8,12 @@ returned. A sync that failed is told once, and the receiver is never synced agai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Final, Protocol
 
 from rt.errors import Closed, RtError
@@ -59,8 +61,14 @@ class GroupSync:
     """Syncs receivers that were noted, in rounds. For one event loop; make it and use it there."""
 
     def __init__(self, *, threads: int = THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="rt-sync")
-        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._rounds: SimpleQueue[Sequence[_Member] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"rt-sync-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
         self._running = 0
         self._wanted: dict[Syncable, _Member] = {}
         self._members: dict[Syncable, _Member] = {}
@@ -97,12 +105,15 @@ class GroupSync:
         if not self._running:
             self._idle.set()
         await self.settled()
-        self._pool.shutdown()
+        for _ in self._threads:
+            self._rounds.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _start_rounds(self) -> None:
         """Share what is ready among the threads that are free."""
         ready = [member for member in self._wanted.values() if not member.is_syncing]
-        free = self._threads - self._running
+        free = len(self._threads) - self._running
         if not ready or free <= 0:
             return
         self._idle.clear()
@@ -116,9 +127,14 @@ class GroupSync:
             member.is_syncing = True
             member.point = member.noted
         self._running += 1
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._pool, _sync_all, members)
-        done.add_done_callback(lambda _: self._ended(members))
+        self._rounds.put(members)
+
+    def _serve(self) -> None:
+        """In a thread: sync what comes, until None does."""
+        while (members := self._rounds.get()) is not None:
+            _sync_all(members)
+            with contextlib.suppress(RuntimeError):  # The loop was closed, and nobody waits.
+                self._loop.call_soon_threadsafe(self._ended, members)
 
     def _ended(self, members: Sequence[_Member]) -> None:
         self._running -= 1

@@ -46,6 +46,12 @@ class Levels:
         levels = (Level(said.durable.x, said.durable_number) for said in self._said.values())
         return max(majority_level(levels, self.members), self.merged)
 
+    @property
+    def synced(self) -> Place:
+        """Up to where a majority has synced the session, as far as it is known now."""
+        places = sorted((said.durable for said in self._said.values()), reverse=True)
+        return places[self.majority - 1] if len(places) >= self.majority else NOWHERE
+
     def durable(self, node: str) -> Place:
         """How far a node has synced the session."""
         said = self._said.get(node)

@@ -14,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from replicator.calls import first_of
@@ -88,8 +89,8 @@ class PullClient:
         self._silence_seconds = silence_seconds
         self._start_seconds = start_seconds
         self._draw = draw
-        self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-pull")
-        """One thread: the copy is for one thread at a time, and the loop waits for it."""
+        self._pool: Executor = ThreadPoolExecutor(2, thread_name_prefix="rt-pull")
+        """One thread for the copy, which is for one at a time, and one that syncs beside it."""
         self._heard_at = 0.0
         self._unsynced = asyncio.Event()
         self._alone = asyncio.Lock()
@@ -189,7 +190,11 @@ class PullClient:
             await self._unsynced.wait()
             await asyncio.sleep(SYNC_SECONDS)
             self._unsynced.clear()
-            position = await self._in_thread(self.copy.sync)
+            async with self._alone:
+                point = self.copy.sync_point()
+            # Beside what goes on coming: on a busy disk a sync may take as long as a second.
+            position = await run_to_end(self._pool, partial(self.copy.sync_to, point))
+            await self._in_thread(self.copy.tidy)
             await _say(call, PullProgress(position, is_synced=True))
 
     async def _notice_silence(self, target: str) -> None:

@@ -146,16 +146,25 @@ class PullCopy:
             case _:
                 raise ProtocolViolation("no item of a merged log", got=type(item).__name__)
 
-    def sync(self) -> int:
-        """Return when all that was taken is on the medium: up to which position. Never beside `take`."""
+    def sync_point(self) -> SyncPoint | None:
+        """All that was taken, for `sync_to`; None if it is known to be durable. Never beside `take`."""
+        return None if self._receiver is None else self._receiver.sync_point()
+
+    def sync_to(self, point: SyncPoint | None) -> int:
+        """Return when what was taken up to `point` is on the medium: up to which position all is.
+
+        It may run beside `take`, not beside `close`.
+        """
         receiver = self._receiver
         if receiver is None:
             return 0
-        point: SyncPoint | None = receiver.sync_point()
         if point is not None:
             receiver.sync_to(point)
         receiver.note_synced(point)
         return receiver.durable_end
+
+    def tidy(self) -> None:
+        """Do what may be done behind a sync. Never beside `take`."""
 
     def close(self) -> None:
         """Release the files. Does not sync."""

@@ -135,6 +135,7 @@ class PushStream:
             start = await self._start(call)
             self._log.start(start)
             self._begin(start)
+            self._log.wake()  # So that there is a look behind the first one.
             sender = _own(lambda: self._sender(start.place))
             with contextlib.closing(sender):
                 await _first_of(self._read(call), self._write(call, sender))
@@ -210,8 +211,10 @@ class PushStream:
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
                 self._found_nothing_at = looks
-                self._log.progressed.set()
-                await self._changed.wait()
+                self._log.note_progress()
+            elif self._log.is_ending or _size(items) >= CHUNK_BYTES_MAX:
+                continue  # There may be more. What comes behind less than that waits for its round.
+            await self._changed.wait()
 
     async def _send(self, call: Any, item: Item, *, is_bounded: bool) -> None:
         match item:
@@ -221,6 +224,7 @@ class PushStream:
                 self._unacknowledged.append((item.end, len(item.data)))
                 self._unacknowledged_bytes += len(item.data)
                 self._sent = item.end
+                self._log.note_sent(item.end)
                 await call.write(self._log.shared.encoded(item))
             case Life(x):
                 await call.write(encode_push_request(item))
@@ -234,6 +238,10 @@ class PushStream:
     async def _answer_comes(self) -> None:
         self._answered.clear()
         await self._answered.wait()
+
+
+def _size(items: list[Item]) -> int:
+    return sum(len(item.data) for item in items if isinstance(item, Chunk))
 
 
 async def _answer(call: Any) -> PushAnswered:

@@ -1,6 +1,7 @@
 """The session directory that a push client serves, as its streams share it.
 
-Laws. What is read and verified for one stream serves the others. What the nodes say is counted, and written
+Laws. What is read and verified for one stream serves the others. Streams look for more in rounds, so that the
+busier all are the more each message carries (`replicator.rounds`). What the nodes say is counted, and written
 to `.progress`; the cluster that took the first byte is remembered in `.cluster`, and no other gets any.
 
     `.cluster`:  0  8  magic "RTCLUSTR" | 8  2  version | 10  2  0 | 12  4  checksum | 16  16  cluster id
@@ -15,9 +16,12 @@ import struct
 from dataclasses import replace
 
 from replicator.handshake import PushHello, PushProgress, PushStart
+from replicator.items import Place
 from replicator.levels import Levels
+from replicator.rounds import Rounds
 from replicator.shared_reads import SharedReads
 from rt.errors import ClusterMismatch, InvalidName, StorageError
+from rt.log.catalog import segment_path
 from rt.log.checksum import around, sealed
 from rt.log.directory import read_identity
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
@@ -51,7 +55,10 @@ class PushedLog:
         self.looks = 0
         """Counts what all streams have to look for: one that found nothing since the last has it all."""
         self.progressed = asyncio.Event()
-        """Set when a node said something, or a stream found nothing more."""
+        """Set when a node refused the session; on the last look also when there may be nothing left."""
+        self.is_ending = False
+        """The publisher has ended: what is there now is all."""
+        self._rounds = Rounds(self._look, asyncio.get_running_loop())
         self._changed: list[asyncio.Event] = []
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
@@ -66,8 +73,17 @@ class PushedLog:
     def wake(self, *, is_last: bool = False) -> None:
         """The directory may have changed; `is_last`: for the last time, so that what is left is all."""
         self.looks += is_last
-        for event in self._changed:
-            event.set()
+        self.is_ending = self.is_ending or is_last
+        self._rounds.want(self._waiting_bytes, is_urgent=self.is_ending)
+
+    def note_sent(self, end: Place) -> None:
+        """A stream sends all before `end`."""
+        self._rounds.note_sent(end)
+
+    def note_progress(self) -> None:
+        """A node said something, or a stream found nothing more."""
+        if self.is_ending:
+            self.progressed.set()
 
     def start(self, start: PushStart) -> None:
         """A node let us in. `rt.ClusterMismatch` if it is of another cluster than the others."""
@@ -89,7 +105,8 @@ class PushedLog:
         """A node said how far it is."""
         self.levels.report(node, said)
         self._write_progress(PushState.RUNNING)
-        self.progressed.set()
+        self._rounds.note_synced(self.levels.synced)
+        self.note_progress()
 
     def give_up(self, state: PushState) -> None:
         """Tell the publisher that no node takes its session."""
@@ -97,7 +114,19 @@ class PushedLog:
 
     def close(self) -> None:
         """Release the files."""
+        self._rounds.close()
         self._progress.close()
+
+    def _look(self) -> None:
+        for event in self._changed:
+            event.set()
+
+    def _waiting_bytes(self, sent: Place) -> int | None:
+        """Bytes of the segment behind `sent`; None if that is not the one that grows."""
+        try:
+            return os.stat(segment_path(self.path, sent.segment)).st_size - sent.offset
+        except OSError:
+            return None
 
     def _write_progress(self, state: PushState) -> None:
         """A full disk is no reason to stop pushing: what is merged is what may be deleted."""

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Generic, TypeVar
 
-from replicator.items import Chunk, Place, Sealed
+from replicator.items import CHUNK_BYTES_MAX, Chunk, Place, Sealed
 from rt.errors import Damaged, MessageTooLarge, ProtocolViolation
 from rt.log.frames import Scan, Scanner
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, decode_segment_header
 from rt.log.table import Identity, SealedSegment, TrimReason
 from rt.log.writer import Frames, LogWriter, SyncPoint
 
-QUICK_BYTES_MAX = 64 * 1024
-"""A write of up to this much takes tens of microseconds: less than handing it to another thread."""
+QUICK_BYTES_MAX = CHUNK_BYTES_MAX
+"""A write of up to this much to the page cache takes less than handing it to another thread and back."""
 
 AnyScanner = TypeVar("AnyScanner", bound=Scanner)
 

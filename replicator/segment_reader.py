@@ -2,8 +2,8 @@
 
 Laws. Of a session only batches that verify are handed out, of a merged log only whole blocks whose columns
 verify (the receiver looks at the values). What is not whole yet is waited for, and what is bad may be half
-written: `take` gives nothing then and `problem` says why. Reads end at the last frame before a multiple of
-`GRID_BYTES`, so that senders which began at different places soon read the same pieces.
+written: `take` gives nothing then and `problem` says why. Shared reads end at the last frame before a
+multiple of `GRID_BYTES`, so that senders which began at different places soon read the same pieces.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ class SegmentReader:
 
     def _read_verified(self, scanner: Scanner, start: int) -> memoryview | None:
         left = self._file.size() - start
-        size = min(left, (start + CHUNK_BYTES_MAX) // GRID_BYTES * GRID_BYTES - start)
+        size = min(left, CHUNK_BYTES_MAX)
+        if self._shared is not None:
+            size = min(left, (start + CHUNK_BYTES_MAX) // GRID_BYTES * GRID_BYTES - start)
         self.problem = None
         while size > 0:
             data = memoryview(self._file.pread(size, start))

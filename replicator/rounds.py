@@ -1,0 +1,88 @@
+"""When the streams of a session look for more to send: in rounds, which pace themselves.
+
+Laws. The first change is looked at once. While a round is on its way, which a majority of the nodes has not
+synced, what is little waits for it, and goes with all that comes meanwhile: the busier the nodes, the larger
+each message, and the less each byte costs. Nothing waits longer than `WAIT_SECONDS_MAX`, and what fills a
+message does not wait. Behind the last round there is one more look, which finds nothing, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from replicator.handshake import NOWHERE
+from replicator.items import CHUNK_BYTES_MAX, Place
+
+WAIT_SECONDS_MAX: Final = 0.02
+"""Where nodes are away, or their disks slow: enough to gather something, too little to be noticed then."""
+QUIET_SECONDS: Final = 0.05
+"""Without a round for so long, there is the one more look."""
+FULL_BYTES: Final = CHUNK_BYTES_MAX // 2
+"""So much is worth a message of its own."""
+
+WaitingBytes = Callable[[Place], int | None]
+
+
+class Rounds:
+    """Calls `look` when the streams are to look. For one event loop."""
+
+    def __init__(self, look: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        self._look, self._loop = look, loop
+        self._sent = self._synced = NOWHERE
+        self._waiting_bytes: WaitingBytes | None = None
+        """How much waits behind a place, None if that cannot be said; set while something waits."""
+        self._latest: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self._begun_s = 0.0
+
+    def want(self, waiting_bytes: WaitingBytes, *, is_urgent: bool = False) -> None:
+        """There may be more to send."""
+        self._waiting_bytes = waiting_bytes
+        if is_urgent or self._synced >= self._sent or self._is_full(waiting_bytes):
+            self._begin()
+        elif self._latest is None:
+            self._latest = self._loop.call_later(WAIT_SECONDS_MAX, self._begin)
+
+    def note_sent(self, end: Place) -> None:
+        """All before `end` is on its way."""
+        self._sent = max(self._sent, end)
+
+    def note_synced(self, end: Place) -> None:
+        """A majority of the nodes has synced all before `end`."""
+        self._synced = end
+        if self._waiting_bytes is not None and end >= self._sent:
+            self._begin()
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._forget()
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    def _is_full(self, waiting_bytes: WaitingBytes) -> bool:
+        size = waiting_bytes(self._sent)
+        return size is None or size >= FULL_BYTES
+
+    def _begin(self) -> None:
+        self._forget()
+        self._begun_s = self._loop.time()
+        if self._quiet is None:
+            self._quiet = self._loop.call_later(QUIET_SECONDS, self._when_quiet)
+        self._look()
+
+    def _forget(self) -> None:
+        self._waiting_bytes = None
+        if self._latest is not None:
+            self._latest.cancel()
+            self._latest = None
+
+    def _when_quiet(self) -> None:
+        quiet_s = self._begun_s + QUIET_SECONDS
+        if self._loop.time() < quiet_s:
+            self._quiet = self._loop.call_at(quiet_s, self._when_quiet)
+        else:
+            self._quiet = None
+            self._look()
