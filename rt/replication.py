@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from inotify_simple import INotify, flags
@@ -40,6 +40,8 @@ _SETTLED_SECONDS = 10.0
 """A process that has run for so long is started again soon, should it die."""
 _POLL_SECONDS = 0.02
 """How often to read `.progress` where the system has no inotify instance or watch left."""
+_GATHER_SECONDS = 0.01
+"""How old what `replicated` and `merged` say may be while nobody waits: each look costs the publisher."""
 _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 
 _left: list[subprocess.Popen[bytes]] = []
@@ -73,6 +75,7 @@ class Replication:
         self._on_progress = on_progress
         self._changed = threading.Condition()
         self._is_leaving = False
+        self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
         self._started_at = 0.0
@@ -113,7 +116,7 @@ class Replication:
         it, `rt.Closed` if `leave` is called meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._changed, self._looking_often():
             while not self._has_come(x, number, level):
                 self._raise_if_vain()
                 left = None if deadline is None else deadline - time.monotonic()
@@ -126,13 +129,26 @@ class Replication:
                     )
                 self._changed.wait(left)
 
+    @contextlib.contextmanager
+    def _looking_often(self) -> Iterator[None]:
+        """Somebody waits; `_changed` is held."""
+        self._waiting += 1
+        self._wake()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
     def leave(self) -> None:
         """The publisher has ended: let the push client drain by itself. Twice is allowed."""
         with self._changed:
             self._is_leaving = True
             self._changed.notify_all()
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
+            self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -179,6 +195,8 @@ class Replication:
                 self._supervise()
                 self._sleep(look_again)
                 look_again = self._look()
+                if not self._waiting:
+                    self._gather()
             except Exception:
                 logger.exception("replication_failed path=%s", self._directory)
                 look_again = _RESTART_SECONDS_MAX
@@ -231,6 +249,12 @@ class Replication:
             self._inotify.read(timeout=0)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
+
+    def _gather(self) -> None:
+        """Let more come before the next look, unless somebody begins to wait."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        poll.poll(_GATHER_SECONDS * 1000)
 
     def _look(self) -> float | None:
         record = self._read()

@@ -18,3 +18,4 @@ CIPHERS = (
 )
 
 os.environ["GRPC_SSL_CIPHER_SUITES"] = ":".join(CIPHERS)
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Its notices of ordinary events go to stderr otherwise.

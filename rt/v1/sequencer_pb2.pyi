@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,8 @@ class Command(_message.Message):
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -22,7 +24,9 @@ class Command(_message.Message):
     close: Close
     roll: Roll
     configure: Configure
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ...) -> None: ...
+    join: Join
+    restore: Restore
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -57,18 +61,20 @@ class Range(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chain_start: _Optional[int] = ..., chain_end: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "incarnation", "dedup_id", "x", "life")
+    __slots__ = ("session", "incarnation", "dedup_id", "x", "life", "newest")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     session: str
     incarnation: bytes
     dedup_id: str
     x: int
     life: bytes
-    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., x: _Optional[int] = ..., life: _Optional[bytes] = ...) -> None: ...
+    newest: int
+    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., x: _Optional[int] = ..., life: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Fence(_message.Message):
     __slots__ = ("session_id", "x")
@@ -110,8 +116,24 @@ class Configure(_message.Message):
     session_bytes_max: int
     def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ...) -> None: ...
 
+class Join(_message.Message):
+    __slots__ = ("node", "disk")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    disk: bytes
+    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("node", "disk")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    disk: bytes
+    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ...) -> None: ...
+
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +145,8 @@ class SequencerState(_message.Message):
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DISKS_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -134,7 +158,21 @@ class SequencerState(_message.Message):
     watermarks: _containers.RepeatedCompositeFieldContainer[Watermark]
     segments: _containers.RepeatedCompositeFieldContainer[MergedSegment]
     next_session_id: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ...) -> None: ...
+    disks: _containers.RepeatedCompositeFieldContainer[NodeDisk]
+    joins: int
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
+
+class NodeDisk(_message.Message):
+    __slots__ = ("node", "disk", "joined", "is_whole")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    disk: bytes
+    joined: int
+    is_whole: bool
+    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
     __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes", "is_roll_wanted")
@@ -315,7 +353,7 @@ class SessionEnd(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes")
+    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_FULL_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +362,7 @@ class Report(_message.Message):
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     sequence: int
     is_full: bool
@@ -332,7 +371,8 @@ class Report(_message.Message):
     merged: MergedReport
     disk_bytes: int
     disk_free_bytes: int
-    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
+    joins: int
+    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ...) -> None: ...
 
 class SegmentReport(_message.Message):
     __slots__ = ("session_id", "x", "y", "marks", "announced", "final")
@@ -401,26 +441,30 @@ class ToControl(_message.Message):
     def __init__(self, hello: _Optional[_Union[DataHello, _Mapping]] = ..., propose: _Optional[bytes] = ..., report: _Optional[_Union[DataReport, _Mapping]] = ...) -> None: ...
 
 class DataHello(_message.Message):
-    __slots__ = ("boot", "instruction")
+    __slots__ = ("boot", "instruction", "disk")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     instruction: int
-    def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ...) -> None: ...
+    disk: bytes
+    def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class DataReport(_message.Message):
-    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten")
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
     merged: MergedReport
     disk_bytes: int
     disk_free_bytes: int
     forgotten: _containers.RepeatedCompositeFieldContainer[SessionEnd]
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+    joins: int
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
 
 class ToData(_message.Message):
     __slots__ = ("snapshot", "applied", "standing")

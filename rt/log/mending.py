@@ -1,0 +1,139 @@
+"""Checking a segment that others may read, and overwriting what is bad in it by the bytes of a good copy.
+
+Laws. Only frames that are known to be synced are judged, so a writer at work is never taken for damage. What
+is overwritten differs from a copy that was verified whole, and of which what is sound here is the beginning;
+so a crash in the middle leaves bytes that still fail their checksums, and never others. The file stays the
+same one: whoever has it open goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from rt.errors import Damaged, Diverged
+from rt.log.catalog import segment_path
+from rt.log.directory import READ_BYTES, list_segments, read_durable_end, read_header, read_table
+from rt.log.disk import Disk, File
+from rt.log.frames import scanner_for
+from rt.log.segment import SegmentId
+
+CHECK_BYTES = 2**20
+"""What is checked at a time: some tenths of a millisecond."""
+
+
+def synced_end(disk: Disk, path: str, segment: SegmentId) -> int:
+    """How many bytes of a segment are known to be synced; 0 if none are, or if it is trimmed."""
+    table = read_table(disk, path)
+    listed = next((one for one in table.segments if one.id == segment), None) if table else None
+    if listed is not None:
+        return 0 if listed.is_trimmed else listed.size_bytes
+    if any(later > segment for later in list_segments(disk, path)):
+        return disk.size(segment_path(path, segment)) or 0  # It was sealed before the table was lost.
+    durable = read_durable_end(disk, path)
+    if durable is None or table is None or durable.origin != table.identity.origin:
+        return 0
+    return durable.offset if durable.id == segment else 0
+
+
+def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterator[int]:
+    """Verify the frames of a segment up to `end`, a little at each step, which gives the bytes looked at.
+
+    `rt.Damaged` where they do not verify; `FileNotFoundError` if there is no file.
+    """
+    file_path = segment_path(path, segment)
+    header = read_header(disk, path, segment)
+    if header is None or header.id != segment:
+        raise Damaged("a segment has no header of its own", path=file_path, offset=0)
+    file = disk.open(file_path)
+    try:
+        scanner, size = scanner_for(header), CHECK_BYTES
+        while scanner.boundary < end:
+            data = _pread(file, file_path, size, scanner.offset)
+            scan = scanner.scan(memoryview(data))
+            if scan.consumed:
+                size = CHECK_BYTES
+            elif scan.problem is None and scan.needed > len(data) == size:
+                size = scan.needed
+            else:
+                problem = scan.problem or "cut short"
+                raise Damaged(problem, path=file_path, offset=scanner.boundary, wanted=f"whole up to {end}")
+            yield len(data)
+    finally:
+        file.close()
+
+
+def sound_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:
+    """How far the frames of a segment verify, `end` at most; 0 if not even its header does."""
+    try:
+        for _ in check_segment(disk, path, segment, end):
+            pass
+    except Damaged as error:
+        return error.offset
+    except FileNotFoundError:
+        return 0
+    return end
+
+
+def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end: int) -> int:
+    """Overwrite what differs, below `end`, from the copy in `good_path`: bytes changed, durable on return.
+
+    The copy was verified up to `end` by who made it. `rt.Diverged`, with nothing changed, if it is no copy
+    of this segment; `OSError` as the disk raises it. Where the file is gone, the copy takes its place.
+    """
+    file_path, source_path = segment_path(path, segment), segment_path(good_path, segment)
+    sound = sound_end(disk, path, segment, end)
+    source = disk.open(source_path)
+    try:
+        if not disk.size(file_path):
+            source.sync()
+            disk.rename(source_path, file_path)
+            disk.sync_directory(path)
+            return end
+        file = disk.open(file_path, write=True)
+        try:
+            changed = _overwrite(file, source, file_path, sound, end)
+            file.sync()
+        finally:
+            file.close()
+    finally:
+        source.close()
+    return changed
+
+
+def _overwrite(file: File, source: File, file_path: str, sound: int, end: int) -> int:
+    for start in range(0, sound, READ_BYTES):
+        size = min(READ_BYTES, sound - start)
+        if file.pread(size, start) != source.pread(size, start):
+            raise Diverged(
+                "a peer's copy differs from what is sound here",
+                where=f"{file_path}, below offset {sound}",
+                hint="`rt log compare` shows where two copies part.",
+            )
+    changed = 0
+    for start in range(sound, end, READ_BYTES):
+        good = source.pread(min(READ_BYTES, end - start), start)
+        try:
+            has = file.pread(len(good), start)
+        except OSError:  # What cannot be read may be written.
+            has = b""
+        if has != good:
+            changed += sum(a != b for a, b in zip(has, good, strict=False)) + len(good) - len(has)
+            _write(file, good, start)
+    return changed
+
+
+def _write(file: File, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = file.pwritev([view], offset)
+        if count == 0:
+            raise OSError(errno.ENOSPC, "short write")
+        view, offset = view[count:], offset + count
+
+
+def _pread(file: File, path: str, size: int, offset: int) -> bytes:
+    try:
+        return file.pread(size, offset)
+    except OSError as error:
+        raise Damaged(f"cannot be read: {error}", path=path, offset=offset) from error
