@@ -98,6 +98,20 @@ def raft(
     "--many", default=200, show_default=True, type=click.IntRange(2, 1000), help="Publishers at once."
 )
 @click.option(
+    "--backlog-gb",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(0.001, 10_000),
+    help="What publishers are ahead by when the nodes start; nodes and publishers need several times that.",
+)
+@click.option(
+    "--merging-gb",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.001, 1000),
+    help="What one node merges by itself.",
+)
+@click.option(
     "--part", "parts", multiple=True, type=click.Choice(TRANSPORT_PARTS), help="Only this; may be repeated."
 )
 @json_option
@@ -110,10 +124,12 @@ def transport(
     rate_hz: float,
     failovers: int,
     many: int,
+    backlog_gb: float,
+    merging_gb: float,
     parts: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Send messages through nodes to a subscriber: throughput, latency, failover, fairness."""
+    """Send messages through nodes: throughput, latency, failover, fairness, memory; merge on one alone."""
     run = TransportBench(
         directory,
         nodes=int(nodes),
@@ -123,6 +139,8 @@ def transport(
         rate_hz=rate_hz,
         failovers=failovers,
         many=many,
+        backlog_bytes=int(backlog_gb * 1e9),
+        merging_bytes=int(merging_gb * 1e9),
         parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
     )
     run.run(lambda figure: show(figure, as_json=as_json))

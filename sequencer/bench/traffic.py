@@ -16,7 +16,9 @@ import rt
 from sequencer.testing.processes import Answer, serve
 
 TOGETHER_BYTES: Final = 256 * 1024
-_LOOK_S: Final = 0.002
+_LOOK_S: Final = 0.05
+"""How often a publisher that is far enough ahead looks: a small part of the time its lead lasts."""
+_PACE_S: Final = 0.01
 
 
 class Publishing:
@@ -24,6 +26,8 @@ class Publishing:
 
     def __init__(self, publishers: list[rt.Publisher], value_bytes: int) -> None:
         self._publishers, self._value_bytes = publishers, value_bytes
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
 
     def answer(self, do: str, arguments: Answer) -> Answer:
         """Do what the benchmark asks for."""
@@ -32,23 +36,50 @@ class Publishing:
                 self._start(self._flood, float(arguments["lead_bytes"]), float(arguments.get("rate_mb", 0)))
             case "drip":
                 self._start(self._drip, float(arguments["rate_hz"]))
+            case "fill":
+                self._fill(int(arguments["size_bytes"]))
+            case "stop":
+                self._stop()
+                return {"counts": [publisher.next_number for publisher in self._publishers]}
+            case "published":
+                return {"counts": [publisher.next_number for publisher in self._publishers]}
             case "merged":
                 return {"counts": [publisher.progress.merged for publisher in self._publishers]}
         return {}
 
     def _start(self, work: Any, *arguments: float) -> None:
         for publisher in self._publishers:
-            threading.Thread(target=work, args=(publisher, *arguments), daemon=True).start()
+            thread = threading.Thread(target=work, args=(publisher, *arguments), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _stop(self) -> None:
+        """Returns when nothing more is published, and all that was is synced here."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        for publisher in self._publishers:
+            publisher.flush()
+
+    def _fill(self, size_bytes: int) -> None:
+        """Publish so many bytes of values with each publisher; returns when they are synced here."""
+        values = [os.urandom(self._value_bytes) for _ in range(TOGETHER_BYTES // self._value_bytes)]
+        for publisher in self._publishers:
+            left = -(-size_bytes // self._value_bytes)
+            while left > 0:
+                left -= len(publisher.publish_many(values[:left]))
+            publisher.flush()
 
     def _flood(self, publisher: rt.Publisher, lead_bytes: float, rate_mb: float) -> None:
-        count = max(1, TOGETHER_BYTES // self._value_bytes)
+        # A publisher whose lead is short takes turns the more often.
+        count = max(1, min(TOGETHER_BYTES, int(lead_bytes) // 4) // self._value_bytes)
         values = [os.urandom(self._value_bytes) for _ in range(count)]
         lead = max(count, int(lead_bytes / self._value_bytes))
         begun, sent = time.monotonic(), 0
-        while True:
+        while not self._stopping.is_set():
             is_ahead = publisher.next_number - publisher.progress.merged > lead
             if is_ahead or (rate_mb and sent > rate_mb * 1e6 * (time.monotonic() - begun)):
-                time.sleep(_LOOK_S)
+                time.sleep(_PACE_S if rate_mb else _LOOK_S)
                 continue
             publisher.publish_many(values)
             sent += count * self._value_bytes
@@ -56,7 +87,7 @@ class Publishing:
     def _drip(self, publisher: rt.Publisher, rate_hz: float) -> None:
         value = os.urandom(self._value_bytes)
         due_s = time.monotonic()
-        while True:
+        while not self._stopping.is_set():
             due_s += 1 / rate_hz
             time.sleep(max(0.0, due_s - time.monotonic()))
             publisher.publish(value)

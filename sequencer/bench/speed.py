@@ -1,0 +1,112 @@
+"""The transport at speed: what it carries, how long a message takes, how it treats many publishers at once.
+
+Throughput is what a majority of the nodes has merged within the time that counts; the publishers never run
+further ahead than `LEAD_BYTES` of what is merged, so it is sustained. Latency is from the call of `publish`
+to the hands of the subscriber, on the machine's one clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from rt.bench.measure import Figure
+from sequencer.bench.stage import Setup
+
+LEAD_BYTES: Final = 64 << 20
+MB_GOALS: Final = {1024: 120.0}
+"""Value bytes merged a second, by the size of messages."""
+MESSAGE_GOALS: Final = {128: 400_000.0}
+_WARM_UP_S: Final = 3.0
+_LOOK_S: Final = 0.1
+
+
+def throughput(
+    setup: Setup, *, publishers: int, value_bytes: Sequence[int], seconds: float
+) -> Iterator[Figure]:
+    """What is merged and received of messages of each size, and what it costs."""
+    for size in value_bytes:
+        with setup.open() as stage:
+            stage.publishers(publishers, size)
+            stage.subscriber()
+            stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
+            time.sleep(_WARM_UP_S)
+            before, begun = stage.standing(), time.monotonic()
+            time.sleep(seconds)
+            after, lasted_s = stage.standing(), time.monotonic() - begun
+            peak_mb = stage.peak_mb()
+        name = f"{setup.nodes} nodes, {publishers} publishers of {size} B"
+        count = after.majority - before.majority
+        mb, received_mb = (messages * size / 1e6 for messages in (count, after.received - before.received))
+        yield Figure(f"{name}: merged on a majority", (mb / lasted_s,), "MB/s", MB_GOALS.get(size))
+        yield Figure(f"{name}: messages", (count / lasted_s,), "messages/s", MESSAGE_GOALS.get(size))
+        yield Figure(f"{name}: received by a subscriber", (received_mb / lasted_s,), "MB/s")
+        for who, used_s in after.cpu_s.items():
+            per_gb = (used_s - before.cpu_s[who]) / max(mb, 1e-9) * 1000
+            yield Figure(f"{name}: CPU of {who}", (per_gb,), "s/GB")
+        yield Figure(f"{name}: most memory of a node process", (peak_mb,), "MB")
+
+
+def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]:
+    """How long a message is on its way."""
+    with setup.open() as stage:
+        stage.publishers(1, 1024)
+        stage.subscriber()
+        stage.ask("drip", rate_hz=rate_hz)
+        time.sleep(_WARM_UP_S)
+        stage.subscribed.ask("forget")
+        time.sleep(seconds)
+        took_ns: list[int] = []
+        while not took_ns:  # On a busy machine the first may take longer than that.
+            stage.nodes.check_alive()
+            time.sleep(_LOOK_S)
+            took_ns = stage.subscribed.ask("latencies")["ns"]
+    latencies_ms = np.array(took_ns) / 1e6
+    name = f"{setup.nodes} nodes, 1 KiB at {rate_hz:g} messages/s: publish to subscriber"
+    for percent, goal in ((50, 5.0), (99, 25.0)):
+        yield Figure(f"{name}, p{percent}", (float(np.percentile(latencies_ms, percent)),), "ms", goal)
+
+
+def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
+    """Whether many publishers that send all they can are treated alike."""
+    with setup.open() as stage:
+        stage.publishers(publishers, 1024)
+        stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
+        time.sleep(2 * _WARM_UP_S)
+        before, begun = stage.merged(), time.monotonic()
+        pauses = Pauses(list(before), [begun] * publishers)
+        while (now := time.monotonic()) < begun + seconds:
+            pauses.look(stage.merged(), now)
+            time.sleep(_LOOK_S)
+        after, lasted_s = stage.merged(), time.monotonic() - begun
+        pauses.look(after, begun + lasted_s)
+        peak_mb = stage.peak_mb()
+    merged = [count - first for count, first in zip(after, before, strict=True)]
+    name = f"{setup.nodes} nodes, {publishers} publishers of 1 KiB"
+    yield Figure(f"{name}: merged", (sum(merged) * 1024 / 1e6 / lasted_s,), "MB/s")
+    least = min(merged) / max(statistics.mean(merged), 1e-9)
+    yield Figure(f"{name}: the slowest against the mean", (least,), "x")
+    yield Figure(f"{name}: longest time without a merge for one of them", (pauses.longest_s,), "s")
+    yield Figure(f"{name}: most memory of a node process", (peak_mb,), "MB")
+
+
+@dataclass(slots=True)
+class Pauses:
+    """How long each of several counters stood still; the longest of all, one that lasts included."""
+
+    counts: list[int]
+    since_s: list[float]
+    """When each of them was first seen as it is."""
+    longest_s: float = field(default=0.0, init=False)
+
+    def look(self, counts: Sequence[int], now_s: float) -> None:
+        """They are so now."""
+        for at, count in enumerate(counts):
+            self.longest_s = max(self.longest_s, now_s - self.since_s[at])
+            if count > self.counts[at]:
+                self.counts[at], self.since_s[at] = count, now_s

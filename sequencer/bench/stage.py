@@ -1,0 +1,236 @@
+"""A cluster with its publishers and a subscriber, in processes of their own, for one measurement.
+
+Laws. Nothing of it is left at the end, but for one file with the logs of all processes where it failed; the
+error names it. Whatever is waited for may take as long as it moves: only standing still is a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rt.errors import RtError, Timeout
+from sequencer.bench.usage import Memory, children, children_cpu_s, cpu_s, memory
+from sequencer.testing.leftovers import nothing_left
+from sequencer.testing.nodes import Nodes, Part
+from sequencer.testing.processes import Process
+
+STREAM: Final = "bench"
+PARTS: Final[tuple[Part, ...]] = ("control", "data")
+"""Of a node: each is a process."""
+STILL_S: Final = 60.0
+"""What has not moved for so long is not waited for any longer."""
+_TOGETHER: Final = 25
+"""Publishers of one process."""
+_ASK_S: Final = 120.0
+_LOOK_S: Final = 0.1
+_LOG_BYTES_MAX: Final = 1 << 20
+"""Of each process's log, the end of it, where it is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far everything is at one moment."""
+
+    majority: int
+    """The position that a majority of the nodes has merged."""
+    received: int
+    """Messages that the subscriber has had."""
+    cpu_s: dict[str, float]
+    """Processor time used, by kind of process."""
+
+
+class Stage:
+    """A cluster, its publishers and its subscriber; what it starts ends with `opened`."""
+
+    def __init__(self, root: Path, nodes: Nodes, opened: contextlib.ExitStack) -> None:
+        self.nodes = nodes
+        self.names: list[str] = []
+        """Of the publishers, which are those of their sessions."""
+        self._root, self._opened = root, opened
+        self._publishers: list[Process] = []
+        self._subscribed: Process | None = None
+
+    @property
+    def subscribed(self) -> Process:
+        """The subscriber's process."""
+        assert self._subscribed is not None
+        return self._subscribed
+
+    def publishers(self, count: int, value_bytes: int) -> None:
+        """Start publishers; they publish nothing yet."""
+        for first in range(0, count, _TOGETHER):
+            names = [f"p{number}" for number in range(first, min(first + _TOGETHER, count))]
+            tls = [self.nodes.certificate("publisher", name) for name in names]
+            settings = {
+                "kind": "publishers",
+                "root": str(self._root / "published"),
+                "names": names,
+                "tls": [[str(one.ca), str(one.cert), str(one.key)] for one in tls],
+                "endpoints": self.nodes.endpoints,
+                "value_bytes": value_bytes,
+            }
+            self._publishers.append(self._child(settings, "publishers"))
+            self.names += names
+
+    def subscriber(self) -> None:
+        """Start a subscriber that reads everything."""
+        tls = self.nodes.certificate("subscriber", "reader")
+        settings = {
+            "kind": "subscriber",
+            "root": str(self._root / "subscribed"),
+            "tls": [str(tls.ca), str(tls.cert), str(tls.key)],
+            "endpoints": self.nodes.endpoints,
+        }
+        self._subscribed = self._child(settings, "subscriber")
+
+    # Publishing
+
+    def ask(self, do: str, *, timeout_s: float = _ASK_S, **arguments: float) -> list[int]:
+        """Have all publishers do something, at once; what each of them counts, in the order of `names`."""
+        for process in self._publishers:
+            process.post(do, **arguments)
+        answers = [process.answer(timeout_s) for process in self._publishers]
+        return [count for answer in answers for count in answer.get("counts", [])]
+
+    def merged(self) -> list[int]:
+        """Messages of each publisher that are merged."""
+        return self.ask("merged")
+
+    def published(self) -> list[int]:
+        """Messages of each publisher."""
+        return self.ask("published")
+
+    def stop(self) -> dict[str, int]:
+        """Have all publishers publish no more and sync what they have; how many messages that is."""
+        return dict(zip(self.names, self.ask("stop"), strict=True))
+
+    # Measuring
+
+    def standing(self) -> Standing:
+        """How far everything is."""
+        ends = sorted(self.nodes.merged_position(name) for name in self.nodes.names)
+        received = int(self._subscribed.ask("received")["count"]) if self._subscribed is not None else 0
+        return Standing(ends[(len(ends) - 1) // 2], received, self._cpu_s())
+
+    def memory(self) -> dict[str, dict[str, Memory]]:
+        """What each process of each node that runs has had of the memory."""
+        found: dict[str, dict[str, Memory]] = {}
+        for name in self.nodes.running:
+            found[name] = {"supervisor": memory(self.nodes.pids(name)[0])}
+            for part in PARTS:
+                for pid in self.nodes.pids(name, part):
+                    found[name][part] = memory(pid)
+        return found
+
+    def peak_mb(self) -> float:
+        """The most memory that a process of a node ever had."""
+        return max(one.peak_mb for parts in self.memory().values() for one in parts.values())
+
+    def push_peak_mb(self) -> float:
+        """The most memory that a push ever had."""
+        return max(memory(push).peak_mb for process in self._publishers for push in children(process.pid))
+
+    # Waiting
+
+    def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = STILL_S) -> None:
+        """Until it is so; `rt.Timeout`, and `Ended` if a node ends meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not is_met():
+            self.nodes.check_alive()
+            if time.monotonic() > deadline:
+                raise Timeout(f"waited {timeout_s:g} s for {what}")
+            time.sleep(_LOOK_S / 10)
+
+    def wait_for(self, count: Callable[[], int], end: int, what: str, *, still_s: float = STILL_S) -> None:
+        """Until `count()` is `end` or more; `rt.Timeout` once it stands still, `Ended` if a node ends."""
+        best, since = -1, time.monotonic()
+        while (now := count()) < end:
+            self.nodes.check_alive()
+            if now > best:
+                best, since = now, time.monotonic()
+            elif time.monotonic() - since > still_s:
+                raise Timeout(f"{what}: no more for {still_s:g} s", got=f"{best:,}", wanted=f"{end:,}")
+            time.sleep(_LOOK_S)
+
+    def wait_merged(self, end: int, *names: str) -> None:
+        """Until the merged logs of these nodes (default: of all) hold all below position `end`."""
+        for name in names or self.nodes.names:
+            self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
+
+    def _cpu_s(self) -> dict[str, float]:
+        nodes, publishers = self.nodes, self._publishers
+        used: dict[str, float] = {
+            part: sum(cpu_s(pid) for name in nodes.names for pid in nodes.pids(name, part)) for part in PARTS
+        }
+        everything = sum(cpu_s(nodes.pids(name)[0]) for name in nodes.names)
+        used["publishers"] = sum(cpu_s(process.pid) for process in publishers)
+        used["pushes"] = sum(children_cpu_s(process.pid) for process in publishers)
+        if self._subscribed is not None:
+            used["the subscriber"] = cpu_s(self._subscribed.pid)
+            used["its pull"] = children_cpu_s(self._subscribed.pid)
+        return used | {"all processes": sum(used.values()) + everything}
+
+    def _child(self, settings: Mapping[str, Any], name: str) -> Process:
+        stderr = self._root / f"{name}.{len(self._publishers)}.log"
+        process = Process("sequencer.bench.traffic", settings, stderr)
+        self._opened.callback(process.kill)
+        process.ask("begun", timeout_s=_ASK_S)
+        return process
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What parts begin with: `nodes` nodes that are ready, below `directory` (default: the temporary one)."""
+
+    directory: str | None
+    nodes: int
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Stage]:
+        """A stage, until it is left."""
+        with (
+            tempfile.TemporaryDirectory(prefix="rt", dir=self.directory) as root,
+            logs_kept(Path(root), self.directory),
+            nothing_left(),
+            Nodes(Path(root), self.nodes, stream=STREAM) as nodes,
+            contextlib.ExitStack() as opened,
+        ):
+            nodes.start()
+            nodes.wait_ready()
+            yield Stage(Path(root), nodes, opened)
+
+
+@contextlib.contextmanager
+def logs_kept(root: Path, directory: str | None) -> Iterator[None]:
+    """An `rt.RtError` that leaves says on one line what was wrong, and names a file in `directory`.
+
+    All logs of `root` are copied to it: they are gone with `root`.
+    """
+    try:
+        yield
+    except RtError as error:
+        lines = str(error.got).splitlines()
+        if len(lines) > 1:
+            # Of all nodes, or of the one that ended: its status, and its last words.
+            error.got = None if isinstance(error, Timeout) else f"{lines[0]} ... {lines[-1]}"
+        error.hint = f"The logs of all processes are in {_keep_logs(root, directory)}"
+        raise
+
+
+def _keep_logs(root: Path, directory: str | None) -> str:
+    with tempfile.NamedTemporaryFile(
+        "wb", prefix="rt-bench-", suffix=".log", dir=directory, delete=False
+    ) as kept:
+        for log in sorted(root.glob("*.log")):
+            kept.write(f"==> {log.name} <==\n".encode())
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - _LOG_BYTES_MAX))
+                kept.write(file.read() + b"\n")
+        return kept.name
