@@ -7,7 +7,7 @@ is checked when one is made, so that an illegal one cannot exist. `replicator/wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replicator.items import CompleteUpTo, Life, Place, Sealed, Trimmed
 from rt.log.layout import NUMBER_MAX, TOPIC_BYTES_MAX
@@ -72,22 +72,17 @@ class LifeOpened:
         _check_bound("X", self.x, 2**32)
 
 
-@dataclass(frozen=True, slots=True)
-class PushProgress:
-    """How far a session is safe: `durable` on this node, `merged` in the cluster; numbers are one past."""
+class PushProgress(NamedTuple):
+    """How far a session is safe: `durable` on this node, `merged` in the cluster; numbers are one past.
+
+    Made for every chunk, so it is checked only where it comes from a peer: `check_progress`.
+    """
 
     durable: Place = NOWHERE
     durable_number: int = 0
     merged_x: int = 0
     merged_number: int = 0
     merged: Place = NOWHERE
-
-    def __post_init__(self) -> None:
-        check_place(self.durable)
-        check_place(self.merged)
-        _check_bound("X", self.merged_x, 2**32)
-        _check_bound("durable number", self.durable_number, NUMBER_MAX + 1)
-        _check_bound("merged number", self.merged_number, NUMBER_MAX + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +185,21 @@ class PullProgress:
         _check_bound("position", self.position, NUMBER_MAX + 1)
 
 
+def check_progress(progress: PushProgress) -> PushProgress:
+    """Return `progress`; `ValueError` if no node can say it."""
+    check_place(progress.durable)
+    check_place(progress.merged)
+    _check_bound("X", progress.merged_x, 2**32)
+    _check_bound("durable number", progress.durable_number, NUMBER_MAX + 1)
+    _check_bound("merged number", progress.merged_number, NUMBER_MAX + 1)
+    return progress
+
+
 def check_place(place: Place) -> Place:
     """Return `place`; `ValueError` if no segment has it."""
+    x, y, offset = place
+    if 0 <= x < 2**32 and 0 <= y < 2**32 and 0 <= offset < NUMBER_MAX:
+        return place
     _check_bound("X", place.x, 2**32)
     _check_bound("Y", place.y, 2**32)
     _check_bound("offset", place.offset, NUMBER_MAX)

@@ -9,7 +9,6 @@ memory at a time; the rest waits in gRPC's windows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -28,9 +27,6 @@ logger = logging.getLogger("replicator")
 
 SESSIONS_MAX = 1024
 """Streams of one certificate: a publisher has one, or a few with suffixes."""
-
-MERGED_SECONDS_MAX = 0.005
-"""So long word of what is merged waits for the next of what is synced: each costs as much as a chunk."""
 
 
 class Intake(Protocol):
@@ -163,17 +159,6 @@ class PushServicer:
             raise _replaced()
 
 
-async def _news(intake: Intake, told: PushProgress | None) -> PushProgress:
-    """What is synced is told at once, for the sender goes by it; what is merged may come with that."""
-    news = await intake.next_progress(told)
-    if told is not None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MERGED_SECONDS_MAX):
-                while news.durable == told.durable:
-                    news = await intake.next_progress(news)
-    return news
-
-
 def _replaced() -> Closed:
     return Closed("a newer stream of this session took over", hint="One push client a session directory.")
 
@@ -209,7 +194,7 @@ class _Stream:
     async def _tell(self, intake: Intake) -> None:
         told: PushProgress | None = None
         while True:
-            told = await _news(intake, told)
+            told = await intake.next_progress(told)
             await self._write(told)
 
     async def _give_way(self) -> None:

@@ -1,8 +1,8 @@
 """The copy of one session on a node, as its event loop holds it: what arrives, is synced and is told.
 
 Laws. One thing at a time is done to the receiver, in the loop if it is quick, else in a thread, so that the
-loop is never held up by a disk. What a stream is told as durable was synced before. A copy whose disk failed,
-or that was fenced, takes nothing more.
+loop never waits for a disk to sync. What a stream is told as durable was synced before, and it is told at
+once, for the sender goes by it. A copy whose disk failed, or that was fenced, takes nothing more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
@@ -24,6 +23,9 @@ from rt.log.writer import SyncPoint
 
 UNFINISHED_BYTES_MAX: Final = 2**29
 """Two of the largest messages; those that do not fit come again."""
+
+MERGED_SECONDS_MAX: Final = 0.005
+"""So long word of what is merged waits for the next of what is synced: each costs as much as a chunk."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -84,6 +86,7 @@ class SessionStore:
         self._refusal: RtError | None = None
         self._progress = PushProgress(receiver.durable or NOWHERE, receiver.durable_end)
         self._changed = asyncio.Event()
+        self._waking: asyncio.TimerHandle | None = None
         sync.add(receiver, self._synced, self._failed)
 
     @property
@@ -143,8 +146,12 @@ class SessionStore:
 
     def note_merged(self, place: Place, number: int) -> None:
         """The merge of everything before `place`, which is number `number`, is committed."""
-        if place >= self._progress.merged:
-            self._tell(replace(self._progress, merged=place, merged_x=place.x, merged_number=number))
+        told = self._progress
+        if place >= told.merged:
+            self._progress = told._replace(merged=place, merged_x=place.x, merged_number=number)
+            if self._waking is None and self._progress != told:
+                loop = asyncio.get_running_loop()
+                self._waking = loop.call_later(MERGED_SECONDS_MAX, self._wake)
 
     def refuse(self, error: RtError) -> None:
         """Take nothing from now on: `error` is what every stream is told. The first one stays."""
@@ -167,7 +174,7 @@ class SessionStore:
         marks = self.receiver.on_synced(point)
         durable, number = self.receiver.durable, self.receiver.durable_end
         if durable is not None:
-            self._tell(replace(self._progress, durable=durable, durable_number=number))
+            self._tell(self._progress._replace(durable=durable, durable_number=number))
         if marks:
             self._on_marks(marks)
 
@@ -181,5 +188,8 @@ class SessionStore:
             self._wake()
 
     def _wake(self) -> None:
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

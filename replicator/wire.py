@@ -26,6 +26,7 @@ from replicator.handshake import (
     PushStart,
     check_item,
     check_place,
+    check_progress,
 )
 from replicator.items import Chunk, CompleteUpTo, Life, Place, Sealed, Trimmed
 from rt.errors import ProtocolViolation, UnknownVersion
@@ -203,12 +204,14 @@ def _push_reply(message: pb.PushReply) -> PushAnswered:
             return LifeOpened(message.opened.x)
         case "progress":
             said = message.progress
-            return PushProgress(
-                _read_place(said.durable),
-                said.durable_number,
-                said.merged_x,
-                said.merged_number,
-                _read_place(said.merged),
+            return check_progress(
+                PushProgress(
+                    Place(said.durable.x, said.durable.y, said.durable.offset),
+                    said.durable_number,
+                    said.merged_x,
+                    said.merged_number,
+                    Place(said.merged.x, said.merged.y, said.merged.offset),
+                )
             )
         case _:
             raise ValueError("it says nothing")

@@ -20,6 +20,7 @@ from replicator.handshake import (
     PushHello,
     PushProgress,
     PushStart,
+    check_progress,
 )
 from replicator.items import CHUNK_BYTES_MAX, Chunk, CompleteUpTo, Life, Place, Sealed, Trimmed
 from replicator.wire import (
@@ -212,7 +213,7 @@ def test_a_value_that_cannot_be_is_not_made() -> None:
     with pytest.raises(ValueError, match="members"):
         PushStart(ID, 0, 0, "n1")
     with pytest.raises(ValueError, match="out of range"):
-        PushProgress(durable_number=-1)
+        check_progress(PushProgress(durable_number=-1))
 
 
 def test_bytes_that_are_cut_short_are_refused() -> None:
