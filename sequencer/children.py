@@ -16,15 +16,12 @@ import resource
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtError
 from sequencer import node_logs
 from sequencer.config import BadSetting, NodeConfig
 from sequencer.supervision import ExitStatus
-
-if TYPE_CHECKING:
-    from sequencer.control.process import Control
 
 STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (Diverged, ExitStatus.DIVERGED),
@@ -73,17 +70,14 @@ def run_control(config: NodeConfig) -> None:
     from sequencer.control.process import Control
 
     control = Control(config, on_failure=_leave)
-    signal.signal(signal.SIGTERM, lambda *_: _stop_control(control))
+    signal.signal(signal.SIGTERM, lambda *_: control.stop())
     control.run()
-
-
-def _stop_control(control: Control) -> None:
-    """The place to hand over leadership before the end: now the others find out, and elect another leader."""
-    control.stop()
 
 
 def run_data(config: NodeConfig) -> None:
     """Serve as the data process until SIGTERM."""
+    import uvloop
+
     from sequencer.data.process import Data
 
     async def serve() -> None:
@@ -91,7 +85,7 @@ def run_data(config: NodeConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, data.stop)
         await data.run()
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 def die_with_parent() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import get_args
 
 import click
+import uvloop
 
 from replicator.attached_copy import AttachedCopy
 from replicator.cli.common import FILE, on_signals, tls_of
@@ -91,7 +92,7 @@ def pull(
             name=name,
         )
         keep_freed_memory()
-        raise Interrupted(asyncio.run(_run(copy, stream, nodes, tls, is_attached=attached)))
+        raise Interrupted(uvloop.run(_run(copy, stream, nodes, tls, is_attached=attached)))
 
 
 @contextlib.contextmanager

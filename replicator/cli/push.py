@@ -9,6 +9,7 @@ import sys
 from functools import partial
 
 import click
+import uvloop
 
 from replicator.cli.common import FILE, on_signals, tls_of
 from replicator.push_client import PushClient
@@ -54,13 +55,13 @@ def push(
     nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
     make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, waits=attached)
     if is_log_directory(REAL, directory):
-        asyncio.run(_run(make(directory), is_attached=attached))
+        uvloop.run(_run(make(directory), is_attached=attached))
         return
     if attached:
         raise click.UsageError("--attached goes with the directory of one session.")
     make(directory)  # What is wrong with the options is said now.
     sessions = os.path.join(directory, stream, "sessions")
-    asyncio.run(_run(PushSessions(sessions, make)))
+    uvloop.run(_run(PushSessions(sessions, make)))
 
 
 async def _run(client: PushClient | PushSessions, *, is_attached: bool = False) -> None:
