@@ -19,7 +19,7 @@ WAIT_SECONDS_MAX: Final = 0.02
 """Where nodes are away, or their disks slow: enough to gather something, too little to be noticed then."""
 QUIET_SECONDS: Final = 0.05
 """Without a round for so long, there is the one more look."""
-FULL_BYTES: Final = CHUNK_BYTES_MAX // 2
+FULL_BYTES: Final = CHUNK_BYTES_MAX
 """So much is worth a message of its own."""
 
 WaitingBytes = Callable[[Place], int | None]
