@@ -15,12 +15,12 @@ import os
 import select
 import subprocess
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
+from rt.helper_process import RESTART_SECONDS_MAX, Restarts, environment
 from rt.log.disk import REAL, storage_errors
 from rt.pull_reports import LINE_BYTES_MAX, Failed, Reached, decode_report
 from rt.pull_settings import PullSettings
@@ -30,10 +30,6 @@ logger = logging.getLogger("rt.subscriber")
 LOCK_FILE: Final = "pull.lock"
 
 _EXIT_MISUSE: Final = 2
-_RESTART_SECONDS_MIN: Final = 0.1
-_RESTART_SECONDS_MAX: Final = 5.0
-_SETTLED_SECONDS: Final = 10.0
-"""A process that has run for so long is started again soon, should it die."""
 _LOCK_SECONDS: Final = 0.2
 """How often a lock is tried that another subscriber holds: flock(2) cannot be waited for with a deadline."""
 _STOP_SECONDS: Final = 5.0
@@ -64,7 +60,7 @@ class Pulling:
         self._lock_fd = -1
         self._closing = threading.Lock()
         """Held while the wake-up is used from outside, or closed."""
-        self._restart_seconds = _RESTART_SECONDS_MIN
+        self._restarts = Restarts()
         with storage_errors(directory, "making a directory for a copy"):
             REAL.make_directory(directory)
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -109,7 +105,7 @@ class Pulling:
             except Exception as error:
                 logger.exception("pulling_failed path=%s", self._directory)
                 self._end_process()
-                pause = _RESTART_SECONDS_MAX
+                pause = RESTART_SECONDS_MAX
                 if isinstance(error, RtError):
                     self._fail(lasting(0, error))
         self._release()
@@ -121,7 +117,7 @@ class Pulling:
         if self._lock_fd < 0 and not self._lock():
             self._share(is_shared=True)
             return _LOCK_SECONDS
-        started_at = time.monotonic()
+        self._restarts.note_start()
         with self._started() as process:
             failed = self._listen(process)
         if self._stopping.is_set():
@@ -130,11 +126,7 @@ class Pulling:
         if self._fail(lasting(process.returncode, failed)):
             return 0.0
         self._share(is_shared=isinstance(failed, DirectoryLocked))
-        if time.monotonic() - started_at > _SETTLED_SECONDS:
-            self._restart_seconds = _RESTART_SECONDS_MIN
-        pause = self._restart_seconds
-        self._restart_seconds = min(2 * pause, _RESTART_SECONDS_MAX)
-        return pause
+        return self._restarts.note_end()
 
     def _lock(self) -> bool:
         """Take the lock; the client gets it too, so that the next one begins when this one has ended."""
@@ -165,13 +157,11 @@ class Pulling:
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        # Its options are what is said here, not what the environment says for an `rt pull` of the user's.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RT_PULL_")}
         process = subprocess.Popen(
             self._settings.command(self._directory),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=environment("pull"),
             pass_fds=(self._lock_fd,),
             start_new_session=True,
         )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from inotify_simple import INotify, flags
 
 from rt.errors import Closed, Fenced, RtError, Timeout
+from rt.helper_process import RESTART_SECONDS_MAX, Restarts, environment
 from rt.log.disk import storage_errors
 from rt.progress import NO_LEVEL, PROGRESS_FILE, Level, ProgressRecord, PushState, read_progress
 
@@ -34,10 +35,6 @@ WaitLevel: TypeAlias = Literal["replicated", "merged"]
 OnProgress: TypeAlias = Callable[[ProgressRecord], float | None]
 """Called in the supervising thread with what is new; the seconds until it wants to be called again."""
 
-_RESTART_SECONDS_MIN = 0.1
-_RESTART_SECONDS_MAX = 5.0
-_SETTLED_SECONDS = 10.0
-"""A process that has run for so long is started again soon, should it die."""
 _POLL_SECONDS = 0.02
 """How often to read `.progress` where the system has no inotify instance or watch left."""
 _GATHER_SECONDS = 0.01
@@ -78,8 +75,7 @@ class Replication:
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at = 0.0
-        self._started_at = 0.0
-        self._restart_seconds = _RESTART_SECONDS_MIN
+        self._restarts = Restarts()
         path = os.path.join(directory, PROGRESS_FILE)
         with storage_errors(path, "watching progress"):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -199,9 +195,9 @@ class Replication:
                     self._gather()
             except Exception:
                 logger.exception("replication_failed path=%s", self._directory)
-                look_again = _RESTART_SECONDS_MAX
-                self._start_at = time.monotonic() + _RESTART_SECONDS_MAX
-                self._pause(_RESTART_SECONDS_MAX)
+                look_again = RESTART_SECONDS_MAX
+                self._start_at = time.monotonic() + RESTART_SECONDS_MAX
+                self._pause(RESTART_SECONDS_MAX)
         self._let_go()
 
     def _supervise(self) -> None:
@@ -214,14 +210,15 @@ class Replication:
             logger.warning("push_client_ended path=%s exit_status=%d", self._directory, status)
             self._close_stdin(self._process)
             self._process = None
-            if now - self._started_at > _SETTLED_SECONDS:
-                self._restart_seconds = _RESTART_SECONDS_MIN
-            self._start_at = now + self._restart_seconds
-            self._restart_seconds = min(2 * self._restart_seconds, _RESTART_SECONDS_MAX)
+            self._start_at = now + self._restarts.note_end()
         if now >= self._start_at and self.state is not PushState.FENCED:
-            self._started_at = now
+            self._restarts.note_start()
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env=environment("push"),
+                start_new_session=True,
             )
 
     def _sleep(self, look_again: float | None) -> None:
