@@ -16,9 +16,20 @@ from rt.log.block import encode_declaration as encode_declaration_block
 from rt.log.checksum import batch_seed, crc32c, segment_seed
 from rt.log.layout import VERSION
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
-from sequencer.commands import Close, Command, Configure, Fence, Merge, Open, Range, Roll
+from sequencer.commands import Close, Command, Configure, Fence, Join, Merge, Open, Range, Restore, Roll
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd
-from sequencer.state import BEGIN, LIVES_MAX, Consumed, End, Life, MergedEnd, MergedSegment, Session, State
+from sequencer.state import (
+    BEGIN,
+    LIVES_MAX,
+    Consumed,
+    End,
+    Life,
+    MergedEnd,
+    MergedSegment,
+    NodeDisk,
+    Session,
+    State,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,20 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A disk of session copies counts from now on, in place of the node's last one."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The disk of that node has a say about the ends of lives again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """Configuration, or that a roll is wanted."""
 
@@ -66,7 +91,7 @@ class Refused:
     is_fenced: bool = False
 
 
-Outcome: TypeAlias = Merged | Opened | Fenced | Closed | Changed | Refused
+Outcome: TypeAlias = Merged | Opened | Fenced | Closed | Joined | Restored | Changed | Refused
 
 
 def apply(state: State, command: Command) -> Outcome:
@@ -84,6 +109,10 @@ def apply(state: State, command: Command) -> Outcome:
             return _roll(state, command)
         case Configure():
             return _configure(state, command)
+        case Join():
+            return _join(state, command)
+        case Restore():
+            return _restore(state, command)
     assert_never(command)
 
 
@@ -99,6 +128,9 @@ def _open(state: State, command: Open) -> Outcome:
         for one in state.sessions.values()
     ):
         return Refused("a newer incarnation of the session was opened", is_fenced=True)
+    if command.newest != (0 if newest is None else newest.id):
+        # It was on its way while another directory took over, which may be the newer one.
+        return Refused(f"another incarnation than session {command.newest} is the newest")
     waits_for = 0
     if newest is not None:
         waits_for = newest.id
@@ -147,11 +179,12 @@ def _close(state: State, command: Close) -> Outcome:
     life = session.life if session is not None else None
     if session is None or life is None or life.x != command.x:
         return Refused(f"session number {command.x} of session {command.session_id} is not what is merged")
-    if not life.is_fenced or life.end is not None:
+    end = End(command.y, command.offset, command.number)
+    # An end that is lost everywhere is followed by a nearer one: see `sequencer.ends`.
+    if not life.is_fenced or (life.end is not None and end[:2] >= life.end[:2]):
         return Refused(f"session number {command.x} is {'closed' if life.is_fenced else 'not fenced'}")
     if waits(state, session):
         return Refused(f"an older incarnation, session {session.waits_for}, is not merged whole")
-    end = End(command.y, command.offset, command.number)
     if session.consumed is not None:
         done = session.consumed.end
         if end.number < done.number or end[:2] < done[:2]:
@@ -189,11 +222,37 @@ def _configure(state: State, command: Configure) -> Outcome:
     now = state.configuration
     state.configuration = replace(
         now,
-        roll_bytes=command.roll_bytes or now.roll_bytes,
-        roll_minutes=command.roll_minutes or now.roll_minutes,
-        session_bytes_max=command.session_bytes_max or now.session_bytes_max,
+        roll_bytes=_changed(now.roll_bytes, command.roll_bytes),
+        roll_minutes=_changed(now.roll_minutes, command.roll_minutes),
+        session_bytes_max=_changed(now.session_bytes_max, command.session_bytes_max),
     )
     return Changed()
+
+
+def _changed(now: int, wanted: int | None) -> int:
+    return now if wanted is None else wanted
+
+
+# Disks
+
+
+def _join(state: State, command: Join) -> Outcome:
+    known = state.disks.get(command.node)
+    if known is not None and known.id == command.disk:
+        return Refused(f"the disk of {command.node} has joined")
+    state.joins += 1
+    # The first one of a node forgot nothing; what is closed is fetched up to its end, whoever lost it.
+    is_whole = known is None or not any(session.lives for session in state.sessions.values())
+    state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole)
+    return Joined(command.node)
+
+
+def _restore(state: State, command: Restore) -> Outcome:
+    known = state.disks.get(command.node)
+    if known is None or known.id != command.disk or known.is_whole:
+        return Refused(f"that disk of {command.node} {'is whole' if known else 'has not joined'}")
+    state.disks[command.node] = known._replace(is_whole=True)
+    return Restored(command.node)
 
 
 # Merging

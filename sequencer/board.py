@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
@@ -35,10 +35,12 @@ def pack_marks(marks: Iterable[Mark]) -> bytes:
 
 def unpack_marks(data: bytes) -> list[Mark]:
     """Marks of a report, ascending; `rt.FormatError`."""
+    if len(data) == MARK.size:
+        return [Mark._make(MARK.unpack(data))]
     if len(data) % MARK.size:
         raise FormatError("marks of a report are cut short", got=f"{len(data)} bytes")
-    marks = [Mark(*fields) for fields in MARK.iter_unpack(data)]
-    if any(earlier.offset >= later.offset for earlier, later in pairwise(marks)):
+    marks = list(map(Mark._make, MARK.iter_unpack(data)))
+    if len(marks) > 1 and any(earlier.offset >= later.offset for earlier, later in pairwise(marks)):
         raise FormatError("marks of a report do not ascend", got=[mark.offset for mark in marks[:4]])
     return marks
 
@@ -54,7 +56,8 @@ class SegmentKey(NamedTuple):
 @dataclass(slots=True)
 class _Boundary:
     mark: Mark
-    nodes: set[str] = field(default_factory=set)
+    nodes: int = 0
+    """Those that hold it, a bit each."""
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class _Segment:
     """Ascending."""
     tops: dict[str, int] = field(default_factory=dict)
     """The furthest offset that each node reported."""
+    held: int = -1
+    """The furthest that a majority was ever found to hold; -1: none."""
 
     def reached_by(self, count: int) -> int:
         """An offset beyond which no boundary is held by so many nodes; -1 if so many reported nothing."""
@@ -88,49 +93,83 @@ class Board:
     """What is known of every session, from all nodes' reports."""
 
     def __init__(self, members: int) -> None:
-        self.majority = members // 2 + 1
+        self.members, self.majority = members, members // 2 + 1
         # By session id first: what is asked of one session costs nothing of the others.
         self._segments: dict[int, dict[tuple[int, int], _Segment]] = {}
         self._announced: dict[int, dict[int, SessionEnd]] = {}
         self._finals: dict[int, dict[int, dict[str, SessionEnd]]] = {}
+        self._bits: dict[str, int] = {}
         self.disagreements: dict[int, Disagreement] = {}
         """By session id: nothing more of these is planned."""
+        self.news: set[int] = set()
+        """Sessions of which something is new that a plan may depend on: see `take_news`."""
+        self.fresh_bytes = 0
+        """So much a majority came to hold; whoever plans takes off what it planned."""
+
+    def take_news(self) -> set[int]:
+        """The sessions of which a majority holds more, or an end became known, since this was last asked."""
+        news, self.news = self.news, set()
+        return news
 
     # What nodes report
 
     def on_marks(self, node: str, key: SegmentKey, marks: Iterable[Mark]) -> None:
         """A node holds these boundaries durably."""
         segment = self._segments.setdefault(key.session_id, {}).setdefault(key[1:], _Segment())
+        bit = self._bits.setdefault(node, 1 << len(self._bits))
+        boundaries, top = segment.boundaries, segment.tops.get(node, -1)
         for mark in marks:
-            known = segment.boundaries.get(mark.offset)
+            offset = mark.offset
+            known = boundaries.get(offset)
             if known is None:
-                known = segment.boundaries[mark.offset] = _Boundary(mark)
-                if not segment.offsets or mark.offset > segment.offsets[-1]:
-                    segment.offsets.append(mark.offset)
+                known = boundaries[offset] = _Boundary(mark)
+                if not segment.offsets or offset > segment.offsets[-1]:
+                    segment.offsets.append(offset)
                 else:
-                    insort(segment.offsets, mark.offset)
+                    insort(segment.offsets, offset)
             elif known.mark != mark:
-                others = tuple(sorted(known.nodes))
-                found = Disagreement(key, mark.offset, node, mark, others, known.mark)
+                found = Disagreement(key, offset, node, mark, self._names(known.nodes), known.mark)
                 self.disagreements.setdefault(key.session_id, found)
                 continue
-            known.nodes.add(node)
-            segment.tops[node] = max(mark.offset, segment.tops.get(node, 0))
+            if not known.nodes & bit:
+                known.nodes |= bit
+                if known.nodes.bit_count() == self.majority:
+                    self._on_held(key.session_id, segment, offset)
+            top = max(top, offset)
+        if top >= 0:
+            segment.tops[node] = top
+
+    def _on_held(self, session_id: int, segment: _Segment, offset: int) -> None:
+        self.news.add(session_id)
+        if offset > segment.held:
+            if segment.held >= 0:
+                self.fresh_bytes += offset - segment.held
+            segment.held = offset
+
+    def _names(self, nodes: int) -> tuple[str, ...]:
+        return tuple(sorted(name for name, bit in self._bits.items() if nodes & bit))
 
     def on_announced(self, end: SessionEnd) -> None:
         """The sender says that this X ends there, on the publisher's disk."""
-        self._announced.setdefault(end.session_id, {})[end.x] = end
+        known = self._announced.setdefault(end.session_id, {})
+        if known.get(end.x) != end:
+            known[end.x] = end
+            self.news.add(end.session_id)
 
     def on_final(self, node: str, end: SessionEnd) -> None:
         """X is fenced on a node, and that is all the node has of it."""
-        self._finals.setdefault(end.session_id, {}).setdefault(end.x, {})[node] = end
+        known = self._finals.setdefault(end.session_id, {}).setdefault(end.x, {})
+        if known.get(node) != end:
+            known[node] = end
+            self.news.add(end.session_id)
 
     def forget_node(self, node: str) -> None:
         """Whatever the node reported does not count any more: its data process began anew."""
+        others = ~self._bits.get(node, 0)
         for segments in self._segments.values():
             for place, segment in list(segments.items()):
                 for offset, boundary in list(segment.boundaries.items()):
-                    boundary.nodes.discard(node)
+                    boundary.nodes &= others
                     if not boundary.nodes:
                         del segment.boundaries[offset]
                 segment.offsets = [offset for offset in segment.offsets if offset in segment.boundaries]
@@ -163,7 +202,9 @@ class Board:
         """The boundary there, if a majority holds it."""
         segment = self._segment(key)
         boundary = segment.boundaries.get(offset) if segment is not None else None
-        return boundary.mark if boundary is not None and len(boundary.nodes) >= self.majority else None
+        if boundary is None or boundary.nodes.bit_count() < self.majority:
+            return None
+        return boundary.mark
 
     def furthest(
         self, key: SegmentKey, start: int, bytes_max: int, number_max: int = NUMBER_MAX
@@ -182,7 +223,7 @@ class Board:
         high = min(bisect_right(offsets, start + bytes_max), stop)
         for at in chain(range(high - 1, low - 1, -1), range(high, stop)):
             boundary = segment.boundaries[offsets[at]]
-            if len(boundary.nodes) >= self.majority and boundary.mark.number <= number_max:
+            if boundary.nodes.bit_count() >= self.majority and boundary.mark.number <= number_max:
                 return boundary.mark
         return None
 
@@ -190,9 +231,32 @@ class Board:
         """Where the sender says that the X ends."""
         return self._announced.get(session_id, {}).get(x)
 
-    def finals(self, session_id: int, x: int) -> list[SessionEnd]:
-        """What nodes hold of a fenced X; one entry a node."""
-        return list(self._finals.get(session_id, {}).get(x, {}).values())
+    def finals(self, session_id: int, x: int) -> Mapping[str, SessionEnd]:
+        """What nodes hold of a fenced X, by node."""
+        return self._finals.get(session_id, {}).get(x, {})
+
+    def number_at(self, key: SegmentKey, offset: int) -> int | None:
+        """The number behind the boundary there, if any node holds it."""
+        segment = self._segment(key)
+        boundary = segment.boundaries.get(offset) if segment is not None else None
+        return boundary.mark.number if boundary is not None else None
+
+    def top(self, node: str, session_id: int, x: int) -> tuple[int, int] | None:
+        """Segment and offset of the furthest boundary that a node reported of an X; None: of no one."""
+        tops = (
+            (y, segment.tops[node])
+            for (at, y), segment in self._segments.get(session_id, {}).items()
+            if at == x and node in segment.tops
+        )
+        return max(tops, default=None)
+
+    def tops(self, session_id: int, x: int) -> list[tuple[int, int]]:
+        """Segment and offset of what any node reported furthest of each segment of an X."""
+        return [
+            (y, max(segment.tops.values()))
+            for (at, y), segment in self._segments.get(session_id, {}).items()
+            if at == x and segment.tops
+        ]
 
     def _segment(self, key: SegmentKey) -> _Segment | None:
         return self._segments.get(key.session_id, {}).get(key[1:])

@@ -23,6 +23,7 @@ COUNT_MAX: Final = 2**32 - 1
 """Messages of one range: all of them may have to be skipped, and a block header counts those in 32 bits."""
 INCARNATION_BYTES: Final = 16
 LIFE_BYTES: Final = 8
+DISK_BYTES: Final = 16
 _UINT32_END: Final = 1 << 32
 
 
@@ -82,6 +83,8 @@ class Open:
     dedup_id: str | None
     x: int
     life: bytes
+    newest: int = 0
+    """The id of the newest incarnation that the proposer knew of the session; 0: none."""
 
     def __post_init__(self) -> None:
         check_session_name(self.session)
@@ -89,7 +92,7 @@ class Open:
             check_name(self.dedup_id, kind="dedup id")
         if len(self.incarnation) != INCARNATION_BYTES or len(self.life) != LIFE_BYTES:
             raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.life)}")
-        if not 0 <= self.x < _UINT32_END:
+        if not 0 <= self.x < _UINT32_END or not 0 <= self.newest < _UINT32_END:
             raise ValueError(f"session number {self.x}")
 
 
@@ -127,18 +130,50 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Change the replicated configuration; 0 leaves a value as it is."""
+    """Change the replicated configuration; None leaves a value as it is."""
 
-    roll_bytes: int = 0
-    roll_minutes: int = 0
-    session_bytes_max: int = 0
+    roll_bytes: int | None = None
+    roll_minutes: int | None = None
+    """0: never by age."""
+    session_bytes_max: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.roll_bytes, self.roll_minutes, self.session_bytes_max) < 0:
-            raise ValueError(f"negative configuration: {self}")
+        for size in (self.roll_bytes, self.session_bytes_max):
+            if size is not None and not 1 <= size < NUMBER_MAX:
+                raise ValueError(f"a configuration of {size} bytes")
+        if self.roll_minutes is not None and not 0 <= self.roll_minutes < _UINT32_END:
+            raise ValueError(f"a configuration of {self.roll_minutes} minutes")
 
 
-Command: TypeAlias = Merge | Open | Fence | Close | Roll | Configure
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A node keeps its session copies on that disk from now on."""
+
+    node: str
+    disk: bytes
+
+    def __post_init__(self) -> None:
+        _check_disk(self.node, self.disk)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The node's disk holds again what was lost with the one before: see `sequencer.ends`."""
+
+    node: str
+    disk: bytes
+
+    def __post_init__(self) -> None:
+        _check_disk(self.node, self.disk)
+
+
+def _check_disk(node: str, disk: bytes) -> None:
+    check_name(node, kind="node")
+    if len(disk) != DISK_BYTES:
+        raise ValueError(f"disk id of {len(disk)} bytes")
+
+
+Command: TypeAlias = Merge | Open | Fence | Close | Roll | Configure | Join | Restore
 
 
 def encode_command(command: Command) -> bytes:
@@ -152,6 +187,7 @@ def encode_command(command: Command) -> bytes:
             message.open.session, message.open.incarnation = command.session, command.incarnation
             message.open.dedup_id = command.dedup_id or ""
             message.open.x, message.open.life = command.x, command.life
+            message.open.newest = command.newest
         case Fence():
             message.fence.session_id, message.fence.x = command.session_id, command.x
         case Close():
@@ -174,6 +210,10 @@ def encode_command(command: Command) -> bytes:
                     session_bytes_max=command.session_bytes_max,
                 )
             )
+        case Join():
+            message.join.node, message.join.disk = command.node, command.disk
+        case Restore():
+            message.restore.node, message.restore.disk = command.node, command.disk
         case _:
             assert_never(command)
     return message.SerializeToString(deterministic=True)
@@ -198,7 +238,8 @@ def decode_command(data: bytes) -> Command:
             case "open":
                 opened = message.open
                 dedup_id = opened.dedup_id or None
-                return Open(opened.session, opened.incarnation, dedup_id, opened.x, opened.life)
+                life = opened.x, opened.life, opened.newest
+                return Open(opened.session, opened.incarnation, dedup_id, *life)
             case "fence":
                 return Fence(message.fence.session_id, message.fence.x)
             case "close":
@@ -208,7 +249,15 @@ def decode_command(data: bytes) -> Command:
                 return Roll(message.roll.x, message.roll.y)
             case "configure":
                 wanted = message.configure
-                return Configure(wanted.roll_bytes, wanted.roll_minutes, wanted.session_bytes_max)
+                return Configure(
+                    wanted.roll_bytes if wanted.HasField("roll_bytes") else None,
+                    wanted.roll_minutes if wanted.HasField("roll_minutes") else None,
+                    wanted.session_bytes_max if wanted.HasField("session_bytes_max") else None,
+                )
+            case "join":
+                return Join(message.join.node, message.join.disk)
+            case "restore":
+                return Restore(message.restore.node, message.restore.disk)
     except (ValueError, InvalidName) as error:
         raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
     raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)

@@ -1,4 +1,4 @@
-"""What the leader proposes next: merge instructions, and the ends of publishers' lives.
+"""Which merge instruction the leader proposes next.
 
 Pure. The law: planned is only what a majority holds durably, in each session's order, with the exact place,
 numbers and chain that `apply` will ask for; `apply` decides all the same. Sessions take turns, within byte
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rt.log.segment import SEGMENT_HEADER_BYTES
-from sequencer.apply import Taken, take, waits
+from sequencer.apply import Closed, Merged, Opened, Outcome, Taken, take
 from sequencer.board import Board, Mark, SegmentKey
-from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Fence, Merge, Range
-from sequencer.orders import SessionEnd
-from sequencer.state import BEGIN, End, Session, State
+from sequencer.commands import COUNT_MAX, RANGES_MAX, Merge, Range
+from sequencer.state import BEGIN, Session, State
 
 INSTRUCTION_BYTES_MAX: Final = 64 << 20
 """Most bytes of all sessions in one instruction: its order is carried out in a fraction of a second."""
@@ -36,17 +35,39 @@ class Speculation:
     sessions: dict[int, Session] = field(default_factory=dict)
     """Those that instructions in flight change."""
     wanted: dict[str, int] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    """Sessions that may have something to merge: the others were looked at, and nothing is new of them."""
     turn: int = 0
     """The session that is asked first for the next instruction: the one that found the last one full."""
 
     def __post_init__(self) -> None:
-        self.reset()
+        self.pending.update(session.id for session in self.state.sessions.values() if session.lives)
+        self.settle()
 
-    def reset(self) -> None:
-        """Nothing is in flight: go on from what is applied."""
+    def settle(self) -> None:
+        """Nothing is in flight, and what was came out as planned: go on from what is applied."""
         self.instruction, self.sequenced_ns = self.state.instruction, self.state.sequenced_ns
         self.sessions.clear()
         self.wanted.clear()
+
+    def reset(self) -> None:
+        """Nothing is in flight, and what was may be lost: go on from what is applied."""
+        self.pending.update(self.sessions)
+        self.settle()
+
+    def on_applied(self, outcome: Outcome) -> None:
+        """Take note of which sessions a command gives something to merge."""
+        match outcome:
+            case Opened(session_id) | Closed(session_id):
+                self.pending.add(session_id)
+            case Merged(order):
+                for end in order.consumed:
+                    # Not planned here, or it goes on with the next life, whose messages may be there.
+                    if (
+                        end.session_id not in self.sessions
+                        or self.state.sessions[end.session_id].consumed is None
+                    ):
+                        self.pending.add(end.session_id)
 
     def session(self, session_id: int) -> Session:
         """The session as it will be; lives that were opened or closed meanwhile are seen."""
@@ -54,6 +75,8 @@ class Speculation:
         ahead = self.sessions.get(session_id)
         if ahead is None or _last_done(applied) > _last_done(ahead):
             return applied
+        if applied.lives is ahead.lives:
+            return ahead
         lives = tuple(life for life in applied.lives if life.x > _last_done(ahead))
         return replace(applied, lives=lives, consumed=ahead.consumed, done=ahead.done)
 
@@ -65,14 +88,17 @@ class Speculation:
         taken = take(self.state, one, wanted, session=session)
         return None if isinstance(taken, str) else taken
 
-    def take(self, one: Range) -> bool:
-        """Plan a range; False if it would be refused."""
-        taken = self.look(one)
-        if taken is None:
-            return False
-        self.sessions[one.session_id] = taken.session
-        if taken.session.dedup_id is not None and taken.wanted is not None:
-            self.wanted[taken.session.dedup_id] = taken.wanted
+    def take(self, taken: Taken) -> bool:
+        """Plan what was looked at; False if it would be refused behind what was planned since."""
+        dedup_id = taken.session.dedup_id
+        if dedup_id is not None:
+            again = self.look(taken.one)
+            if again is None:
+                return False
+            taken = again
+            if taken.wanted is not None:
+                self.wanted[dedup_id] = taken.wanted
+        self.sessions[taken.one.session_id] = taken.session
         return True
 
 
@@ -83,34 +109,45 @@ def _last_done(session: Session) -> int:
 def plan_merge(speculation: Speculation, board: Board, now_ns: int) -> Merge | None:
     """The next instruction, or None if nothing can be merged now. `speculation` then includes it.
 
-    `now_ns` is the median of the nodes' clocks.
+    `now_ns` is the median of the nodes' clocks. The cost is that of the sessions that are pending.
     """
     # Taken in the order of `apply`: a dedup id's watermark may let one pass only after another.
-    candidates = sorted(_candidates(speculation, board), key=lambda one: one.session_id)
-    ranges = tuple(one for one in candidates if speculation.take(one))
+    candidates = sorted(_candidates(speculation, board), key=lambda taken: taken.one.session_id)
+    ranges = tuple(taken.one for taken in candidates if speculation.take(taken))
     if not ranges:
         return None
+    for one in ranges:
+        if _next_range(speculation, board, one.session_id) is None:
+            speculation.pending.discard(one.session_id)
     speculation.instruction += 1
     speculation.sequenced_ns = max(speculation.sequenced_ns + 1, now_ns)
     return Merge(speculation.instruction, speculation.sequenced_ns, ranges)
 
 
-def _candidates(speculation: Speculation, board: Board) -> list[Range]:
-    """What sessions have to merge, each of it acceptable if it came alone; in turns, up to the caps."""
-    ids = sorted(session.id for session in speculation.state.sessions.values() if session.lives)
+def _candidates(speculation: Speculation, board: Board) -> list[Taken]:
+    """What sessions have to merge, each of it acceptable if it came alone; in turns, up to the caps.
+
+    A session that has nothing is pending no more; one that must wait for another stays.
+    """
+    ids = sorted(speculation.pending)
     turn = bisect_left(ids, speculation.turn)
-    found: list[Range] = []
+    found: list[Taken] = []
+    idle: list[int] = []
     size = 0
     for session_id in ids[turn:] + ids[:turn]:
         if len(found) >= RANGES_MAX or size >= INSTRUCTION_BYTES_MAX:
             speculation.turn = session_id
             break
-        if session_id in board.disagreements:
+        one = None if session_id in board.disagreements else _next_range(speculation, board, session_id)
+        if one is None:
+            idle.append(session_id)
             continue
-        one = _next_range(speculation, board, session_id)
-        if one is not None and speculation.look(one) is not None:
-            found.append(one)
+        taken = speculation.look(one)
+        if taken is not None:
+            found.append(taken)
             size += one.end - one.start
+    if idle:
+        speculation.pending = speculation.pending.difference(idle)  # A set that was large stays slow.
     return found
 
 
@@ -155,44 +192,3 @@ def _beginnings(session: Session, board: Board) -> Iterator[tuple[SegmentKey, Ma
     mark = board.mark_at(following, SEGMENT_HEADER_BYTES)
     if mark is not None and mark.number == end.number:
         yield following, mark
-
-
-def plan_ends(state: State, board: Board) -> list[Fence | Close]:
-    """Fences and closes of lives that have a successor.
-
-    A life whose sender may still come is not fenced before a majority has all that the sender says it has:
-    what it keeps on its own disk is not given up, however long it is cut off.
-    """
-    commands: list[Fence | Close] = []
-    for session in state.sessions.values():
-        life = session.life
-        if life is None or life.end is not None or session.id in board.disagreements:
-            continue
-        if not session.is_superseded and len(session.lives) == 1:
-            continue
-        if not life.is_fenced:
-            if _may_be_fenced(session, life.x, board):
-                commands.append(Fence(session.id, life.x))
-            continue
-        finals = [End(*final[2:]) for final in board.finals(session.id, life.x)]
-        if len(finals) >= board.majority and not waits(state, session):
-            # A node that was built anew, or trimmed its copy, holds less than what is merged.
-            merged = [session.consumed.end] if session.consumed is not None else []
-            commands.append(Close(session.id, life.x, *max(merged + finals)))
-    return commands
-
-
-def _may_be_fenced(session: Session, x: int, board: Board) -> bool:
-    """Whether a majority has all that the sender still had of it, or no sender will come."""
-    if session.is_superseded:
-        return True
-    announced = board.announced(session.id, x)
-    return announced is not None and _has(session, board, announced)
-
-
-def _has(session: Session, board: Board, end: SessionEnd) -> bool:
-    if session.consumed is not None and session.consumed.end.number >= end.number:
-        return True
-    if (end.y, end.offset) == BEGIN:
-        return True
-    return board.mark_at(SegmentKey(end.session_id, end.x, end.y), end.offset) is not None

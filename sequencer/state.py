@@ -94,6 +94,17 @@ class Session:
         return replace(self, lives=tuple(life if one.x == life.x else one for one in self.lives))
 
 
+class NodeDisk(NamedTuple):
+    """The disk with the session copies of a node."""
+
+    id: bytes
+    """Made with the directory: one that was lost and made again is another disk."""
+    joined: int
+    """How many disks had joined, this one included."""
+    is_whole: bool
+    """Whatever the node ever said to hold of an open life, it still holds: see `sequencer.ends`."""
+
+
 @dataclass(frozen=True, slots=True)
 class MergedSegment:
     """A merged segment that is sealed, and perhaps trimmed."""
@@ -143,6 +154,10 @@ class State:
     segments: deque[MergedSegment] = field(default_factory=deque)
     """Sealed merged segments, oldest first."""
     next_session_id: int = 1
+    disks: dict[str, NodeDisk] = field(default_factory=dict)
+    """By node: the disk that joined last."""
+    joins: int = 0
+    """How many disks have joined."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
 

@@ -22,6 +22,7 @@ from sequencer.state import (
     Life,
     MergedEnd,
     MergedSegment,
+    NodeDisk,
     Session,
     State,
 )
@@ -45,6 +46,7 @@ def encode_state(state: State) -> bytes:
         position=state.position,
         merged=_encode_merged(state.merged),
         next_session_id=state.next_session_id,
+        joins=state.joins,
     )
     message.sessions.extend(_encode_session(state.sessions[key]) for key in sorted(state.sessions))
     for dedup_id in sorted(state.wanted):
@@ -61,6 +63,8 @@ def encode_state(state: State) -> bytes:
             trimmed_ns=segment.trimmed_ns,
             reason=segment.reason,
         )
+    for node, disk in sorted(state.disks.items()):
+        message.disks.add(node=node, disk=disk.id, joined=disk.joined, is_whole=disk.is_whole)
     return message.SerializeToString(deterministic=True)
 
 
@@ -94,6 +98,8 @@ def _decode_state(message: pb.SequencerState) -> State:
         {one.dedup_id: one.wanted for one in message.watermarks},
         deque(_decode_segment(one) for one in message.segments),
         message.next_session_id,
+        {one.node: NodeDisk(one.disk, one.joined, one.is_whole) for one in message.disks},
+        message.joins,
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id

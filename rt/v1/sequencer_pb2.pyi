@@ -405,14 +405,42 @@ class MergedReport(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., position: _Optional[int] = ..., stopped: _Optional[str] = ...) -> None: ...
 
 class Told(_message.Message):
-    __slots__ = ("report", "again", "summary")
+    __slots__ = ("report", "again", "summary", "fetch", "differs")
     REPORT_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    DIFFERS_FIELD_NUMBER: _ClassVar[int]
     report: Report
     again: ReportAgain
     summary: Summary
-    def __init__(self, report: _Optional[_Union[Report, _Mapping]] = ..., again: _Optional[_Union[ReportAgain, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    fetch: Fetch
+    differs: Differs
+    def __init__(self, report: _Optional[_Union[Report, _Mapping]] = ..., again: _Optional[_Union[ReportAgain, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., differs: _Optional[_Union[Differs, _Mapping]] = ...) -> None: ...
+
+class Differs(_message.Message):
+    __slots__ = ("instruction", "got", "wanted")
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    GOT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    instruction: int
+    got: int
+    wanted: int
+    def __init__(self, instruction: _Optional[int] = ..., got: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("session_id", "x", "y", "offset", "holder")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    holder: str
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class ReportAgain(_message.Message):
     __slots__ = ()
@@ -467,14 +495,16 @@ class DataReport(_message.Message):
     def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
 
 class ToData(_message.Message):
-    __slots__ = ("snapshot", "applied", "standing")
+    __slots__ = ("snapshot", "applied", "standing", "fetch")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     snapshot: ControlSnapshot
     applied: Applied
     standing: Standing
-    def __init__(self, snapshot: _Optional[_Union[ControlSnapshot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
+    fetch: Fetch
+    def __init__(self, snapshot: _Optional[_Union[ControlSnapshot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class ControlSnapshot(_message.Message):
     __slots__ = ("index", "state", "orders")

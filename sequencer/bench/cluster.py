@@ -79,6 +79,13 @@ class BenchCluster:
         """Let it go on."""
         self.nodes[name].signal(signal.SIGCONT)
 
+    def hand_over(self, name: str) -> float:
+        """Have another node lead; when that was wished for."""
+        at = time.monotonic()
+        if not self.nodes[name].ask("hand_over", seconds=_SOUND_S_MAX / 2)["is_led_by_another"]:
+            raise Timeout("leadership was not handed over", where=self._root / name)
+        return at
+
     def status(self, name: str) -> Answer:
         """How things stand on one node."""
         return self.nodes[name].ask("status")

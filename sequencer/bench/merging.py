@@ -131,7 +131,7 @@ class Work:
             if merger.failure is not None or merger.written.instruction == self.reached.instruction:
                 is_over.set()
 
-        merger = Merger(str(path), self.identity, self.copies, on_written=on_written)
+        merger = Merger(str(path), self.identity, self.copies, on_failed=on_written, on_written=on_written)
         try:
             begun, used_s = time.perf_counter(), time.process_time()
             merger.begin(self.orders, self.end, self.reached)

@@ -174,6 +174,8 @@ def main() -> None:
                 probe = Probe(raft)
             case "first_after" if probe is not None:
                 return {"at": probe.first_after(**arguments)}
+            case "hand_over":
+                return {"is_led_by_another": raft.hand_over(arguments["seconds"])}
             case "unprobe" if probe is not None:
                 probe.stop()
             case _:

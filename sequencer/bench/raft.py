@@ -144,7 +144,11 @@ class RaftBench:
 
     def _failover(self) -> Iterator[Figure]:
         with self._cluster() as cluster:
-            ways = {"killed": (cluster.kill, cluster.start), "paused": (cluster.pause, cluster.resume)}
+            ways: dict[str, tuple[Callable[[str], float], Callable[[str], None]]] = {
+                "killed": (cluster.kill, cluster.start),
+                "paused": (cluster.pause, cluster.resume),
+                "hands over": (cluster.hand_over, lambda _: None),
+            }
             for way, (stop, go_on) in ways.items():
                 taken = [self._failed_over(cluster, stop, go_on) for _ in range(self.failovers)]
                 name = self._name(f"leader {way}, next commit at a follower")
@@ -154,7 +158,10 @@ class RaftBench:
     def _failed_over(
         self, cluster: BenchCluster, stop: Callable[[str], float], go_on: Callable[[str], None]
     ) -> float:
-        """Seconds from the end of a leader to the next commit that a client on a follower sees."""
+        """Seconds from the end of a leader to the next commit that a client on a follower sees.
+
+        With a leader that hands over they begin with its wish to, and the command is proposed in that time.
+        """
         leader, others = cluster.settle()
         client = cluster.nodes[others[0]]
         client.ask("probe")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.board import MARK, Mark, SegmentKey, unpack_marks
+from sequencer.board import Mark, SegmentKey, pack_marks, unpack_marks
 from sequencer.orders import SessionEnd
 
 FINE_MARKS_MAX: Final = 1 << 16
@@ -19,6 +19,9 @@ FINE_MARKS_MAX: Final = 1 << 16
 COARSE_BYTES: Final = 8 << 20
 REPORT_MARKS_MAX: Final = 1 << 15
 """In one report: 640 KiB, below what the network carries at once."""
+
+
+_NONE: Final[dict[int, pb.SessionEnd]] = {}
 
 
 @dataclass(slots=True)
@@ -45,11 +48,12 @@ class Holdings:
         self.standings = Standings()
         # By session id first: what is merged of one session costs nothing of the others.
         self._held: dict[int, dict[SegmentKey, _Held]] = {}
-        self._announced: dict[int, dict[int, SessionEnd]] = {}
-        self._finals: dict[int, dict[int, SessionEnd]] = {}
+        self._announced: dict[int, dict[int, pb.SessionEnd]] = {}
+        self._finals: dict[int, dict[int, pb.SessionEnd]] = {}
         self._news: dict[SegmentKey, None] = {}
         self._sequence = 0
         self._is_full = True
+        self._joins = 0
 
     # From the data process
 
@@ -59,14 +63,17 @@ class Holdings:
             key = SegmentKey(one.session_id, one.x, one.y)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            last = held.marks[-1].offset if held.marks else -1
-            held.marks.extend(mark for mark in unpack_marks(one.marks) if mark.offset > last)
+            marks = unpack_marks(one.marks)
+            if held.marks and marks and marks[0].offset <= held.marks[-1].offset:
+                marks = [mark for mark in marks if mark.offset > held.marks[-1].offset]
+            held.marks.extend(marks)
             if one.HasField("announced"):
-                self._announced.setdefault(key.session_id, {})[key.x] = _end(one.announced)
+                self._announced.setdefault(key.session_id, {})[key.x] = one.announced
             if one.HasField("final"):
-                self._finals.setdefault(key.session_id, {})[key.x] = _end(one.final)
+                self._finals.setdefault(key.session_id, {})[key.x] = one.final
             if len(held.marks) > FINE_MARKS_MAX:
                 self._thin_out(held)
+        self._joins = max(self._joins, report.joins)
         if report.HasField("merged"):
             self.standings.merged = report.merged
         if report.disk_bytes:
@@ -81,7 +88,7 @@ class Holdings:
             self._news.pop(key, None)
         held = segments.get(SegmentKey(end.session_id, end.x, end.y))
         if held is not None:
-            below = bisect_left(held.marks, end.offset, key=lambda mark: mark.offset)
+            below = bisect_left(held.marks, (end.offset,))  # Offsets come first in a mark.
             del held.marks[:below]
             held.reported = max(0, held.reported - below)
         for kind in (self._announced, self._finals):
@@ -119,18 +126,18 @@ class Holdings:
             marks = held.marks[held.reported : held.reported + room]
             room -= len(marks) + 1
             held.reported += len(marks)
-            one = report.segments.add(session_id=key.session_id, x=key.x, y=key.y)
-            one.marks = b"".join(MARK.pack(*mark) for mark in marks)
-            for known, target in ((self._announced, one.announced), (self._finals, one.final)):
-                end = known.get(key.session_id, {}).get(key.x)
-                if end is not None:
-                    target.CopyFrom(
-                        pb.SessionEnd(
-                            session_id=end.session_id, x=end.x, y=end.y, offset=end.offset, number=end.number
-                        )
-                    )
+            report.segments.add(
+                session_id=key.session_id,
+                x=key.x,
+                y=key.y,
+                marks=pack_marks(marks),
+                announced=self._announced.get(key.session_id, _NONE).get(key.x),
+                final=self._finals.get(key.session_id, _NONE).get(key.x),
+            )
             if held.reported >= len(held.marks):
                 del self._news[key]
+        if not self._news:
+            report.joins = self._joins
         return report
 
     @property
@@ -151,7 +158,3 @@ class Holdings:
             elif at < held.reported:
                 reported -= 1
         held.marks, held.reported = kept + newer, reported
-
-
-def _end(message: pb.SessionEnd) -> SessionEnd:
-    return SessionEnd(message.session_id, message.x, message.y, message.offset, message.number)

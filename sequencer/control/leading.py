@@ -7,7 +7,7 @@ is dropped as soon as something is applied otherwise than planned. The consensus
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from statistics import median_low
 from typing import Final, Protocol
@@ -15,15 +15,21 @@ from typing import Final, Protocol
 from rt.errors import FormatError, Overloaded, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Outcome, Refused
+from sequencer.apply import Merged, Outcome, Refused
 from sequencer.board import Board, SegmentKey, unpack_marks
-from sequencer.commands import Close, Command, Fence, Merge, Roll, encode_command
+from sequencer.commands import Close, Command, Fence, Merge, Restore, Roll, encode_command
+from sequencer.comparing import Chains, Difference
+from sequencer.ends import Endings, Restoring
 from sequencer.orders import SessionEnd
-from sequencer.plan import Speculation, plan_ends, plan_merge
+from sequencer.plan import Speculation, plan_merge
 from sequencer.state import State
+from sequencer.supplying import Lack, Supplying
 
 IN_FLIGHT_MAX: Final = 4
 """Merge instructions on their way at once: one is synced while the others travel."""
+LARGE_BYTES: Final = 1 << 20
+"""While one is on its way another follows only if it is about so large: small ones would cost more than they
+gain, so what comes meanwhile goes together."""
 BACKLOG_BYTES_MAX: Final = 1 << 30
 """While fewer than a majority have merged durably to within so much of the end, nothing is planned: the
 orders behind it must fit into every snapshot."""
@@ -47,6 +53,10 @@ class _Node:
     def __init__(self, boot: bytes) -> None:
         self.boot = boot
         self.sequence = -1
+        self.joins = 0
+        """All that was durable there when so many disks had joined is on the board."""
+        self.is_asked = False
+        """Something of its reports is not on the board before the next full one."""
         self.merged = pb.MergedReport()
         self.clock_ns = 0
         self.heard_ns = 0
@@ -62,15 +72,23 @@ class Leader:
         proposer: Proposer,
         ask_again: Callable[[str], None],
         now_ns: Callable[[], int],
+        tell_lack: Callable[[Lack], None] = lambda _: None,
+        on_difference: Callable[[Difference], None] = lambda _: None,
     ) -> None:
+        """`on_difference` hears of nodes that must stop."""
         self.board = Board(members)
         self._state, self._proposer, self._ask_again, self._now_ns = state, proposer, ask_again, now_ns
         self._speculation = Speculation(state)
+        self._chains, self._on_difference = Chains(members), on_difference
+        self._endings = Endings(state, self.board)
+        self._restoring = Restoring(state, self.board)
+        self._supplying, self._tell_lack = Supplying(state, self.board), tell_lack
         self._in_flight = 0
         self._is_adrift = False
         """Something was applied otherwise than planned: nothing is planned until nothing is in flight."""
         self._nodes: dict[str, _Node] = {}
-        self._ends_proposed: dict[tuple[int, int, type], int] = {}
+        self._proposed_ns: dict[Hashable, int] = {}
+        """When what was proposed is proposed again."""
         self._told: set[int] = set()
         self._roll_again_ns = 0
 
@@ -83,24 +101,35 @@ class Leader:
             if node is not None:
                 self.board.forget_node(name)
             node = self._nodes[name] = _Node(report.boot)
+            self._supplying.on_node(self._now_ns())
         elif node is None or node.boot != report.boot or report.sequence != node.sequence + 1:
             self._ask_again(name)
             return
         node.sequence = report.sequence
-        node.clock_ns, node.heard_ns, node.merged = report.clock_ns, self._now_ns(), report.merged
+        node.clock_ns, node.heard_ns = report.clock_ns, self._now_ns()
+        if report.merged.instruction != node.merged.instruction:
+            for found in self._chains.on_reported(name, report.merged.instruction, report.merged.chain):
+                self._on_difference(found)
+        node.merged = report.merged
         try:
             for one in report.segments:
                 self._on_segment(name, one)
         except FormatError as error:
             logger.error("refused_report node=%s error=%r", name, str(error))
+            node.is_asked = True
             self._ask_again(name)
+            return
+        if not node.is_asked:
+            node.joins = max(node.joins, report.joins)
 
     def _on_segment(self, name: str, one: pb.SegmentReport) -> None:
         session = self._state.sessions.get(one.session_id)
         if session is None:
+            self._nodes[name].is_asked = True
             self._ask_again(name)  # It was opened, and is about to be applied here.
             return
         self.board.on_marks(name, SegmentKey(one.session_id, one.x, one.y), unpack_marks(one.marks))
+        self._supplying.on_news(one.session_id, self._nodes[name].heard_ns)
         if one.HasField("announced"):
             self.board.on_announced(_end(one.announced))
         if one.HasField("final"):
@@ -125,25 +154,70 @@ class Leader:
                 for one in command.ranges:
                     self.board.forget_below(one.session_id, one.x, one.y, one.end)
         elif isinstance(command, Fence | Close):
-            self._ends_proposed.pop((command.session_id, command.x, type(command)), None)
+            self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
+        if isinstance(outcome, Merged):
+            self._chains.on_order(outcome.order)
+        self._speculation.on_applied(outcome)
+        self._endings.on_applied(outcome)
 
     # Planning
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether `plan` may find something to propose, now or once nothing is in flight."""
+        self._take_news()
+        return bool(self._speculation.pending or self._endings.due or self._is_adrift)
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether it may find something now."""
+        if not self.has_plans:
+            return False
+        return self._may_merge() or bool(self._endings.due) or (self._is_adrift and not self._in_flight)
+
     def plan(self) -> None:
         """Propose what can be proposed now."""
+        self._take_news()
         self._plan_ends()
-        self._plan_roll()
         if self._is_adrift and not self._in_flight:
             self._is_adrift = False
             self._speculation.reset()
-        if self._is_adrift or self._is_far_ahead():
+        if self._is_adrift or not self._may_merge() or self._is_far_ahead():
             return
         if not self._in_flight:
-            self._speculation.reset()
-        while self._in_flight < IN_FLIGHT_MAX:
+            self._speculation.settle()
+        while self._may_merge():
             merge = plan_merge(self._speculation, self.board, self._clock_ns())
             if merge is None or not self._propose(merge):
                 return
+            size = sum(one.end - one.start for one in merge.ranges)
+            self.board.fresh_bytes = max(0, self.board.fresh_bytes - size)
+
+    def tick(self) -> None:
+        """Now and then: propose what only time brings."""
+        self._plan_roll()
+        told = {name: node.joins for name, node in self._nodes.items()}
+        for restore in self._restoring.plan(told):
+            self._propose_at_times(restore, (restore.disk,))
+        for close in self._endings.plan_lost(told):
+            self._propose_at_times(close, (close.session_id, close.x, Close))
+        for lack in self._supplying.plan(self._nodes, self._now_ns()):
+            self._tell_lack(lack)
+        self.plan()
+
+    def _take_news(self) -> None:
+        if self.board.news:
+            news = self.board.take_news()
+            self._speculation.pending |= news
+            self._endings.on_news(news)
+
+    def _may_merge(self) -> bool:
+        """Whether an instruction is wanted: alone at once, behind others only if there is much for it."""
+        if not self._speculation.pending:
+            return False
+        if not self._in_flight:
+            return True
+        return self._in_flight < IN_FLIGHT_MAX and self.board.fresh_bytes >= LARGE_BYTES
 
     def _propose(self, command: Command) -> bool:
         try:
@@ -166,13 +240,16 @@ class Leader:
             self._is_adrift = True
 
     def _plan_ends(self) -> None:
+        for command in self._endings.plan():
+            self._propose_at_times(command, (command.session_id, command.x, type(command)))
+
+    def _propose_at_times(self, command: Fence | Close | Restore, key: Hashable) -> None:
+        """Propose what may have been lost, but not again and again what is on its way."""
         now_ns = self._now_ns()
-        for command in plan_ends(self._state, self.board):
-            key = (command.session_id, command.x, type(command))
-            if now_ns >= self._ends_proposed.get(key, 0):
-                self._ends_proposed[key] = now_ns + FRESH_NS
-                logger.info("proposes %s", command)
-                self._propose(command)
+        if now_ns >= self._proposed_ns.get(key, 0):
+            self._proposed_ns[key] = now_ns + FRESH_NS
+            logger.info("proposes %s", command)
+            self._propose(command)
 
     def _plan_roll(self) -> None:
         """A merged segment that is old is followed by another one, so that its data can expire."""

@@ -13,12 +13,12 @@ import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from rt.errors import FormatError
 from sequencer.apply import Merged, Outcome, Refused, apply
 from sequencer.commands import Command, decode_command
-from sequencer.orders import decode_order, encode_order
+from sequencer.orders import MergeOrder, decode_order, encode_order
 from sequencer.state import State
 from sequencer.state_encoding import decode_state, encode_state
 
@@ -30,13 +30,21 @@ others. Twice the leader's limit, which says that a majority has them durably.""
 logger = logging.getLogger("sequencer")
 
 
-class Order(NamedTuple):
-    """A merge order in the tail, as bytes."""
+class Order:
+    """A merge order in the tail. Its bytes are made when a snapshot first asks for them: most never do."""
 
-    instruction: int
-    total_bytes: int
-    """Of the merged log, behind it."""
-    content: bytes
+    __slots__ = ("_content", "_order", "instruction", "total_bytes")
+
+    def __init__(self, order: MergeOrder, content: bytes | None = None) -> None:
+        self.instruction, self.total_bytes = order.instruction, order.total_bytes
+        self._order, self._content = order, content
+
+    @property
+    def content(self) -> bytes:
+        """Its bytes; from any thread."""
+        if self._content is None:
+            self._content = encode_order(self._order)
+        return self._content
 
 
 class Machine:
@@ -60,7 +68,7 @@ class Machine:
         self.index = index
         if isinstance(outcome, Merged):
             order = outcome.order
-            self.tail.append(Order(order.instruction, order.total_bytes, encode_order(order)))
+            self.tail.append(Order(order))
             while self.tail[0].total_bytes < order.total_bytes - TAIL_BYTES_MAX:
                 self.tail.popleft()
         elif isinstance(outcome, Refused):
@@ -91,8 +99,7 @@ class Machine:
         pieces = _split(data)
         state = decode_state(next(pieces))
         for content in pieces:
-            order = decode_order(content)
-            self.tail.append(Order(order.instruction, order.total_bytes, content))
+            self.tail.append(Order(decode_order(content), content))
         return state
 
 

@@ -121,6 +121,11 @@ class Copy:
             file.close()
         return marks.stretch(start, end)
 
+    @property
+    def unmerged(self) -> list[SegmentId]:
+        """The segments that hold what is not merged durably here, or not yet let go of."""
+        return sorted(self._marks)
+
     def forget_below(self, place: Place) -> None:
         """Everything before it is merged here."""
         with self._lock:
@@ -277,6 +282,26 @@ class Copies:
                 self._on_report(report)
             self._on_durable()
             return copy
+
+    async def open_aside(self, session: Session, path: str, segment: SegmentId) -> Copy:
+        """An empty copy in another directory that begins with `segment`, of which nobody is told; its
+        store is the caller's to close.
+        """
+        identity = Identity(Kind.SESSION, session.incarnation, session.name, session.dedup_id)
+
+        def open_receiver() -> SessionReceiver:
+            return SessionReceiver.open(path, identity, disk=self._disk, at=Place(*segment, 0))
+
+        receiver = await asyncio.get_running_loop().run_in_executor(self._pool, open_receiver)
+        store = SessionStore(
+            receiver,
+            self._sync,
+            self._pool,
+            on_marks=lambda _: None,
+            on_failed=self._on_failed,
+            unfinished=self._unfinished,
+        )
+        return Copy(session.id, store, self._disk)
 
     async def close(self) -> None:
         """Close all; what is not synced is not promised."""

@@ -100,7 +100,11 @@ class Intakes:
 
     async def open_session(self, hello: PushHello, life: Life) -> Session:
         """Have a life opened, and wait until it is what the cluster merges next; `rt.Fenced`."""
-        command = Open(hello.session, hello.incarnation, hello.dedup_id, life.x, life.life)
+        newest = self._state().session_of(hello.session)
+        # If another directory takes over before this is applied, it is refused, and a publisher that is
+        # still there comes again: what only was late must not end the newer one.
+        newest_id = newest.id if newest is not None else 0
+        command = Open(hello.session, hello.incarnation, hello.dedup_id, life.x, life.life, newest_id)
         self._asked[command] += 1
         try:
             return await self._opened(hello, life, command)

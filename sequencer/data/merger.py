@@ -18,9 +18,11 @@ from typing import Final, NamedTuple, Protocol
 
 from replicator.items import Place
 from rt.errors import Closed, Damaged, DiskFull, Diverged, RtError
+from rt.log.catalog import segment_path
 from rt.log.checksum import crc32c
-from rt.log.disk import REAL, Disk, File
+from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.frames import MergedScanner, Scanner
+from rt.log.mending import sound_end
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
 from rt.log.table import Identity
 from rt.log.writer import CopyRange, Frames, LogWriter
@@ -29,6 +31,8 @@ from sequencer.orders import MergeOrder, OrderBlock
 
 RETRY_S: Final = 0.2
 """How long to wait for space on a full disk before the next try."""
+ORDERS_MAX: Final = 1 << 16
+"""Orders that wait, for input or for space on the disk: some 100 MB."""
 
 logger = logging.getLogger("sequencer")
 
@@ -51,6 +55,7 @@ class Reached(NamedTuple):
 
     instruction: int
     chain: int
+    """As this node's own headers of blocks make it; 0: not known."""
     total_bytes: int
     position: int
 
@@ -74,11 +79,13 @@ class Merger:
         sources: Sources,
         *,
         disk: Disk = REAL,
+        on_failed: Callable[[], None] = lambda: None,
         on_written: Callable[[], None] = lambda: None,
     ) -> None:
+        """Both are called by the merger's thread: once `failure` is set, and behind each order."""
         assert identity.kind is Kind.MERGED, identity
         self._path, self._identity, self._sources, self._disk = path, identity, sources, disk
-        self._on_written = on_written
+        self._on_failed, self._on_written = on_failed, on_written
         self._files_lock = threading.Lock()
         """Held while files are synced, and while they are closed. Taken before `_changed`."""
         self._changed = threading.Condition()
@@ -88,17 +95,26 @@ class Merger:
         self._is_closed = False
         self._is_held = False
         self._is_idle = True
+        """The thread waits for an order that it may carry out."""
+        self._awaits_input = False
+        self._inputs = 0
+        """So often there was more input; changed by the event loop alone, and looked at without the lock."""
         self.missing: Missing | None = None
         self.gap: Place | None = None
         """The first order begins there, above what is here: bytes up to it must come from another node."""
         self.failure: RtError | None = None
+        self.damage: Damaged | None = None
+        """The merged log cannot be opened before this is mended; till then the merger is held."""
         self._chain: int | None = None
         self._end: tuple[Place | None, Reached] = (None, Reached(0, 0, 0, 0))
         """Of the state, as of the last `begin`."""
         self.written = Reached(0, 0, 0, 0)
         self.durable = Reached(0, 0, 0, 0)
         self._writer: LogWriter | None = None
-        self._take_up(*self._open())
+        try:
+            self._take_up(*self._open())
+        except Damaged as error:
+            self.damage, self._is_held = error, True
         self._thread = threading.Thread(target=self._run, name="rt-merger", daemon=True)
         self._thread.start()
 
@@ -121,20 +137,28 @@ class Merger:
         with self._changed:
             self._end = (end, reached)
             self._orders.clear()
-            self._orders.extend(one for one in orders if one.instruction > self.written.instruction)
+            wanted = [one for one in orders if one.instruction > self.written.instruction]
+            self._orders.extend(wanted[-ORDERS_MAX:])
             self._look_for_gap()
             self._changed.notify_all()
 
     def add(self, order: MergeOrder) -> None:
-        """The next order."""
+        """The next order. Of too many the oldest are forgotten: those bytes must come from another node."""
         with self._changed:
             self._orders.append(order)
-            self._changed.notify_all()
+            if len(self._orders) > ORDERS_MAX:
+                self._orders.popleft()
+                self._look_for_gap()
+            if self._is_idle:
+                self._changed.notify_all()
 
     def wake(self) -> None:
         """There is more input."""
-        with self._changed:
-            self._changed.notify_all()
+        # Counted before the flag is read, and that is set before the count is compared: one sees the other.
+        self._inputs += 1
+        if self._awaits_input:
+            with self._changed:
+                self._changed.notify_all()
 
     def hold(self) -> None:
         """Let go of the merged log, for another writer; returns when nothing is written any more."""
@@ -145,10 +169,15 @@ class Merger:
         self._release()
 
     def resume(self) -> None:
-        """Take the merged log back, as far as it now goes."""
-        opened = self._open()  # Reads a whole segment: the event loop must not wait for that.
+        """Take the merged log back, as far as it now goes; if it is damaged, the merger stays held."""
+        try:
+            opened = self._open()  # Reads a whole segment: the event loop must not wait for that.
+        except Damaged as error:
+            self.damage = error
+            return
         with self._changed:
             self._take_up(*opened)
+            self.damage = None
             self._is_held = False
             self._look_for_gap()
             self._changed.notify_all()
@@ -229,8 +258,8 @@ class Merger:
         begin = _begin(self._orders[0]) if self._orders else end
         first = self._orders[0].first_position if self._orders else reached.position
         self.gap = begin if begin is not None and not self._reaches(here, begin, first) else None
-        if not self._orders and here == end:
-            self.written, self._chain = reached, reached.chain
+        if not self._orders and here == end and self.written.instruction < reached.instruction:
+            self.written, self._chain = reached._replace(chain=0), reached.chain
 
     def _reaches(self, here: Place | None, begin: Place, first: int) -> bool:
         """Whether what is here goes up to `begin`, which is position `first`."""
@@ -291,7 +320,7 @@ class Merger:
             self.failure = error
             self._is_idle = True
             self._changed.notify_all()
-        self._on_written()
+        self._on_failed()
 
     def _carry_out(self, order: MergeOrder) -> bool:
         """Write what is not here yet; False if the order was taken back meanwhile."""
@@ -301,9 +330,12 @@ class Merger:
         if order.blocks and (here is None or here < _end(order)):
             if not self._write(writer, order):
                 return False
-            self._account(order)
+            is_new = here is None or here <= _begin(order)
+            self._account(order, None if is_new else self._heads_here(order))
+        elif not order.blocks or order.segment == writer.last_id:
+            self._account(order, self._heads_here(order))
         else:
-            self._reach(order)
+            self._reach(order, None)
         return True
 
     def _write(self, writer: LogWriter, order: MergeOrder) -> bool:
@@ -352,18 +384,20 @@ class Merger:
     def _wait_for(self, block: OrderBlock, segment: SegmentId) -> Stretch | None:
         told = False
         while True:
+            inputs = self._inputs
             stretch = self._sources.stretch(block.session_id, segment, block.start, block.end)
             if stretch is not None and stretch.chain_end == block.chain_end:
-                with self._changed:
-                    self.missing = None
+                self.missing = None
                 return stretch
             if stretch is not None and not told:
                 told = True
                 self._sources.on_bad_copy(block, stretch.chain_end)
             with self._changed:
                 self.missing = Missing(block.session_id, segment, block.end)
-                if not self._must_let_go():
+                self._awaits_input = True
+                if self._inputs == inputs and not self._must_let_go():
                     self._changed.wait(RETRY_S)
+                self._awaits_input = False
                 if self._must_let_go():
                     return None
 
@@ -376,20 +410,51 @@ class Merger:
             file = self._files[session_id, segment] = self._sources.open(session_id, segment)
         return file
 
-    def _account(self, order: MergeOrder) -> None:
-        """Compare what the merged log's chain comes to with what the order says."""
-        chain = self._chain
-        if chain is not None:
-            for block in order.blocks:
-                chain = crc32c(block.head, chain)
-            if chain != order.chain:
-                raise self._diverged(order, f"chain {chain:#010x}", f"chain {order.chain:#010x}")
-        self._reach(order)
+    def _heads_here(self, order: MergeOrder) -> list[bytes]:
+        """What stands in the active segment where an order, carried out before, put its headers.
 
-    def _reach(self, order: MergeOrder) -> None:
+        `rt.Damaged` if those bytes went bad since; other headers that are sound are told by the chain.
+        """
+        if not order.blocks:
+            return []
+        path, at = segment_path(self._path, order.segment), order.offset or SEGMENT_HEADER_BYTES
+        heads: list[bytes] = []
+        with storage_errors(path, "reading merged blocks"):
+            file = self._disk.open(path)
+            try:
+                for block in order.blocks:
+                    heads.append(file.pread(len(block.head), at))
+                    at += block.size_bytes
+            finally:
+                file.close()
+            if heads != [block.head for block in order.blocks]:
+                sound = sound_end(self._disk, self._path, order.segment, order.end_offset)
+                if sound < order.end_offset:
+                    raise Damaged("a merged block does not verify any more", path=path, offset=sound)
+        return heads
+
+    def _account(self, order: MergeOrder, heads: Sequence[bytes] | None) -> None:
+        """Compare what the merged log's chain comes to with what the order says.
+
+        `heads` are the headers as they stand in the merged log, None if they were written just now. Where
+        the chain before them is not known, they themselves are compared.
+        """
+        wanted = [block.head for block in order.blocks]
+        chain = self._chain
+        if chain is None:
+            chain = order.chain if heads in (None, wanted) else None
+        else:
+            for head in wanted if heads is None else heads:
+                chain = crc32c(head, chain)
+        if chain is None or chain != order.chain:
+            got = "other headers of blocks" if chain is None else f"chain {chain:#010x}"
+            raise self._diverged(order, got, f"chain {order.chain:#010x}")
+        self._reach(order, chain)
+
+    def _reach(self, order: MergeOrder, chain: int | None) -> None:
         with self._changed:
-            self._chain = order.chain
-            self.written = Reached(order.instruction, order.chain, order.total_bytes, order.end_position)
+            self._chain = chain
+            self.written = Reached(order.instruction, chain or 0, order.total_bytes, order.end_position)
 
     def _diverged(self, order: MergeOrder, got: str, wanted: str) -> Diverged:
         return Diverged(

@@ -11,16 +11,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from replicator.handshake import NOWHERE, PullHello, PullSession, PullStart
+from replicator.handshake import NOWHERE, PullHello, PullSession, PullStart, Wanted
 from replicator.items import Chunk, Life, Place, Sealed
 from replicator.pull_client import PullClient
 from replicator.pull_copy import PullCopy
 from replicator.wire import PULL_METHOD, decode_pull_reply, encode_pull_request
-from rt.errors import ProtocolViolation, RtError, Timeout
+from rt.errors import ProtocolViolation, RtError, StorageError, Timeout
+from rt.log.directory import read_header
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.log.table import Identity
 from rt.net.rpc import open_channel
-from rt.net.rpc_errors import asking
+from rt.net.rpc_errors import Unreachable, asking
 from rt.net.tls import TLS
 from sequencer.data.copies import Copies, Copy
+from sequencer.state import Session
 
 LOOK_S: Final = 0.02
 """How often catching up looks whether it is there."""
@@ -32,16 +37,23 @@ logger = logging.getLogger("sequencer")
 
 
 async def catch_up(
-    path: str, stream: str, endpoints: Sequence[str], tls: TLS, until: Callable[[Place, int], bool]
+    path: str,
+    stream: str,
+    endpoints: Sequence[str],
+    tls: TLS,
+    until: Callable[[Place, int], bool],
+    *,
+    position: Wanted = "earliest",
 ) -> None:
     """Pull merged bytes into `path`, which nobody else writes, until its end satisfies `until`.
 
-    `rt.Timeout` if nothing new comes, `rt.Diverged` if a peer's log differs from what is here; storage
-    errors, and what a certificate is refused with.
+    A log that is not there yet begins with the segment that holds `position`. `rt.Timeout` if nothing new
+    comes, `rt.Diverged` if a peer's log differs from what is here; storage errors, and what a certificate is
+    refused with.
     """
     loop = asyncio.get_running_loop()
     known: tuple[Place | None, float] = (None, loop.time())
-    copy = PullCopy(path, stream, retention="own")
+    copy = PullCopy(path, stream, position=position, retention="own")
     client = PullClient(copy, stream, endpoints, tls, silence_seconds=SILENCE_S)
     running = asyncio.ensure_future(client.run())
     try:
@@ -61,14 +73,79 @@ async def catch_up(
             await running
 
 
-async def fetch_session(
-    copies: Copies, copy: Copy, life: Life, end: Place, stream: str, endpoint: str, tls: TLS
+async def fetch_segment(
+    path: str,
+    identity: Identity,
+    segment: SegmentId,
+    first: int,
+    end: int,
+    endpoints: Sequence[str],
+    tls: TLS,
 ) -> None:
-    """Fetch what a copy lacks of a life up to `end` from a peer's copy. The errors of both sides."""
+    """Pull the merged segment that begins with position `first` into `path`, up to `end` if anybody has it.
+
+    `rt.Unreachable` if no peer has any of it; what else `catch_up` raises but `rt.Timeout`.
+    """
+    goal = Place(*segment, end)
+    with contextlib.suppress(Timeout):
+        await catch_up(path, identity.name, endpoints, tls, lambda place, _: place >= goal, position=first)
+    header = read_header(REAL, path, segment)
+    if header is None or (header.first, header.origin) != (first, identity.origin):
+        got = None if header is None else f"position {header.first} of {header.origin.hex()}"
+        raise Unreachable("no peer has that segment", where=segment, got=got, wanted=f"position {first}")
+
+
+async def fetch_copy(
+    copies: Copies,
+    path: str,
+    session: Session,
+    life: Life,
+    segment: SegmentId,
+    end: int,
+    stream: str,
+    endpoints: Sequence[str],
+    tls: TLS,
+) -> None:
+    """Pull a segment of a session's copy into `path`, up to `end` if anybody has it.
+
+    `rt.Unreachable` if no peer gave any of it; storage errors.
+    """
+    copy = await copies.open_aside(session, path, segment)
+    refusals: list[str] = []
+    try:
+        for endpoint in endpoints:
+            try:
+                await fetch_session(copies, copy, life, Place(*segment, end), stream, endpoint, tls)
+                return
+            except StorageError:
+                raise
+            except RtError as error:
+                refusals.append(str(error))
+        if copy.receiver.writer.last_id != segment:
+            raise Unreachable("no peer has that segment", where=path, got="; ".join(refusals))
+    finally:
+        await copy.store.close()
+
+
+async def fetch_session(
+    copies: Copies,
+    copy: Copy,
+    life: Life,
+    end: Place,
+    stream: str,
+    endpoint: str,
+    tls: TLS,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Fetch what a copy lacks of a life up to `end` from a peer's copy. The errors of both sides.
+
+    `check` raises what forbids to store more; it is asked right before anything is.
+    """
     channel = open_channel(endpoint, tls)
     receiver = copy.receiver
     try:
         with asking(endpoint):
+            check()
             await copy.store.restart()
             await copy.store.begin(life)
             place = receiver.place or NOWHERE._replace(x=life.x)
@@ -81,19 +158,20 @@ async def fetch_session(
             try:
                 wanted = PullSession(copy.session_id, place, chain)
                 await call.write(encode_pull_request(PullHello(stream, wanted)))
-                await _receive(call, copies, copy, end)
+                await _receive(call, copies, copy, end, check)
             finally:
                 call.cancel()
     finally:
         await channel.close()
 
 
-async def _receive(call: Any, copies: Copies, copy: Copy, end: Place) -> None:
+async def _receive(call: Any, copies: Copies, copy: Copy, end: Place, check: Callable[[], None]) -> None:
     start = await _next(call)
     if not isinstance(start, PullStart):
         raise ProtocolViolation("a stream begins with a start", got=type(start).__name__)
     while (place := copy.receiver.place) is None or place < end:
         item = await _next(call)
+        check()
         if isinstance(item, Chunk):
             if item.end > end:
                 item = Chunk(item.place, memoryview(item.data)[: max(0, end.offset - item.place.offset)])

@@ -12,22 +12,27 @@ import os
 from collections import deque
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
-from replicator.calls import ROLES, replication_service
+from replicator.calls import ROLES, Call, replication_service
 from replicator.items import Life, Place
 from replicator.pull_server import PullServicer
 from replicator.push_server import PushServicer
-from rt.errors import DiskFull, Diverged, NotALog, RtError, StorageFailed
+from rt.errors import Damaged, DiskFull, Diverged, NotALog, RtError, StorageFailed
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind
 from rt.log.table import Identity
 from rt.net.rpc import RpcServer, serve
+from rt.net.rpc_errors import Unreachable
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Closed, Fenced, Merged, Outcome
+from sequencer.apply import Closed, Fenced, Joined, Merged, Outcome
 from sequencer.commands import Command
 from sequencer.config import NodeConfig
+from sequencer.data.configuring import Configuring
 from sequencer.data.copies import Copies, Copy, consumed_number, consumed_place
+from sequencer.data.disk_id import open_disk_id
+from sequencer.data.healing import Healing
 from sequencer.data.intakes import Intakes
 from sequencer.data.link import ControlLink
 from sequencer.data.merger import Merger, Missing, Reached
@@ -37,17 +42,22 @@ from sequencer.orders import MergeOrder, SessionEnd
 from sequencer.rest.clients import Clients, WatchedStores
 from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import TimedGroupSync
+from sequencer.state import Life as OpenLife
 from sequencer.state import Session, State
 
 SYNC_MERGED_S: Final = 0.2
 """How often merged bytes are synced; nobody waits for it, but for the tail of orders to become short."""
 DISK_S: Final = 2.0
+REPORT_JOIN_S: Final = 0.002
+"""Control is told of what became durable at most so often: each time costs all nodes' control a little."""
 MIND_S: Final = 0.1
 STUCK_S: Final = 1.0
 """So long the merger waits for its input before merged bytes are fetched: a publisher may yet bring it."""
 FETCH_AGAIN_S: Final = 0.2
 OPEN_AGAIN_S: Final = 2.0
 """How long until a copy that could not be opened is tried again: there may be space by then."""
+CONSUMED_MAX: Final = 1 << 16
+"""Instructions, not merged durably here yet, of which it is known one by one what they consumed."""
 THREADS: Final = 8
 """Twice what opening copies may take."""
 
@@ -60,6 +70,7 @@ class Data:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self._boot = os.urandom(8)
+        self._disk = open_disk_id(config.sessions_directory)
         self._tls = TLS(config.ca, config.cert, config.key)
         self._endpoints = [config.members[peer].data for peer in config.peers]
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rt-data")
@@ -81,10 +92,13 @@ class Data:
         self.intakes = Intakes(
             self.replica, self.copies, len(config.members), self._propose, lambda: self.link.is_up
         )
+        self.healing = Healing(config, self._tls, self._pool, self.replica, self.copies, self._fail)
+        self.configuring = Configuring(self.replica, self._propose)
         self.merger: Merger | None = None
         self.server: RpcServer | None = None
         self.rest: Rest | None = None
         self._unreported: list[pb.SegmentReport] = []
+        self._reported_s = float("-inf")
         self._reported = Reached(0, 0, 0, 0)
         self._consumed: deque[tuple[int, tuple[SessionEnd, ...]]] = deque()
         """Of instructions that are not merged durably here yet."""
@@ -92,19 +106,27 @@ class Data:
         """By session id: the last instruction that consumed of it, or a later one."""
         self._opening: set[int] = set()
         """Sessions whose copies are being opened."""
+        self._fetching: set[int] = set()
+        """Sessions of which a peer's copy is fetched although they are open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serve until `stop`."""
-        os.makedirs(self.config.sessions_directory, mode=0o700, exist_ok=True)
-        for work in (self.link.run(), self._keep_merged_durable(), self._tell_disk(), self._mind_merging()):
+        for work in (
+            self.link.run(),
+            self._keep_merged_durable(),
+            self._tell_disk(),
+            self._mind_merging(),
+            self.healing.mender.run(),
+            self.healing.scrubber.run(),
+        ):
             self._spawn(self._for_ever(work))
         clients = Clients()
         push = PushServicer(WatchedStores(self.intakes, clients), self.config.stream)
-        pull = PullServicer(NodeLogs(self), self.config.stream, self._pool)
+        pull = PullServicer(NodeLogs(self), self.config.stream, self._pool, disk=self.healing.disk)
         self.server = await serve(
             _address(self.config.listen, self.config.data_port),
-            [replication_service(push=push.push, pull=pull.pull)],
+            [replication_service(push=push.push, pull=partial(self._pull, pull))],
             roles=ROLES,
             tls=self._tls,
         )
@@ -117,6 +139,14 @@ class Data:
             await self._close()
         if self._failure is not None:
             raise self._failure
+
+    async def _pull(self, servicer: PullServicer, requests: Any, context: Call) -> None:
+        """Serve a pull; what it finds damaged is mended."""
+        try:
+            await servicer.pull(requests, context)
+        except Damaged as error:
+            self.healing.mender.on_damaged(error)
+            raise
 
     @property
     def failure(self) -> RtError | None:
@@ -148,12 +178,14 @@ class Data:
 
     def _hello(self) -> pb.DataHello:
         instruction = self.merger.durable.instruction if self.merger is not None else 0
-        return pb.DataHello(boot=self._boot, instruction=instruction)
+        return pb.DataHello(boot=self._boot, instruction=instruction, disk=self._disk)
 
     def _on_message(self, message: pb.ToData) -> None:
         self.replica.on_message(message)
         if message.HasField("standing"):
             self.intakes.on_changed()
+        elif message.HasField("fetch") and message.fetch.session_id not in self._fetching:
+            self._spawn(self._fetch(message.fetch))
 
     def _on_lost(self) -> None:
         self.intakes.on_changed()
@@ -169,6 +201,7 @@ class Data:
         self._report_merged(self.merger.durable)  # Control begins anew, and knows nothing.
         for session in state.sessions.values():
             self._report_session(session)
+        self._spawn(self._confirm(state.joins))
         self.intakes.on_changed()
 
     def _begin_merging(self, state: State, orders: list[MergeOrder]) -> None:
@@ -191,7 +224,7 @@ class Data:
     def _is_merged_here(self, session_id: int) -> bool:
         """Whether all that the cluster merged of a session is durable in this node's merged log."""
         merger = self.merger
-        if merger is None or merger.gap is not None:
+        if merger is None or merger.gap is not None or merger.damage is not None:
             return False
         return self._consumed_by.get(session_id, 0) <= merger.durable.instruction
 
@@ -201,8 +234,15 @@ class Data:
             self.config.merged_directory,
             identity,
             self.copies,
-            on_written=self._wake_on_written,
+            on_failed=self._wake_on_failed,
         )
+        if self.merger.damage is not None:
+            self._must_be_mended(self.merger.damage)
+
+    def _must_be_mended(self, damage: Damaged) -> None:
+        """The merged log cannot be opened: have it mended. `rt.Damaged` if nobody can."""
+        if not self._endpoints or not self.healing.mender.on_damaged(damage):
+            raise damage
 
     def _report_session(self, session: Session) -> None:
         """Open the copy of a session that has something to merge, and tell control what is there."""
@@ -247,6 +287,8 @@ class Data:
             try:
                 return await self.copies.open_copy(session)
             except RtError as error:
+                if isinstance(error, Damaged):
+                    self.healing.mender.on_damaged(error)
                 if str(error) != told:
                     told = str(error)
                     logger.error(
@@ -262,7 +304,7 @@ class Data:
     def _on_applied(self, command: Command, outcome: Outcome) -> None:
         match outcome:
             case Merged(order):
-                self._consumed.append((order.instruction, order.consumed))
+                self._note_consumed(order)
                 assert self.merger is not None
                 self.merger.add(order)
                 for end in order.consumed:
@@ -277,7 +319,30 @@ class Data:
                 self._spawn(self._finish(session_id, x))
             case Closed(session_id, x, end):
                 self._spawn(self._complete(session_id, Place(x, end.y, end.offset)))
+            case Joined():
+                assert self.replica.state is not None
+                self._spawn(self._confirm(self.replica.state.joins))
+        self.configuring.on_applied(command)
         self.intakes.on_applied(command, outcome)
+
+    def _note_consumed(self, order: MergeOrder) -> None:
+        """Of very many the older half counts as its last one: what it consumed is let go of later."""
+        self._consumed.append((order.instruction, order.consumed))
+        if len(self._consumed) > CONSUMED_MAX:
+            furthest: dict[int, SessionEnd] = {}
+            instruction = 0
+            for _ in range(CONSUMED_MAX // 2):
+                instruction, ends = self._consumed.popleft()
+                furthest.update((end.session_id, end) for end in ends)
+            self._consumed.appendleft((instruction, tuple(furthest.values())))
+
+    async def _confirm(self, joins: int) -> None:
+        """Say that all was reported which is durable here now that so many disks have joined."""
+        unread = set(self._opening)
+        while unread & self._opening:
+            await asyncio.sleep(MIND_S)
+        self._report()
+        self.link.send(pb.ToControl(report=pb.DataReport(joins=joins)))
 
     async def _finish(self, session_id: int, x: int) -> None:
         copy = self.copies.get(session_id)
@@ -319,6 +384,47 @@ class Data:
                 await asyncio.sleep(FETCH_AGAIN_S)
             life = self.replica.state.sessions[session_id].life_of(end.x)
 
+    async def _fetch(self, wanted: pb.Fetch) -> None:
+        """Get what a peer has of a life that is open and that nobody sends, for as long as nobody does."""
+        self._fetching.add(wanted.session_id)
+        try:
+            await self._fetch_open(wanted)
+        except StorageFailed:
+            raise
+        except RtError as error:  # The leader says it again.
+            logger.warning(
+                "fetch_failed session_id=%d peer=%s error=%r", wanted.session_id, wanted.holder, str(error)
+            )
+        finally:
+            self._fetching.discard(wanted.session_id)
+
+    async def _fetch_open(self, wanted: pb.Fetch) -> None:
+        life, member = self._open_life(wanted), self.config.members.get(wanted.holder)
+        copy = None if life is None or member is None else await self._opened(wanted.session_id)
+        session = self._session(wanted.session_id)
+        if copy is None or session is None or life is None or member is None or copy.has_stream:
+            return
+
+        def check() -> None:
+            if copy.has_stream or self._open_life(wanted) != life:
+                raise Unreachable("its publisher is back, or it is being closed", where=session.name)
+
+        await self.copies.skip_merged(copy, session)
+        place, end = copy.receiver.place, Place(wanted.x, wanted.y, wanted.offset)
+        if place is not None and place.x < life.x and not copy.receiver.has_ended:
+            await self.copies.skip_to(copy, session, Place(life.x, 0, 0), None)
+        if place is None or place < end:
+            logger.info("fetches session=%s peer=%s up_to=%s", session.name, wanted.holder, end)
+            source = self.config.stream, member.data, self._tls
+            await fetch_session(self.copies, copy, Life(life.x, life.life), end, *source, check)
+
+    def _open_life(self, wanted: pb.Fetch) -> OpenLife | None:
+        """The life as it was opened; None if it takes no more bytes."""
+        session = self._session(wanted.session_id)
+        life = None if session is None else session.life
+        is_open = life is not None and life.x == wanted.x and not life.is_fenced and life.end is None
+        return life if is_open else None
+
     async def _mind_merging(self) -> None:
         """Where the merger cannot go on by itself, get merged bytes from a peer."""
         waiting: Missing | None = None
@@ -328,6 +434,9 @@ class Data:
             merger = self.merger
             if merger is None or merger.failure is not None or not self._endpoints:
                 continue
+            if merger.damage is not None:
+                await self._open_mended(merger, merger.damage)
+                continue
             missing = merger.missing
             if missing != waiting:
                 waiting, since = missing, self._loop.time()
@@ -335,6 +444,16 @@ class Data:
             if merger.gap is not None or is_stuck:
                 await self._catch_up(merger)
                 waiting = None
+
+    async def _open_mended(self, merger: Merger, damage: Damaged) -> None:
+        """Open the merged log once what was damaged is mended; there may be more of it."""
+        if damage.path in self.healing.mender.damages:
+            return
+        await self._loop.run_in_executor(self._pool, merger.resume)
+        if merger.damage is not None:
+            if merger.damage.path == damage.path:
+                raise merger.damage  # All that was synced verifies: it is something else.
+            self._must_be_mended(merger.damage)
 
     async def _catch_up(self, merger: Merger) -> None:
         """Get all that is merged by now: step by step it would never come near a stream that flows."""
@@ -367,25 +486,27 @@ class Data:
 
     def _report_later(self, report: pb.SegmentReport) -> None:
         if not self._unreported:
-            self._loop.call_soon(self._report)
+            # Alone at once; what comes soon behind it goes together.
+            self._loop.call_at(self._reported_s + REPORT_JOIN_S, self._report)
         self._unreported.append(report)
 
     def _report(self) -> None:
         segments, self._unreported = self._unreported, []
-        self.link.send(pb.ToControl(report=pb.DataReport(segments=segments)))
+        if segments:
+            self._reported_s = self._loop.time()
+            self.link.send(pb.ToControl(report=pb.DataReport(segments=segments)))
 
     def _on_durable(self) -> None:
         """Input became durable: the merger may go on."""
         if self.merger is not None:
             self.merger.wake()
 
-    def _wake_on_written(self) -> None:
+    def _wake_on_failed(self) -> None:
         """From the merger's thread."""
         with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(self._on_written)
+            self._loop.call_soon_threadsafe(self._on_merger_failed)
 
-    def _on_written(self) -> None:
-        """The merger wrote something, or stopped."""
+    def _on_merger_failed(self) -> None:
         if self.merger is not None and self.merger.failure is not None:
             self._report_merged(self.merger.durable, stopped=str(self.merger.failure))
             self._fail(self.merger.failure)

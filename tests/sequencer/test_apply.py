@@ -18,6 +18,7 @@ from sequencing import (
     WrittenSession,
     do_close,
     do_fence,
+    do_join,
     do_merge,
     do_open,
     end_of,
@@ -33,10 +34,22 @@ from sequencing import (
 from rt.log.block import BlockKind, decode_block_header
 from rt.log.checksum import batch_seed, segment_seed
 from rt.log.segment import SegmentId
-from sequencer.apply import Changed, Closed, Fenced, Merged, Opened, apply, take
-from sequencer.commands import COUNT_MAX, Close, Command, Configure, Fence, Merge, Open, Range, Roll
+from sequencer.apply import Changed, Closed, Fenced, Merged, Opened, Restored, apply, take
+from sequencer.commands import (
+    COUNT_MAX,
+    Close,
+    Command,
+    Configure,
+    Fence,
+    Join,
+    Merge,
+    Open,
+    Range,
+    Restore,
+    Roll,
+)
 from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
-from sequencer.state import LIVES_MAX, Configuration, End, MergedSegment, State
+from sequencer.state import LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
 from sequencer.state_encoding import decode_state, encode_state
 
 Setup: TypeAlias = Callable[[State], object]
@@ -86,6 +99,18 @@ def dedup(state: State) -> None:
     do_merge(state, piece())
 
 
+def joined(state: State) -> None:
+    """Disk 0 of n1 has joined, and a life is open."""
+    do_join(state, "n1")
+    do_open(state)
+
+
+def replaced(state: State) -> None:
+    """It was replaced by disk 1."""
+    joined(state)
+    do_join(state, "n1", disk=1)
+
+
 def full_of_lives(state: State) -> None:
     for x in range(LIVES_MAX):
         do_open(state, x=x)
@@ -105,11 +130,27 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
     "no dedup id": (dedup, lambda _: opening(x=1), "dedup id is d, not None"),
     "an older incarnation": (taken_over, lambda _: opening(x=1), "newer incarnation"),
     "an older incarnation again": (taken_over, lambda _: opening(x=0), "newer incarnation"),
+    "an incarnation that was late": (taken_over, lambda _: opening(incarnation=2), "another incarnation"),
+    "an incarnation that knew another one": (
+        taken_over,
+        lambda _: opening(incarnation=2, newest=1),
+        "another incarnation than session 1 is the newest",
+    ),
+    "an incarnation of a session that was lost": (
+        nothing,
+        lambda _: opening(newest=1),
+        "another incarnation",
+    ),
     "too many lives": (full_of_lives, lambda _: opening(x=LIVES_MAX), "lives of the session wait"),
     # Fences
     "fence of no session": (opened, lambda _: Fence(2, 0), "no session number 0 to fence"),
     "fence of no X": (opened, lambda _: Fence(1, 1), "no session number 1 to fence"),
     "fence of an X that is merged whole": (done, lambda _: Fence(1, 0), "to fence"),
+    # Disks
+    "a disk that has joined": (joined, lambda _: Join("n1", b"\0" * 16), "disk of n1 has joined"),
+    "a disk that is whole": (joined, lambda _: Restore("n1", b"\0" * 16), "is whole"),
+    "a disk that was replaced": (replaced, lambda _: Restore("n1", b"\0" * 16), "is whole"),
+    "a disk of nobody": (joined, lambda _: Restore("n2", b"\0" * 16), "has not joined"),
     # Closes
     "close of no session": (opened, lambda _: Close(2, 0, 0, 64, 0), "not what is merged"),
     "close of no X": (opened, lambda _: Close(1, 1, 0, 64, 0), "not what is merged"),
@@ -117,6 +158,8 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
     "close of an X merged whole": (done, lambda _: Close(1, 0, 0, 256, 20), "not what is merged"),
     "close without a fence": (opened, lambda _: Close(1, 0, 0, 64, 0), "not fenced"),
     "close again": (closing, lambda _: Close(1, 0, 0, 512, 30), "is closed"),
+    "close again where it was": (closing, lambda _: Close(1, 0, 0, 256, 20), "is closed"),
+    "close again below what is merged": (closing, lambda _: Close(1, 0, 0, 120, 9), "merged beyond"),
     "close below what is merged": (
         lambda state: (merged(state), do_fence(state)),
         lambda _: Close(1, 0, 0, 120, 9),
@@ -263,6 +306,41 @@ def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     assert apply(state, opening("a", x=7)) == Opened(1, 7)
     assert [life.x for life in state.sessions[1].lives] == [0, 7]
     assert state.sessions[1].last_x == 7
+
+
+def test_an_opening_is_for_the_newest_incarnation_that_its_proposer_knew() -> None:
+    """Else one that was only late would end the lives of a directory that took over meanwhile."""
+    state = new_state()
+    taken_over(state)
+    assert apply(state, opening(incarnation=2, newest=2)) == Opened(3, 0)
+    # Several nodes ask for the same one, whatever each knew.
+    assert apply(state, opening(incarnation=2, newest=2)) == Opened(3, 0)
+    assert apply(state, opening(incarnation=2, newest=1)) == Opened(3, 0)
+
+
+# Disks
+
+
+def test_the_first_disk_of_a_node_is_whole_and_one_that_replaces_another_is_not() -> None:
+    state = new_state()
+    replaced(state)
+    assert state.disks == {"n1": NodeDisk(b"\1" * 16, 2, is_whole=False)}
+    do_join(state, "n2")
+    assert state.disks["n2"] == NodeDisk(b"\0" * 16, 3, is_whole=True)
+    assert apply(state, Restore("n1", b"\1" * 16)) == Restored("n1")
+    assert state.disks["n1"] == NodeDisk(b"\1" * 16, 2, is_whole=True)
+    # An old one that comes back is another one: it knows nothing of what came since.
+    do_join(state, "n1", disk=0)
+    assert not state.disks["n1"].is_whole
+
+
+def test_where_nothing_is_open_nothing_was_lost_with_a_disk() -> None:
+    state = new_state()
+    joined(state)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 64, 0))
+    do_join(state, "n1", disk=1)
+    assert state.disks["n1"].is_whole
 
 
 def test_a_fence_and_a_configuration_may_be_repeated() -> None:

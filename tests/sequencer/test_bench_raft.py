@@ -39,6 +39,8 @@ def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) ->
         "3 nodes: leader killed, next commit at a follower, p90",
         "3 nodes: leader paused, next commit at a follower",
         "3 nodes: leader paused, next commit at a follower, p90",
+        "3 nodes: leader hands over, next commit at a follower",
+        "3 nodes: leader hands over, next commit at a follower, p90",
         "3 nodes: caught up by a snapshot of 3 MB, from the start",
         "3 nodes: caught up by a snapshot of 3 MB, once it is open",
         "1 node: 200 B, one in flight, p50",

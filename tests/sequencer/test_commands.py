@@ -20,9 +20,11 @@ from sequencer.commands import (
     Command,
     Configure,
     Fence,
+    Join,
     Merge,
     Open,
     Range,
+    Restore,
     Roll,
     decode_command,
     encode_command,
@@ -32,12 +34,15 @@ RANGE = Range(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
 EXAMPLES: list[Command] = [
     Merge(12, 1_700_000_000_000_000_000, (RANGE, Range(9, 0, 0, 128, 256, 0, 1, 1, 2))),
     Open("feed~backup", b"I" * 16, "twins", 4, b"L" * 8),
-    Open("feed", b"I" * 16, None, 0, b"L" * 8),
+    Open("feed", b"I" * 16, None, 0, b"L" * 8, 7),
     Fence(7, 3),
     Close(7, 3, 1, 4096, 1050),
     Roll(0, 5),
     Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
     Configure(),
+    Configure(roll_minutes=0),
+    Join("n1", b"D" * 16),
+    Restore("n1", b"D" * 16),
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -69,6 +74,7 @@ def merges(draw: st.DrawFn) -> Merge:
     return Merge(number, time_ns, tuple(draw(ranges(one)) for one in ids))
 
 
+SIZES = st.integers(1, NUMBER_MAX - 1)
 SESSIONS = st.builds("{}~{}".format, NAMES, NAMES) | NAMES
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
     merges(),
@@ -79,13 +85,16 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.none() | NAMES,
         UINT32,
         st.binary(min_size=8, max_size=8),
+        UINT32,
     ),
     st.builds(Fence, UINT32, UINT32),
     st.builds(
         Close, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
     ),
     st.builds(Roll, UINT32, UINT32),
-    st.builds(Configure, NUMBERS, UINT32, NUMBERS),
+    st.builds(Configure, st.none() | SIZES, st.none() | UINT32, st.none() | SIZES),
+    st.builds(Join, NAMES, st.binary(min_size=16, max_size=16)),
+    st.builds(Restore, NAMES, st.binary(min_size=16, max_size=16)),
 )
 
 
@@ -228,13 +237,20 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Close(1, 0, 0, 64, -1),
         lambda: Configure(roll_bytes=-1),
         lambda: Configure(session_bytes_max=-1),
+        lambda: Configure(session_bytes_max=0),
+        lambda: Configure(roll_bytes=0),
+        lambda: Configure(roll_minutes=-1),
+        lambda: Configure(roll_minutes=2**32),
+        lambda: Join("", b"D" * 16),
+        lambda: Join("n1", b"D" * 15),
+        lambda: Restore("n1", b""),
         lambda: Open("a", b"I" * 16, None, -1, b"L" * 8),
         lambda: Open("a", b"I" * 16, None, 2**32, b"L" * 8),
     ],
-    ids=range(9),
+    ids=range(16),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, InvalidName)):
         wrong()
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import Writing, do_open, new_state, piece
+from sequencing import Writing, do_join, do_open, new_state, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import Merged, Outcome, Refused, apply
 from sequencer.board import Mark, pack_marks
-from sequencer.commands import Command, Fence, Merge, Roll, decode_command
+from sequencer.commands import Command, Fence, Merge, Restore, Roll, decode_command
+from sequencer.comparing import Difference
 from sequencer.control import leading
 from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
 from sequencer.state import State
@@ -32,6 +33,7 @@ class Bench:
     state: State = field(default_factory=new_state)
     proposals: deque[tuple[bytes, Future[int]]] = field(default_factory=deque)
     asked: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     error: Exception | None = None
     now_ns: int = 10**12
     outcomes: list[tuple[Command, Outcome]] = field(default_factory=list)
@@ -44,7 +46,14 @@ class Bench:
     def lead(self) -> None:
         """A new term of this node."""
         self.sequences.clear()
-        self.leader = Leader(self.state, 3, self, self.asked.append, lambda: self.now_ns)
+        self.leader = Leader(
+            self.state,
+            3,
+            self,
+            self.asked.append,
+            lambda: self.now_ns,
+            on_difference=self.differences.append,
+        )
 
     def propose(self, command: bytes) -> Future[int]:
         if self.error is not None:
@@ -349,12 +358,13 @@ def leading_configure(**fields: int) -> Command:
 
 def test_a_merged_segment_that_is_old_is_rolled_once(bench):
     _aged(bench, 5)
-    bench.leader.plan()
-    bench.leader.plan()
+    bench.leader.tick()
+    bench.leader.tick()
     assert bench.pending == [Roll(0, 0)]
     bench.settle()
     assert bench.state.merged.is_roll_wanted
     bench.now_ns += FRESH_NS
+    bench.leader.tick()
     bench.settle()
     assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
 
@@ -362,6 +372,7 @@ def test_a_merged_segment_that_is_old_is_rolled_once(bench):
 def test_one_clock_that_is_ahead_rolls_nothing(bench):
     _aged(bench, 4)
     bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
+    bench.leader.tick()
     bench.settle()
     assert not any(isinstance(command, Roll) for command, _ in bench.outcomes)
 
@@ -397,3 +408,91 @@ def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, ca
     assert bench.merged_numbers(1) == []
     bench.assert_merged(2, 3)
     assert caplog.text.count("session_stopped") == 1
+
+
+def test_a_node_that_merged_something_else_than_the_others_is_named(bench):
+    do_open(bench.state)
+    for node in "abc":
+        bench.report(node, marks_of(writing(3)))
+    bench.settle()
+    good = pb.MergedReport(instruction=1, chain=bench.state.merged.chain)
+    bench.report("a", merged=good)
+    bench.report("b", merged=pb.MergedReport(instruction=1, chain=7))
+    assert bench.differences == []
+    bench.report("c", merged=good)
+    assert [one.node for one in bench.differences] == ["b"]
+
+
+# Clocking itself
+
+
+def test_while_a_small_instruction_is_on_its_way_what_comes_waits_and_goes_together(bench):
+    do_open(bench.state)
+    one = writing(30)
+    for at in range(2, 31):
+        for node in "ab":
+            bench.report(node, {(1, 0, 0): one.segments[0][at - 2 : at]})
+        bench.leader.plan()
+    assert len(bench.proposals) == 1
+    assert not bench.leader.may_plan
+    bench.settle()
+    bench.assert_merged(1, 29)
+    assert len(bench.outcomes) == 2
+
+
+def test_while_one_is_on_its_way_another_follows_if_it_is_large(bench):
+    do_open(bench.state)
+    one = writing(6, size=1 << 19)
+    for at in range(2, 8):
+        for node in "ab":
+            bench.report(node, {(1, 0, 0): one.segments[0][at - 2 : at]})
+        bench.leader.plan()
+    assert [len(command.ranges) for command in bench.pending] == [1, 1, 1]
+    bench.settle()
+    bench.assert_merged(1, 6)
+
+
+def test_when_nothing_is_new_nothing_is_planned(bench):
+    for n in range(40):
+        do_open(bench.state, f"s{n}")
+    bench.lead()
+    for node in "abc":
+        bench.report(node, {(n + 1, 0, 0): writing(2).segments[0] for n in range(20)})
+    bench.settle()
+    assert not bench.leader.has_plans
+    for node in "abc":
+        bench.report(node)
+    assert not bench.leader.has_plans
+    bench.report("a", {(30, 0, 0): writing(2).segments[0]})
+    assert not bench.leader.has_plans
+    bench.report("b", {(30, 0, 0): writing(2).segments[0]})
+    assert bench.leader.may_plan
+
+
+# Disks that were lost
+
+
+def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missing_in_them(bench):
+    do_join(bench.state, "a", "b", "c")
+    do_open(bench.state)
+    one = writing(4)
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): one.segments[0][:2]}, joins=3)
+    bench.settle()
+    bench.report("a", {(1, 0, 0): one.segments[0][2:]}, joins=3)
+    do_join(bench.state, "c", disk=1)
+    bench.report("a", joins=4)
+    bench.report("b", {(9, 0, 0): one.segments[0]}, joins=4)  # Of a session that is not known here yet.
+    bench.report("c", joins=4)
+    bench.leader.tick()
+    assert not bench.pending
+    bench.sequences.pop("b")
+    bench.report("b", {(1, 0, 0): one.segments[0][1:2]}, joins=4)
+    bench.leader.tick()
+    assert not bench.pending
+    bench.report("c", {(1, 0, 0): one.segments[0]}, joins=4)
+    bench.leader.tick()
+    assert Restore("c", bytes([1]) * 16) in bench.pending
+    bench.settle()
+    bench.assert_merged(1, 4)
+    assert bench.state.disks["c"].is_whole

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes_bench import (
+    MERGED,
     FakeSources,
     Story,
     begin,
@@ -24,7 +26,8 @@ from rt.log.segment import SegmentId
 from rt.log.writer import SyncPoint
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.data.merger import Merger
+from sequencer.data import merger as merger_module
+from sequencer.data.merger import Merger, Reached
 
 STORY = Story.drawn()
 FILES = STORY.files()
@@ -145,6 +148,118 @@ def test_a_log_that_ends_before_the_first_order_has_a_gap_and_writes_nothing(mer
 def test_a_log_without_any_orders_has_a_gap_up_to_the_end_of_the_state(merger):
     begin(merger, STORY, [])
     assert merger.gap == STORY.end
+
+
+def test_of_too_many_orders_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
+    merger, disk, sources, monkeypatch
+):
+    monkeypatch.setattr(merger_module, "ORDERS_MAX", 2)
+    sources.hidden.add((1, SegmentId(0, 0)))
+    for order in STORY.orders:
+        merger.add(order)
+    wait_until(lambda: merger.gap is not None)
+    assert merger.gap == Place(*STORY.orders[-2].segment, STORY.orders[-2].offset)
+    monkeypatch.undo()
+    sources.hidden.clear()
+    merger.hold()
+    other = open_merger(disk, STORY)
+    other.begin(STORY.orders[:-2], *_end_behind(len(STORY.orders) - 2))
+    other.wait_written(STORY.orders[-3].instruction)
+    other.close()
+    merger.resume()
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+
+
+def test_the_chain_is_that_of_the_headers_that_are_in_the_file(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    assert merger.written.chain == STORY.reached.chain
+    merger.close()
+    again = open_merger(disk, STORY)
+    begin(again, STORY)
+    again.wait_written(LAST)
+    assert again.written == STORY.reached
+    again.close()
+
+
+def test_an_order_that_was_carried_out_with_other_headers_stops_the_merger(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    merger.close()
+    last = STORY.orders[-1]
+    head = bytearray(last.blocks[-1].head)
+    head[-1] ^= 1
+    other = replace(last, blocks=(*last.blocks[:-1], replace(last.blocks[-1], head=bytes(head))))
+    again = open_merger(disk, STORY)
+    again.begin([other], STORY.end, STORY.reached)
+    wait_until(lambda: again.failure is not None or again.written.instruction == LAST)
+    again.close()
+    assert isinstance(again.failure, Diverged)
+
+
+def test_a_merged_block_that_went_bad_is_no_divergence_and_is_waited_for(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    merger.sync()
+    merger.close()
+    path, last = f"{MERGED}/{STORY.end.segment.file_name}", STORY.orders[-1]
+    good = disk.read(path)
+    again = open_merger(disk, STORY)
+    bad = bytearray(good)
+    bad[(last.offset or 64) + 20] ^= 1
+    disk.write(path, bytes(bad))
+    begin(again, STORY, [last])
+    wait_until(lambda: again.missing is not None)
+    disk.write(path, good)
+    again.wait_written(LAST)
+    assert again.failure is None
+    again.close()
+
+
+def test_a_damaged_log_holds_the_merger_until_it_is_mended(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    merger.sync()
+    merger.close()
+    path = f"{MERGED}/{STORY.end.segment.file_name}"
+    good = disk.read(path)
+    bad = bytearray(good)
+    bad[100] ^= 1
+    disk.write(path, bytes(bad))
+    again = open_merger(disk, STORY)
+    assert again.damage is not None
+    assert again.damage.path == path
+    begin(again, STORY)
+    again.resume()
+    assert again.damage is not None
+    assert again.sync() == Reached(0, 0, 0, 0)
+    disk.write(path, good)
+    again.resume()
+    assert again.damage is None
+    again.wait_written(LAST)
+    assert again.sync() == STORY.reached
+    assert merged_files(disk) == FILES
+    again.close()
+
+
+def test_input_that_comes_while_it_is_looked_for_is_not_missed(merger, sources, monkeypatch):
+    monkeypatch.setattr(merger_module, "RETRY_S", 3600.0)
+    hidden = (2, SegmentId(0, 3))
+    sources.hidden.add(hidden)
+    stretch = sources.stretch
+
+    def look(session_id, segment, start, end):
+        found = stretch(session_id, segment, start, end)
+        if (session_id, segment) == hidden and hidden in sources.hidden:
+            sources.hidden.clear()  # It comes just behind the look.
+            merger.wake()
+        return found
+
+    monkeypatch.setattr(sources, "stretch", look)
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    assert merger.failure is None
 
 
 def test_a_merger_that_is_held_while_it_waits_lets_go_and_goes_on(merger, disk, sources):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,17 +21,20 @@ from replicator.handshake import PushHello
 from replicator.items import Life, Place
 from replicator.session_marks import read_marks
 from replicator.session_receiver import SessionReceiver
-from rt.errors import Damaged, DiskFull, Fenced, RtError
+from rt.errors import Damaged, DiskFull, Fenced, RtError, Timeout
 from rt.log.chain import chain_of_segment
 from rt.log.directory import read_header
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId, encode_segment_header
+from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import Opened, apply
-from sequencer.commands import Open, Range, encode_command
+from sequencer.commands import Configure, Join, Open, Range, encode_command
 from sequencer.config import Member, NodeConfig
 from sequencer.control.link import Link
+from sequencer.data import configuring
 from sequencer.data import process as process_module
+from sequencer.data.disk_id import open_disk_id
 from sequencer.data.process import Data
 from sequencer.orders import MergeOrder, SessionEnd, encode_order
 from sequencer.state import State
@@ -61,9 +65,19 @@ def config(pki: Path, tmp_path: Path) -> NodeConfig:
     )
 
 
+def with_peers(config: NodeConfig) -> NodeConfig:
+    """Members where nobody listens."""
+    peers = {name: Member(*(f"127.0.0.1:{free_port()}" for _ in range(2))) for name in ("n2", "n3")}
+    return replace(config, members={**config.members, **peers})
+
+
 def snapshot_of(state: State, index: int = 1, orders: tuple[bytes, ...] = ()) -> pb.ToData:
     snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
     return pb.ToData(snapshot=snapshot)
+
+
+def _is_echo(report: pb.DataReport) -> bool:
+    return not report.segments and not report.HasField("merged") and not report.disk_bytes
 
 
 class Played:
@@ -85,6 +99,10 @@ class Played:
     def finals(self) -> list[pb.SessionEnd]:
         reports = [one for said in self.heard for one in said.report.segments]
         return [one.final for one in reports if one.HasField("final")]
+
+    @property
+    def joins(self) -> list[int]:
+        return [one.report.joins for one in self.heard if one.HasField("report") and _is_echo(one.report)]
 
     async def until(self, is_so) -> None:
         async with asyncio.timeout(10):
@@ -240,6 +258,127 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
         link.send(snapshot_of(new_state()).SerializeToString())
         with pytest.raises(Damaged):
             await asyncio.wait_for(running, 20)
+
+    asyncio.run(play())
+
+
+def test_a_merged_log_that_is_damaged_is_opened_once_it_is_mended_where_there_are_peers(config):
+    _damage_merged(config)
+    config = with_peers(config)
+    path = Path(config.merged_directory) / "log.0.0"
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(snapshot_of(new_state()))
+            merger = data.merger
+            assert merger is not None
+            assert merger.damage is not None
+            assert str(path) in data.healing.mender.damages
+            assert not data._is_merged_here(1)
+            for work in (data.healing.mender.run(), data._mind_merging()):
+                data._spawn(data._for_ever(work))
+            content = bytearray(path.read_bytes())
+            content[30] ^= 1
+            path.write_bytes(content)
+            await played.until(lambda: merger.damage is None)
+            assert merger.place == Place(0, 0, 64)
+            assert data.failure is None
+
+    asyncio.run(play())
+
+
+def test_what_a_pull_finds_damaged_is_mended(config):
+    class Servicer:
+        async def pull(self, _requests: object, _context: object) -> None:
+            raise Damaged("a block fails its checksum", path="/nowhere/log.0.0", offset=64)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            with pytest.raises(Damaged):
+                await played.data._pull(Servicer(), None, None)
+            assert "/nowhere/log.0.0" in played.data.healing.mender.damages
+
+    asyncio.run(play())
+
+
+def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_one(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            data = played.data
+            await played.until(lambda: data.copies.get(1) is not None)
+            directory = data.copies.path(1)
+            healing = data.healing
+            assert not healing._give_up(config.merged_directory, 100)
+            assert not healing._give_up(directory, 1)
+            assert healing._give_up(directory, 100)
+            assert not Path(directory).exists()
+            assert [path.name.split(".")[0] for path in Path(directory).parents[1].glob("damaged/*")] == ["1"]
+            assert not (Path(config.sessions_directory) / "disk").exists()
+            assert data.failure is not None
+            data._failure = None
+
+    asyncio.run(play())
+
+
+def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config, monkeypatch):
+    fetched: list[Place] = []
+
+    async def fetch(_copies, _copy, _life, place, _stream, _endpoint, _tls, check) -> None:
+        check()
+        fetched.append(place)
+        copy.has_stream = True
+        check()
+
+    monkeypatch.setattr(process_module, "fetch_session", fetch)
+    config = with_peers(config)
+    wanted = pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n2")
+
+    async def play() -> None:
+        nonlocal copy
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            data = played.data
+            await played.until(lambda: data.copies.get(1) is not None)
+            copy = data.copies.get(1)
+            await data._fetch(wanted)
+            assert fetched == [Place(0, 0, 640)]
+            await data._fetch(wanted)  # Its publisher is there.
+            copy.has_stream = False
+            await data._fetch(pb.Fetch(session_id=1, x=3, y=0, offset=640, holder="n2"))
+            await data._fetch(pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n9"))
+            do_open(state, x=1)
+            do_fence(state)
+            played.say(snapshot_of(state, index=3))
+            await data._fetch(wanted)
+            assert fetched == [Place(0, 0, 640)]
+            assert not data._fetching
+
+    copy = None
+    asyncio.run(play())
+
+
+def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_to_the_last(
+    config, monkeypatch
+):
+    monkeypatch.setattr(process_module, "CONSUMED_MAX", 4)
+    story = Story.drawn()
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            for order in story.orders:
+                data._note_consumed(order)
+            assert len(data._consumed) <= 4
+            last = {end.session_id: end for order in story.orders for end in order.consumed}
+            known = {end.session_id: end for _, ends in data._consumed for end in ends}
+            assert known == last
+            assert [number for number, _ in data._consumed] == sorted(number for number, _ in data._consumed)
 
     asyncio.run(play())
 
@@ -498,7 +637,7 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
             state = new_state()
             do_open(state, x=1)
             played.say(snapshot_of(state, index=1))
-            stale = opening(x=0)
+            stale = opening(x=0, newest=1)
             for index in (2, 3):
                 played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
             assert not intakes._refusals
@@ -512,5 +651,103 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
                 await asking
             assert not intakes._refusals
             assert not intakes._asked
+
+    asyncio.run(play())
+
+
+# Which disk it is
+
+
+def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
+    """So whoever heard it has heard of everything that was acknowledged before a disk joined."""
+
+    async def play() -> None:
+        state = new_state()
+        do_open(state)
+        async with Played(config) as played:
+            played.say(snapshot_of(state))
+            await played.until(lambda: played.joins)
+            assert played.joins == [0]
+            played.heard.clear()
+            played.data._report_later(pb.SegmentReport(session_id=1, marks=b"all of it"))
+            joined = encode_command(Join("n2", b"D" * 16))
+            played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
+            await played.until(lambda: played.joins)
+            said = [[one.marks for one in said.report.segments] or said.report.joins for said in played.heard]
+            assert said == [[b"all of it"], 1]
+
+    asyncio.run(play())
+
+
+def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_was(config, monkeypatch):
+    async def play() -> None:
+        state = new_state()
+        do_open(state)
+        async with Played(config) as played:
+            copies = played.data.copies
+            open_copy, is_open = copies.open_copy, asyncio.Event()
+
+            async def opens_late(session):
+                await is_open.wait()
+                return await open_copy(session)
+
+            monkeypatch.setattr(copies, "open_copy", opens_late)
+            monkeypatch.setattr(process_module, "MIND_S", 0.001)
+            played.say(snapshot_of(state))
+            await asyncio.sleep(0.01)
+            assert not played.joins
+            is_open.set()
+            await played.until(lambda: played.joins)
+            assert copies.get(1) is not None
+
+    asyncio.run(play())
+
+
+def test_the_disk_is_the_same_after_a_restart_and_another_one_if_it_was_lost(config):
+    def disk() -> bytes:
+        return Data(config)._hello().disk
+
+    async def play() -> tuple[bytes, bytes, bytes]:
+        first, again = disk(), disk()
+        shutil.rmtree(config.sessions_directory)
+        return first, again, disk()
+
+    first, again, other = asyncio.run(play())
+    assert first == again != other
+
+
+def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
+    known = open_disk_id(str(tmp_path / "sessions"))
+    path = tmp_path / "sessions" / "disk"
+    for damaged in (b"", path.read_bytes()[:-1], bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]):
+        path.write_bytes(damaged)
+        with pytest.raises(Damaged, match="cannot be read"):
+            open_disk_id(str(tmp_path / "sessions"))
+    path.unlink()
+    assert open_disk_id(str(tmp_path / "sessions")) != known
+
+
+# The configuration
+
+
+def test_a_change_of_the_configuration_is_proposed_until_it_is_applied_here(config, monkeypatch):
+    monkeypatch.setattr(configuring, "PROPOSE_AGAIN_S", 0.001)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            with pytest.raises(Unreachable):
+                await played.data.configuring.configure(Configure(roll_minutes=0))
+            played.say(snapshot_of(new_state()))
+            for index, wanted in enumerate([Configure(roll_minutes=5), Configure(roll_minutes=0)], start=2):
+                played.heard.clear()
+                changing = asyncio.ensure_future(played.data.configuring.configure(wanted))
+                content = encode_command(wanted)
+                await played.until(
+                    lambda content=content: [one.propose for one in played.heard].count(content) > 2
+                )
+                played.say(pb.ToData(applied=pb.Applied(index=index, command=content)))
+                assert (await changing).roll_minutes == wanted.roll_minutes
+            with pytest.raises(Timeout):
+                await played.data.configuring.configure(Configure(roll_bytes=7), timeout_s=0.01)
 
     asyncio.run(play())

@@ -19,9 +19,8 @@ from sequencing import (
 
 from sequencer.apply import Closed, Fenced, Merged, Opened, Refused, apply
 from sequencer.board import Board, Mark, SegmentKey
-from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Configure, Fence, Merge
-from sequencer.orders import SessionEnd
-from sequencer.plan import INSTRUCTION_BYTES_MAX, Speculation, plan_ends, plan_merge
+from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Configure, Merge
+from sequencer.plan import INSTRUCTION_BYTES_MAX, Speculation, plan_merge
 from sequencer.state import State
 
 MIB = 1 << 20
@@ -42,9 +41,14 @@ def stage(sessions: int = 1, *, dedup: str | None = None) -> tuple[State, Board,
 
 
 def planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge:
-    merge = plan_merge(speculation, board, now_ns)
+    merge = maybe_planned(speculation, board, now_ns)
     assert merge is not None
     return merge
+
+
+def maybe_planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge | None:
+    speculation.pending |= board.take_news()
+    return plan_merge(speculation, board, now_ns)
 
 
 # Instructions
@@ -53,7 +57,7 @@ def planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge:
 def test_what_a_majority_holds_is_planned_and_nothing_more() -> None:
     _, board, speculation = stage()
     held(board, 1, 128, nodes=1)
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
     held(board, 1, 128)
     held(board, 1, 128, 256, nodes=1)
     assert planned(speculation, board).ranges == (piece(),)
@@ -73,7 +77,7 @@ def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
     held(board, 1, 128, 192, 256)
     held(board, 2, 128)
     merges = [planned(speculation, board) for _ in range(3)]
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
     assert [len(merge.ranges) for merge in merges] == [2, 1, 1]
     for merge in merges:
         must(Merged, apply(state, merge))
@@ -96,13 +100,13 @@ def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_fligh
     held(board, 1, 128, x=1)
     merges = [planned(speculation, board) for _ in range(2)]
     assert [merge.ranges for merge in merges] == [(piece(),), (piece(x=1),)]
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
     do_open(state, "s0", x=5)
     held(board, 1, 128, 256, x=1)
     merges.append(planned(speculation, board))
     for merge in merges:
         must(Merged, apply(state, merge))
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
 
 
 def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
@@ -112,7 +116,7 @@ def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
     held(board, 1, 128, x=1)
     must(Merged, apply(state, planned(speculation, board)))
     do_fence(state)
-    do_close(state, 1, 0, (0, 128, 10))
+    speculation.on_applied(apply(state, Close(1, 0, 0, 128, 10)))
     assert planned(speculation, board).ranges == (piece(x=1),)
 
 
@@ -131,7 +135,7 @@ def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
 def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
     _, board, speculation = stage()
     held(board, 1, 128, y=1)
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
 
 
 def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
@@ -140,7 +144,7 @@ def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
     for node in ("n0", "n1"):
         board.on_marks(node, SegmentKey(1, 0, 1), [Mark(64, 20, 7), Mark(128, 30, 8)])
     assert planned(speculation, board).ranges == (piece(),)
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
 
 
 def test_a_range_keeps_to_the_cap_but_holds_a_batch() -> None:
@@ -165,7 +169,7 @@ def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
     for node in ("n0", "n1"):
         board.on_marks(node, SegmentKey(1, 0, 0), marks)
     counts = []
-    while (merge := plan_merge(speculation, board, 1)) is not None:
+    while (merge := maybe_planned(speculation, board)) is not None:
         must(Merged, apply(state, merge))
         counts.append(merge.ranges[0].count)
     assert counts == [3 * 2**30, 3 * 2**30, 2 * 2**30]
@@ -269,7 +273,7 @@ def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
     assert [planned(speculation, board).ranges[0].session_id for _ in range(2)] == [1, 2]
     speculation.reset()
     board.forget_below(1, 0, 0, 1000)
-    assert plan_merge(speculation, board, 1) is None
+    assert maybe_planned(speculation, board) is None
 
 
 def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
@@ -281,111 +285,6 @@ def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
             board.on_marks(node, SegmentKey(session_id, 0, 0), [Mark(64, 10, 64), end])
     held(board, 9, 128)
     assert planned(speculation, board).ranges == (piece(9),)
-
-
-# Ends of lives
-
-
-def final(node: int, board: Board, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0) -> None:
-    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8))
-
-
-def test_a_life_without_successor_is_never_ended() -> None:
-    state, board, _ = stage()
-    board.on_announced(SessionEnd(1, 0, 0, 64, 0))
-    assert plan_ends(state, board) == []
-
-
-def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announced() -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
-    held(board, 1, 128, 256, nodes=1)
-    held(board, 1, 128)
-    assert plan_ends(state, board) == []
-    held(board, 1, 128, 256)
-    assert plan_ends(state, board) == [Fence(1, 0)]
-
-
-@pytest.mark.parametrize(
-    "end", [SessionEnd(1, 0, 0, 64, 0), SessionEnd(1, 0, 0, 128, 10)], ids=["empty", "merged"]
-)
-def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: SessionEnd) -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    do_merge(state, piece())
-    board.on_announced(end)
-    assert plan_ends(state, board) == [Fence(1, 0)]
-
-
-def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
-    """Its sender may be cut off for hours, with messages that only its own disk has."""
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    held(board, 1, 128)
-    assert plan_ends(state, board) == []
-
-
-def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", incarnation=1)
-    assert plan_ends(state, board) == [Fence(1, 0)]
-    # No sender brings what was announced any more.
-    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
-    assert plan_ends(state, board) == [Fence(1, 0)]
-
-
-def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    do_fence(state)
-    final(0, board, 128)
-    assert plan_ends(state, board) == []
-    final(1, board, 64)
-    assert plan_ends(state, board) == [Close(1, 0, 0, 128, 8)]
-    final(2, board, 64, y=1)
-    assert plan_ends(state, board) == [Close(1, 0, 1, 64, 0)]
-    board.forget_node("n1")
-    board.forget_node("n2")
-    assert plan_ends(state, board) == []
-
-
-def test_a_life_is_never_closed_below_what_is_merged() -> None:
-    """Nodes that were built anew hold less."""
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    do_merge(state, piece())
-    do_fence(state)
-    for node in range(3):
-        final(node, board, 64)
-    (close,) = plan_ends(state, board)
-    assert close == Close(1, 0, 0, 128, 10)
-    must(Closed, apply(state, close))
-
-
-def test_a_life_is_not_ended_where_nodes_disagree() -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", x=1)
-    held(board, 1, 128)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
-    assert plan_ends(state, board) == []
-    do_fence(state)
-    for node in range(3):
-        final(node, board, 128)
-    assert plan_ends(state, board) == []
-
-
-def test_an_incarnation_is_closed_behind_the_older_one() -> None:
-    state, board, _ = stage()
-    do_open(state, "s0", incarnation=1)
-    do_open(state, "s0", incarnation=2)
-    for session_id in (1, 2):
-        do_fence(state, session_id)
-        for node in range(3):
-            final(node, board, 64, session_id=session_id)
-    assert plan_ends(state, board) == [Close(1, 0, 0, 64, 0)]
-    do_close(state, 1, 0, (0, 64, 0))
-    assert plan_ends(state, board) == [Close(2, 0, 0, 64, 0)]
 
 
 # A stream in small

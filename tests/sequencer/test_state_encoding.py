@@ -14,7 +14,7 @@ from batches import CLUSTER
 from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import do_close, do_fence, do_merge, do_open, new_state, piece
+from sequencing import do_close, do_fence, do_join, do_merge, do_open, new_state, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.log.segment import SegmentId
@@ -30,6 +30,7 @@ from sequencer.state import (
     Life,
     MergedEnd,
     MergedSegment,
+    NodeDisk,
     Session,
     State,
 )
@@ -57,6 +58,7 @@ SESSIONS = st.builds(
 SEGMENTS = st.builds(
     MergedSegment, IDS, UINT64, UINT64, UINT64, UINT64, UINT64, UINT64, st.sampled_from(TrimReason)
 )
+DISKS = st.builds(NodeDisk, st.binary(min_size=16, max_size=16), UINT64, st.booleans())
 MERGED = st.builds(
     MergedEnd,
     st.none() | IDS,
@@ -84,6 +86,8 @@ def states(draw: st.DrawFn) -> State:
         draw(st.dictionaries(NAMES, UINT64, max_size=3)),
         deque(draw(st.lists(SEGMENTS, max_size=3))),
         draw(UINT32),
+        draw(st.dictionaries(NAMES, DISKS, max_size=3)),
+        draw(UINT64),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -119,6 +123,8 @@ def shuffled(state: State, rng: random.Random) -> State:
         dict(mixed(state.wanted.items())),
         deque(state.segments),
         state.next_session_id,
+        dict(mixed(state.disks.items())),
+        state.joins,
         dict(mixed(state.by_name.items())),
     )
 
@@ -136,6 +142,7 @@ def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_buil
 
 
 CHANGES: list[Callable[[State], object]] = [
+    lambda state: do_join(state, "n1", disk=7),
     lambda state: apply(state, Configure(roll_minutes=61)),
     lambda state: apply(state, Roll(0, 1)),
     lambda state: do_open(state, "new", incarnation=3),
@@ -239,8 +246,10 @@ def grown() -> State:
     """Sessions of every kind: merged in part, merged whole, closed, waiting, superseded, dedup."""
     state = new_state()
     apply(state, Configure(roll_bytes=4096, roll_minutes=60, session_bytes_max=1 << 20))
+    do_join(state, "n1", "n2")
     do_open(state, "a")
     do_open(state, "a", x=4)
+    do_join(state, "n1", disk=1)
     do_open(state, "b~c", dedup="twins", incarnation=1)
     do_merge(state, piece(1), piece(2, first=100))
     apply(state, Roll(0, 0))

@@ -12,23 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sequencing import Writing, new_state
+from sequencing import Writing, new_state, newest_of
 
-from sequencer.apply import Closed, Fenced, Merged, Opened, Outcome, Refused, apply
+from sequencer.apply import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, Restored, apply
 from sequencer.board import Board, SegmentKey, pack_marks, unpack_marks
 from sequencer.commands import (
     Close,
     Command,
     Configure,
     Fence,
+    Join,
     Merge,
     Open,
     Range,
+    Restore,
     decode_command,
     encode_command,
 )
+from sequencer.ends import Endings, Restoring
 from sequencer.orders import MergeOrder, SessionEnd
-from sequencer.plan import Speculation, plan_ends, plan_merge
+from sequencer.plan import Speculation, plan_merge
 from sequencer.state import End
 from sequencer.state_encoding import decode_state, encode_state
 
@@ -59,6 +62,8 @@ class Node:
     name: str
     is_up: bool = True
     applied: int = 0
+    disk: int = 0
+    """How many were lost before this one."""
     holds: dict[tuple[int, int], End] = field(default_factory=dict)
     """Durably, by session id and X."""
     fenced: dict[tuple[int, int], End] = field(default_factory=dict)
@@ -90,16 +95,25 @@ class World:
         self.reached: dict[tuple[int, int], int] = {}
         """How far each session id's X is merged."""
         self.opened_at: dict[tuple[int, int], int] = {}
+        self.joined_at: dict[tuple[str, int], int] = {}
+        self.acknowledged: dict[tuple[int, int], End] = {}
+        """By session id and X: the furthest that a majority held at any time."""
         self.wanted: dict[str, int] = {}
         twins = rng.random() < 0.4
         for index in range(rng.randint(1, 4)):
             self._new_directory(f"p{index}", "twins" if twins and index < 2 else None)
-        self._commit(Configure(session_bytes_max=rng.choice([1, 300, 16 << 20])), is_planned=False)
         self._lead()
+        self._commit(Configure(session_bytes_max=rng.choice([1, 300, 16 << 20])), is_planned=False)
+        for node in self.nodes:
+            self._ask_to_join(node)
 
     def _lead(self) -> None:
         self.board = Board(len(self.nodes))
         self.speculation = Speculation(self.state)
+        self.endings = Endings(self.state, self.board)
+        self.restoring = Restoring(self.state, self.board)
+        self.told: dict[str, int] = {}
+        """Of each node: how many disks had joined when it last reported all that it holds."""
 
     @property
     def majority(self) -> int:
@@ -137,7 +151,6 @@ class World:
     def lose_directory(self) -> None:
         directory = self.rng.choice(self.present)
         self.present.remove(directory)
-        self.queue = [one for one in self.queue if directory.incarnation not in one.data]
         self._new_directory(directory.name, directory.dedup_id)
 
     # Nodes
@@ -145,8 +158,51 @@ class World:
     def push(self) -> None:
         directory = self.rng.choice(self.present)
         for node in self.nodes:
-            if node.is_up and self.rng.random() < 0.6:
+            if node.is_up and self._has_joined(node) and self.rng.random() < 0.6:
                 self._push(node, directory, self.rng.randint(1, 8))
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        for place in self.masters:
+            self.acknowledged[place] = max(
+                self.held_by_majority(*place), self.acknowledged.get(place, NOTHING)
+            )
+
+    def lose_disk(self) -> None:
+        """A node begins with an empty one; as many at a time as may be lost."""
+        node = self.rng.choice(self.nodes)
+        if len({*self._broken(), node.name}) > len(self.nodes) - self.majority:
+            return
+        node.disk += 1
+        node.holds.clear()
+        node.announced.clear()
+        node.fenced = dict.fromkeys(node.fenced, End(0, 64, 0))
+        self._forget(node)
+        self._ask_to_join(node)
+
+    def _broken(self) -> list[str]:
+        """The nodes whose disk does not hold yet what the one before held."""
+        disks = self.state.disks
+        return [
+            node.name
+            for node in self.nodes
+            if node.name not in disks
+            or not disks[node.name].is_whole
+            or disks[node.name].id != _disk_id(node)
+        ]
+
+    def _forget(self, node: Node) -> None:
+        self.board.forget_node(node.name)
+        self.told.pop(node.name, None)
+
+    def _ask_to_join(self, node: Node) -> None:
+        if (node.name, node.disk) not in self.joined_at:
+            data = encode_command(Join(node.name, _disk_id(node)))
+            if all(one.data != data for one in self.queue):
+                self.queue.append(InFlight(data, is_planned=False))
+
+    def _has_joined(self, node: Node) -> bool:
+        return self.joined_at.get((node.name, node.disk), node.applied) < node.applied
 
     def _push(self, node: Node, directory: Directory, count: int) -> bool:
         """Bring a node as far as `count` boundaries of a directory, life by life; whether it got any."""
@@ -171,7 +227,8 @@ class World:
 
     def _ask_to_open(self, directory: Directory, life: Writing) -> None:
         life_id = life.x.to_bytes(8, "little")
-        command = Open(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id)
+        newest = newest_of(self.state, directory.name)
+        command = Open(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id, newest)
         data = encode_command(command)
         if all(one.data != data for one in self.queue):
             self.queue.append(InFlight(data, is_planned=False))
@@ -182,6 +239,7 @@ class World:
             if self.rng.random() < 0.5:
                 self._apply_on(node, self.rng.randint(1, 6))
                 self._fetch(node, self.rng.choice(self.nodes))
+                self._ask_to_join(node)
 
     def _apply_on(self, node: Node, count: int) -> None:
         for outcome in self.log[node.applied : node.applied + count]:
@@ -192,16 +250,17 @@ class World:
 
     def _fetch(self, node: Node, peer: Node) -> None:
         for closed in self.log[: node.applied]:
-            if isinstance(closed, Closed) and node.is_up and peer.is_up:
+            if isinstance(closed, Closed) and node.is_up and peer.is_up and self._has_joined(node):
                 place = closed.session_id, closed.x
                 held = min(peer.holds.get(place, NOTHING), closed.end)
                 node.holds[place] = max(held, node.holds.get(place, NOTHING))
+        self._acknowledge()
 
     def go_down_or_up(self) -> None:
         node = self.rng.choice(self.nodes)
         node.is_up = not node.is_up or self.rng.random() < 0.6
         if node.is_up:
-            self.board.forget_node(node.name)
+            self._forget(node)
 
     def report(self) -> None:
         """In any order and grain; some of it is lost."""
@@ -225,21 +284,44 @@ class World:
         for one in said:
             if self.rng.random() <= share:
                 one()
+        if share == 1:
+            self.told[node.name] = sum(isinstance(one, Joined) for one in self.log[: node.applied])
 
     # Leaders
 
     def plan(self) -> None:
         if len(self.queue) < IN_FLIGHT_MAX:
+            self._take_news()
+            is_alone = not any(isinstance(decode_command(one.data), Merge) for one in self.queue)
+            if is_alone and not self.is_dirty:
+                self.speculation.settle()
             merge = plan_merge(self.speculation, self.board, self.now_ns)
             if merge is not None:
                 self.queue.append(InFlight(encode_command(merge), is_planned=True))
+            elif is_alone and not self.is_dirty:
+                anew = plan_merge(Speculation(self.state), self.board, self.now_ns)
+                assert anew is None, f"{anew} was not looked for"
 
     def plan_ends(self) -> None:
-        for command in plan_ends(self.state, self.board):
-            on_the_way = [decode_command(one.data) for one in self.queue]
-            ends = [(one.session_id, one.x) for one in on_the_way if isinstance(one, Fence | Close)]
+        self._take_news()
+        found = self.endings.plan()
+        assert set(found) == set(Endings(self.state, self.board).plan())
+        on_the_way = [decode_command(one.data) for one in self.queue]
+        ends = {(one.session_id, one.x) for one in on_the_way if isinstance(one, Fence | Close)}
+        for command in found:
             if (command.session_id, command.x) not in ends:
                 self.queue.append(InFlight(encode_command(command), is_planned=True))
+        for close in self.endings.plan_lost(self.told):
+            if (close.session_id, close.x) not in ends:
+                self.queue.append(InFlight(encode_command(close), is_planned=True))
+        for restore in self.restoring.plan(self.told):
+            if restore not in on_the_way:
+                self.queue.append(InFlight(encode_command(restore), is_planned=True))
+
+    def _take_news(self) -> None:
+        news = self.board.take_news()
+        self.speculation.pending |= news
+        self.endings.on_news(news)
 
     def change_leader(self) -> None:
         del self.queue[self.rng.randint(0, len(self.queue)) :]
@@ -273,6 +355,8 @@ class World:
     def _commit(self, command: Command, *, is_planned: bool) -> None:
         outcome = apply(self.state, command)
         self.log.append(outcome)
+        self.speculation.on_applied(outcome)
+        self.endings.on_applied(outcome)
         match command, outcome:
             case _, Refused(why):
                 assert self.is_dirty or not is_planned, f"{command} was planned, but {why}"
@@ -286,6 +370,10 @@ class World:
                 self._note_opening(command, outcome)
             case Close(), Closed():
                 self._check_close(command)
+            case Join(), Joined():
+                self.joined_at[command.node, command.disk[0]] = len(self.log) - 1
+            case Restore(), Restored():
+                self._check_restored(command)
             case _:
                 assert isinstance(command, Fence | Configure)
 
@@ -315,7 +403,7 @@ class World:
         life = self.masters[one.session_id, one.x]
         assert life.mark_at(one.y, one.start) == (one.start, one.first, one.chain_start)
         assert life.mark_at(one.y, one.end) == (one.end, one.end_number, one.chain_end)
-        assert self.held_by_majority(one.session_id, one.x)[:2] >= (one.y, one.end)
+        assert self.acknowledged[one.session_id, one.x][:2] >= (one.y, one.end)
         assert one.first == self.reached.get((one.session_id, one.x), life.first)
         for session_id, x in self.reached:
             if self.state.sessions[session_id].name == session.name:
@@ -330,7 +418,21 @@ class World:
         self.wanted[session.dedup_id] = max(wanted, one.end_number)
 
     def _check_close(self, close: Close) -> None:
-        assert (close.y, close.offset) >= self.held_by_majority(close.session_id, close.x)[:2]
+        acknowledged = self.acknowledged.get((close.session_id, close.x), NOTHING)
+        assert (close.y, close.offset) >= acknowledged[:2], (
+            f"{close} drops what was replicated: {acknowledged}"
+        )
+
+    def _check_restored(self, restore: Restore) -> None:
+        """Every majority of whole disks has a node that holds what was acknowledged of an open life."""
+        whole = [node for node in self.nodes if node.name not in self._broken()]
+        for session in self.state.sessions.values():
+            for life in session.lives:
+                place = session.id, life.x
+                end = self.acknowledged.get(place, NOTHING)
+                if life.end is None and not self._is_merged(place, end):
+                    without = sum(node.holds.get(place, NOTHING) < end for node in whole)
+                    assert without < self.majority, f"{restore}, but {end} of {place} would be forgotten"
 
     # Runs
 
@@ -348,6 +450,7 @@ class World:
             (self.go_down_or_up, 2),
             (self.change_leader, 4),
             (self.restore, 1),
+            (self.lose_disk, 2),
         ]
         if len(self.directories) < 7:
             actions.append((self.lose_directory, 1))
@@ -365,9 +468,12 @@ class World:
                 self._apply_on(node, len(self.log))
                 for peer in self.nodes:
                     self._fetch(node, peer)
+                self._ask_to_join(node)
                 for directory in self.present:
-                    self._push(node, directory, 1000)
+                    if self._has_joined(node):
+                        self._push(node, directory, 1000)
                 self._report(node, 1)
+            self._acknowledge()
             self.plan()
             self.plan_ends()
             if not self.queue and before == (len(self.log), [dict(node.holds) for node in self.nodes]):
@@ -377,9 +483,10 @@ class World:
     def check_whole(self) -> None:
         """Nothing that a majority held, and nothing that a publisher still has, was left out."""
         for place in self.masters:
-            held = self.held_by_majority(*place)
+            held = self.acknowledged.get(place, NOTHING)
             if held > NOTHING:
                 assert self._is_merged(place, held), f"{place}: {held} is not merged"
+        assert not self._broken()
         for directory in self.present:
             for life in directory.lives:
                 place, end = (directory.session_id, life.x), directory.end(life)
@@ -390,3 +497,7 @@ class World:
 
     def _is_merged(self, place: tuple[int, int], end: End) -> bool:
         return self.reached.get(place, self.masters[place].first) >= end.number
+
+
+def _disk_id(node: Node) -> bytes:
+    return bytes([node.disk]) * 16

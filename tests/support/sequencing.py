@@ -13,9 +13,9 @@ from crc32c import crc32c
 
 from rt.log.frames import MergedScanner
 from rt.log.segment import Kind, SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
-from sequencer.apply import Closed, Fenced, Merged, Opened, Outcome, Refused, apply
+from sequencer.apply import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, apply
 from sequencer.board import Mark
-from sequencer.commands import Close, Command, Fence, Merge, Open, Range
+from sequencer.commands import Close, Command, Fence, Join, Merge, Open, Range
 from sequencer.orders import MergeOrder
 from sequencer.state import End, Session, State
 
@@ -32,10 +32,22 @@ def new_state() -> State:
 
 
 def opening(
-    name: str = "a", x: int = 0, *, incarnation: int = 0, life: int | None = None, dedup: str | None = None
+    name: str = "a",
+    x: int = 0,
+    *,
+    incarnation: int = 0,
+    life: int | None = None,
+    dedup: str | None = None,
+    newest: int = 0,
 ) -> Open:
     life_id = struct.pack("<II", x if life is None else life, incarnation)
-    return Open(name, INCARNATIONS[incarnation], dedup, x, life_id)
+    return Open(name, INCARNATIONS[incarnation], dedup, x, life_id, newest)
+
+
+def newest_of(state: State, name: str) -> int:
+    """What an opening by somebody says who knows all of the state."""
+    session = state.session_of(name)
+    return 0 if session is None else session.id
 
 
 def piece(
@@ -68,9 +80,15 @@ def must(kind: type[T], outcome: Outcome) -> T:
     return outcome
 
 
-def do_open(state: State, *args: object, **kwargs: object) -> int:
+def do_open(state: State, name: str = "a", *args: object, **kwargs: object) -> int:
     """The id of the session."""
-    return must(Opened, apply(state, opening(*args, **kwargs))).session_id  # type: ignore[arg-type]
+    kwargs = {"newest": newest_of(state, name)} | kwargs
+    return must(Opened, apply(state, opening(name, *args, **kwargs))).session_id  # type: ignore[arg-type]
+
+
+def do_join(state: State, *nodes: str, disk: int = 0) -> None:
+    for node in nodes:
+        must(Joined, apply(state, Join(node, bytes([disk]) * 16)))
 
 
 def do_merge(state: State, *ranges: Range) -> MergeOrder:

@@ -54,10 +54,14 @@ class Trial:
         return [
             f"{name}: {line}"
             for name in self.nodes.names
-            for line in _lines(self.nodes, name)[self._logged[name] :]
+            for line in self.said(name)
             if _LOUD.search(line) or not _LINE.match(line)
             if not any(re.search(pattern, line) for pattern in allowed)
         ]
+
+    def said(self, name: str) -> list[str]:
+        """All lines of a node's log."""
+        return _lines(self.nodes, name)[self._logged[name] :]
 
     def _take(self) -> tuple[list[rt.Message], int]:
         """Everything merged since the beginning, as soon as the last of each sender is; and its end."""

@@ -1,0 +1,192 @@
+"""What the benchmark of the transport decides: verdicts on merged logs, pauses, memory, what is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.errors import Timeout
+from rt.log.messages import MessageBatch
+from rt.testing.merged import MergedLog
+from sequencer.bench.audit import Audit, audit
+from sequencer.bench.backlog import Peaks
+from sequencer.bench.merging import Copies, Work
+from sequencer.bench.speed import Pauses
+from sequencer.bench.stage import logs_kept
+from sequencer.bench.usage import Memory, children, memory, together_mb
+from sequencer.testing.processes import Ended
+
+NAMES = ("a", "b", "c")
+
+
+def a_batch(rows: Sequence[tuple[int, int]], first: int) -> MessageBatch:
+    """Messages as (which of `NAMES`, number)."""
+    count = len(rows)
+    which = np.array([session for session, _ in rows], np.uint16)
+    return MessageBatch(
+        np.arange(first, first + count),
+        np.zeros(count, np.int64),
+        np.array([number for _, number in rows], np.int64),
+        (NAMES[rows[0][0]],) if len(set(which)) == 1 else NAMES,
+        None if len(set(which)) == 1 else which,
+        ("",),
+        None,
+        np.zeros(count + 1, np.int32),
+        memoryview(b""),
+    )
+
+
+def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> Audit:
+    wanted = dict.fromkeys(NAMES, 0)
+    lost = wrong = 0
+    for session, number in rows:
+        name = NAMES[session]
+        if number < wanted[name]:
+            wrong += 1
+        else:
+            lost += number - wanted[name]
+            wanted[name] = number + 1
+    for name in NAMES:
+        lost += max(0, published.get(name, 0) - wanted[name])
+        wrong += max(0, wanted[name] - published.get(name, 0))
+    return Audit(lost, wrong)
+
+
+# The audit
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8), max_size=5),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 8)),
+)
+def test_an_audit_finds_what_the_dumbest_one_finds(runs, published) -> None:
+    rows = [row for run in runs for row in run]
+    batches = [a_batch(run, 0) for run in runs]
+    assert audit(batches, published) == audit_dumbly(rows, published)
+
+
+def test_a_real_merged_log_passes_and_one_that_lacks_the_end_of_a_session_does_not(tmp_path: Path) -> None:
+    paths = []
+    for name, count in (("a", 30), ("b", 12)):
+        with rt.Publisher(tmp_path, "s", publisher_id=name) as publisher:
+            publisher.publish_many([b"x"] * count)
+            paths.append(publisher.directory)
+    with MergedLog(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
+        merged.merge_all(paths)
+    with rt.LogReader(tmp_path / "merged") as reader:
+        assert audit(reader.batches(), {"a": 30, "b": 12}) == Audit(0, 0)
+    with rt.LogReader(tmp_path / "merged") as reader:
+        assert audit(reader.batches(), {"a": 33, "b": 12, "c": 1}) == Audit(4, 0)
+
+
+# Pauses and memory
+
+
+def test_the_longest_pause_counts_one_that_lasts_and_one_that_is_over() -> None:
+    pauses = Pauses([0, 0], [0.0, 0.0])
+    pauses.look([1, 0], 1.0)
+    pauses.look([2, 1], 4.0)
+    assert pauses.longest_s == 4.0
+    pauses.look([3, 1], 6.0)
+    assert pauses.longest_s == 4.0
+    pauses.look([4, 1], 9.0)
+    assert pauses.longest_s == 5.0
+
+
+def test_what_processes_share_counts_once() -> None:
+    assert together_mb([Memory(100, 30), Memory(60, 40)]) == 70 + 20 + 40
+
+
+def test_a_process_that_was_started_again_keeps_the_peak_of_the_one_before() -> None:
+    peaks = Peaks()
+    peaks.take({"n1": {"control": Memory(50, 10), "data": Memory(200, 10)}, "n2": {"data": Memory(90, 10)}})
+    peaks.take({"n1": {"control": Memory(60, 10), "data": Memory(80, 10)}})
+    assert (peaks.part_mb("data"), peaks.node_mb) == (200, 50 + 190 + 10)
+
+
+def test_a_child_and_its_memory_are_found_until_it_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in children(os.getpid())
+        assert memory(child.pid).peak_mb > 0
+        child.communicate()
+    assert child.pid not in children(os.getpid())
+    assert memory(child.pid) == Memory()
+
+
+# What is said of a failure
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            Timeout("waited for it", got="n1: one\ntwo\nn2: three", wanted="60 s"),
+            "waited for it: wanted 60 s",
+        ),
+        (Timeout("n1 merges: no more for 60 s", got="7", wanted="9"), "no more for 60 s: got 7, wanted 9"),
+        (
+            Ended("a node ended by itself", where="n1", got="status 1: one\ntwo\nlast"),
+            "status 1: one ... last",
+        ),
+    ],
+)
+def test_a_failure_is_said_in_one_line_that_names_a_file_with_all_logs(error, said, tmp_path: Path) -> None:
+    root, kept = tmp_path / "root", tmp_path / "kept"
+    root.mkdir()
+    kept.mkdir()
+    (root / "n1.log").write_text("what n1 says\n")
+    (root / "publishers.0.log").write_text("what publishers say\n")
+    with pytest.raises(type(error)) as raised, logs_kept(root, str(kept)):
+        raise error
+    (file,) = kept.iterdir()
+    line = str(raised.value)
+    assert said in line
+    assert str(file) in line
+    assert "\n" not in line
+    assert "what n1 says\n" in file.read_text()
+    assert "what publishers say\n" in file.read_text()
+
+
+def test_what_goes_well_keeps_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "n1.log").write_text("")
+    with logs_kept(tmp_path, str(tmp_path)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["n1.log"]
+
+
+# Merging alone
+
+
+def test_the_orders_merge_all_that_the_sessions_hold_in_the_order_of_a_leader(tmp_path: Path) -> None:
+    paths = []
+    for number in range(3):
+        with rt.Publisher(tmp_path, "s", publisher_id=f"p{number}", roll_bytes=4096) as publisher:
+            for _ in range(4):
+                publisher.publish_many([b"x" * 1000] * 3)
+                publisher.flush()
+            paths.append(publisher.directory)
+    work = Work.ready(paths)
+    assert work.reached.position == 36
+    assert len({segment for _, segment in work.copies.marks}) > 1
+    assert sorted(work.copies.paths.values()) == sorted(paths)
+    work.merge(tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_merging_that_fails_says_so(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="p") as publisher:
+        publisher.publish(b"x")
+        publisher.flush()
+        work = Work.ready([publisher.directory])
+    broken = Work(work.identity, Copies(work.copies.paths, {}), work.orders, work.end, work.reached)
+    with pytest.raises(rt.RtError):
+        broken.merge(tmp_path / "merged")

@@ -1,0 +1,79 @@
+"""Which nodes differ: only those that a majority agrees without."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sequencing import do_merge, do_open, new_state, piece
+
+from sequencer import comparing
+from sequencer.comparing import Chains, Difference
+from sequencer.orders import MergeOrder
+
+
+def merged(count: int) -> list[MergeOrder]:
+    state = new_state()
+    do_open(state)
+    return [
+        do_merge(state, piece(start=64 * n, end=64 * n + 64, first=10 * n - 10)) for n in range(1, count + 1)
+    ]
+
+
+def leading(members: int, orders: list[MergeOrder]) -> Chains:
+    chains = Chains(members)
+    for order in orders:
+        chains.on_order(order)
+    return chains
+
+
+def test_one_that_differs_is_told_once_a_majority_agrees_whichever_instructions_they_are_at() -> None:
+    orders = merged(5)
+    chains = leading(3, orders)
+    assert chains.on_reported("b", 2, 99) == []
+    assert chains.on_reported("a", 4, orders[3].chain) == []
+    found = Difference("b", 2, 99, orders[1].chain)
+    assert chains.on_reported("c", 5, orders[4].chain) == [found]
+    assert chains.on_reported("a", 5, orders[4].chain) == []  # It has been said.
+    assert chains.on_reported("b", 3, 98) == [Difference("b", 3, 98, orders[2].chain)]
+
+
+def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
+    orders = merged(3)
+    chains = leading(3, orders)
+    assert chains.on_reported("a", 1, orders[0].chain) == []
+    assert chains.on_reported("b", 2, 98) == []
+    assert chains.on_reported("c", 3, 99) == [Difference(None, 2, orders[1].chain, 98)]
+
+
+def test_what_is_not_known_of_either_side_says_nothing() -> None:
+    orders = merged(3)
+    chains = leading(1, orders[1:])
+    assert chains.on_reported("a", 1, 5) == []
+    assert chains.on_reported("a", 2, comparing.NOT_KNOWN) == []
+    assert chains.on_reported("a", 4, 5) == []
+    assert chains.on_reported("a", 3, 5) == [Difference(None, 3, orders[2].chain, 5)]
+
+
+def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "CHAINS_MAX", 3)
+    orders = merged(10)
+    chains = leading(1, orders)
+    assert chains.on_reported("a", 7, 5) == []
+    assert len(chains.on_reported("a", 8, 5)) == 1
+
+
+@pytest.mark.parametrize("members", [1, 3, 5, 7])
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_stop_that_differ_from_a_majority_and_no_others(members: int, seed: int) -> None:
+    rng = random.Random(seed)
+    orders = merged(20)
+    chains = leading(members, orders)
+    wrong = set(rng.sample(range(members), rng.randint(0, members)))
+    is_leader_wrong = len(wrong) > members // 2
+    stopped: set[str | None] = set()
+    for node in rng.sample(range(members), members) * 2:
+        order = rng.choice(orders)
+        chain = order.chain ^ (1 if node in wrong else 0)
+        stopped |= {one.node for one in chains.on_reported(f"n{node}", order.instruction, chain)}
+    assert stopped == ({None} if is_leader_wrong else {f"n{node}" for node in wrong})

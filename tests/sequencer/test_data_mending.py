@@ -1,0 +1,346 @@
+"""Damaged segments are no longer served, and mended by whichever peer has good bytes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiving import CLUSTER, WHOLE, files_of, give, items_of, publish, session_copy
+from receiving_node import FakeNode, free_port, make_pki, tls_of, until
+
+from replicator.group_sync import GroupSync
+from replicator.items import Life
+from rt.errors import Damaged, RtError
+from rt.log.catalog import segment_path
+from rt.log.directory import read_header, read_identity
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.testing.merged import MergedLog
+from sequencer.data.copies import Copies
+from sequencer.data.mending import Damages, Fetch, Mender, SoundDisk
+from sequencer.data.peers import fetch_copy, fetch_segment
+from sequencer.data.scrubbing import Scrubber, Target
+from sequencer.state import Life as OpenLife
+from sequencer.state import Session
+
+FIRST, SECOND = SegmentId(0, 0), SegmentId(0, 1)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(bytes(data))
+
+
+class Logs:
+    """The same merged log of two segments at `count` nodes; the first of them is what is mended."""
+
+    def __init__(self, root: Path, count: int = 3) -> None:
+        self.nodes = [FakeNode(root / f"n{number}") for number in range(count)]
+        self.path = Path(self.nodes[0].merged)
+        logs = [MergedLog(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
+        self.firsts: dict[SegmentId, int] = {}
+        for segment in (FIRST, SECOND):
+            self.firsts[segment] = logs[0].position
+            publish(REAL, 100, 2000, 40_000, 900, root=str(root), roll_bytes=1 << 20)
+            for log in logs:
+                if segment == SECOND:
+                    log.roll()
+                log.merge_all([root / "s/sessions/feed"], block_bytes=4096)
+                log.sync()
+        for log in logs:
+            log.close()
+        self.good = files_of(REAL, str(self.path))
+
+    def file(self, segment: SegmentId, node: int = 0) -> Path:
+        return Path(segment_path(self.nodes[node].merged, segment))
+
+    def damaged(self, segment: SegmentId = FIRST, at: int = 5000, node: int = 0) -> Damaged:
+        """Flip a bit; the error of who found it."""
+        flip(self.file(segment, node), at)
+        return Damaged("a batch fails its checksum", path=str(self.file(segment, node)), offset=at)
+
+    @asynccontextmanager
+    async def mender(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Mender]:
+        """A mender that asks the other nodes."""
+        async with AsyncExitStack() as opened:
+            tls = tls_of(pki, "n1")
+            endpoints = [await opened.enter_async_context(node.serving(tls)) for node in self.nodes[1:]]
+
+            async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
+                await fetch_segment(aside, WHOLE, segment, self.firsts[segment], end, endpoints, tls)
+
+            async with running(root, fetch, **options) as mender:
+                yield mender
+
+
+@asynccontextmanager
+async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Mender]:
+    pool = ThreadPoolExecutor(2)
+    failures: list[RtError] = []
+    aside = str(root / "mending")
+    mender = Mender(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
+    task = asyncio.ensure_future(mender.run())
+    try:
+        yield mender
+        assert failures == []
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        pool.shutdown()
+
+
+def is_sound(mender: Mender) -> Callable[[], bool]:
+    return lambda: not len(mender.damages)
+
+
+@pytest.mark.parametrize(("segment", "at"), [(FIRST, 5000), (FIRST, 3), (FIRST, 70), (SECOND, 9000)])
+def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
+    tmp_path: Path, pki: Path, segment: SegmentId, at: int
+) -> None:
+    async def main() -> None:
+        logs = Logs(tmp_path)
+        error = logs.damaged(segment, at)
+        async with logs.mender(tmp_path, pki) as mender:
+            assert mender.on_damaged(error)
+            await until(is_sound(mender))
+        assert files_of(REAL, str(logs.path)) == logs.good
+        assert not (tmp_path / "mending").exists()
+
+    asyncio.run(main())
+
+
+def test_a_segment_that_is_gone_comes_back(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        logs = Logs(tmp_path)
+        logs.file(FIRST).unlink()
+        async with logs.mender(tmp_path, pki) as mender:
+            mender.on_damaged(Damaged("missing", path=str(logs.file(FIRST)), offset=0))
+            await until(is_sound(mender))
+        assert files_of(REAL, str(logs.path)) == logs.good
+
+    asyncio.run(main())
+
+
+def test_a_peer_whose_own_copy_is_damaged_is_left_for_another(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        logs = Logs(tmp_path)
+        logs.damaged(node=1, at=5100)
+        error = logs.damaged()
+        async with logs.mender(tmp_path, pki) as mender:
+            mender.on_damaged(error)
+            await until(is_sound(mender))
+        assert files_of(REAL, str(logs.path)) == logs.good
+
+    asyncio.run(main())
+
+
+def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    async def fetch(_directory: str, _segment: SegmentId, _aside: str, end: int) -> None:
+        asked.append(end)
+        raise RtError("nobody has it")
+
+    async def main() -> None:
+        logs = Logs(tmp_path, 1)
+        error = logs.damaged()
+        bad = logs.file(FIRST).read_bytes()
+        async with running(tmp_path, fetch) as mender:
+            mender.on_damaged(error)
+            await until(lambda: len(asked) > 2)
+            disk = SoundDisk(mender.damages)
+            with pytest.raises(Damaged, match="fetched again"):
+                disk.open(str(logs.file(FIRST)))
+            disk.open(str(logs.file(SECOND))).close()
+        assert logs.file(FIRST).read_bytes() == bad
+
+    asyncio.run(main())
+    assert sum("damaged_segment" in one.getMessage() for one in caplog.records) == 1
+    assert sum("segment_not_mended" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
+    async def fetch(*_: object) -> None:
+        raise AssertionError
+
+    async def main() -> None:
+        logs = Logs(tmp_path, 1)
+        async with running(tmp_path, fetch) as mender:
+            mender.on_damaged(Damaged("a hiccup", path=str(logs.file(FIRST)), offset=70))
+            assert str(logs.file(FIRST)) in mender.damages
+            await until(is_sound(mender))
+
+    asyncio.run(main())
+
+
+def test_a_directory_that_is_given_up_is_left_alone(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+
+    async def fetch(*_: object) -> None:
+        raise RtError("nobody has it")
+
+    def give_up(directory: str, tries: int) -> bool:
+        told.append((directory, tries))
+        return tries == 3
+
+    async def main() -> None:
+        logs = Logs(tmp_path, 1)
+        error = logs.damaged()
+        async with running(tmp_path, fetch, give_up=give_up) as mender:
+            mender.on_damaged(error)
+            await until(is_sound(mender))
+        assert told == [(str(logs.path), tries) for tries in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_only_segments_can_be_mended(tmp_path: Path) -> None:
+    damages = Damages()
+    assert not len(damages)
+
+    async def main() -> None:
+        async def fetch(*_: object) -> None:
+            raise AssertionError
+
+        async with running(tmp_path, fetch) as mender:
+            assert not mender.on_damaged(Damaged("bad", path=str(tmp_path / "segments"), offset=0))
+
+    asyncio.run(main())
+
+
+# --- session copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [10, 3000])
+def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
+    tmp_path: Path, pki: Path, at: int
+) -> None:
+    source = publish(REAL, 500, 600, 3000, 700, root=str(tmp_path), roll_bytes=1 << 20)
+
+    def copy_to(path: Path) -> None:
+        with_items = session_copy(REAL, str(path), source)
+        give(with_items, items_of(REAL, source))
+        with_items.note_synced(point := with_items.sync_point())
+        if point is not None:
+            with_items.sync_to(point)
+        with_items.close()
+
+    async def main() -> None:
+        peer, mine = FakeNode(tmp_path / "peer"), tmp_path / "mine" / "1"
+        copy_to(tmp_path / "peer" / "sessions" / "feed")
+        copy_to(mine)
+        good = files_of(REAL, str(mine))
+        flip(mine / "log.0.0", at)
+        identity, header = read_identity(REAL, source), read_header(REAL, source, FIRST)
+        assert header is not None
+        session = Session(1, "feed", identity.origin, None, lives=(OpenLife(0, header.life),))
+        pool = ThreadPoolExecutor(4)
+        sync = GroupSync()
+        copies = Copies(
+            str(tmp_path / "mine"),
+            sync,
+            pool,
+            on_report=lambda _: None,
+            on_durable=lambda: None,
+            on_failed=lambda _: None,
+            is_merged_here=lambda _: False,
+        )
+        tls = tls_of(pki, "n1")
+        async with peer.serving(tls) as endpoint:
+            endpoints = [f"localhost:{free_port()}", endpoint]
+
+            async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
+                life = Life(0, header.life)
+                await fetch_copy(copies, aside, session, life, segment, end, "s", endpoints, tls)
+
+            async with running(tmp_path, fetch) as mender:
+                with pytest.raises(Damaged) as caught:
+                    await copies.open_copy(session)
+                mender.on_damaged(caught.value)
+                await until(is_sound(mender))
+                copy = await copies.open_copy(session)
+                assert files_of(REAL, copy.receiver.path) == good
+                assert copy.unmerged == [FIRST]
+                flip(mine / "log.0.0", 3500)  # While it is open.
+                mender.on_damaged(Damaged("it fails", path=str(mine / "log.0.0"), offset=64))
+                await until(is_sound(mender))
+                assert files_of(REAL, copy.receiver.path) == good
+        await copies.close()
+        await sync.close()
+        pool.shutdown()
+
+    asyncio.run(main())
+
+
+# --- scrubbing --------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def scrubbing(targets: list[Target], found: list[Damaged]) -> AsyncIterator[Scrubber]:
+    pool = ThreadPoolExecutor(1)
+    scrubber = Scrubber(lambda: targets, found.append, pool, bytes_s=1 << 30, round_s=0.001)
+    task = asyncio.ensure_future(scrubber.run())
+    try:
+        yield scrubber
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        pool.shutdown()
+
+
+def test_what_lies_on_disk_is_read_again_and_again_and_a_flip_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        logs, found = Logs(tmp_path, 1), list[Damaged]()
+        targets = [Target(str(logs.path), segment) for segment in (FIRST, SECOND)]
+        async with scrubbing(targets, found) as scrubber:
+            await until(lambda: scrubber.rounds >= 3)
+            assert found == []
+            logs.damaged(SECOND, 9000)
+            await until(lambda: found)
+        assert {one.path for one in found} == {str(logs.file(SECOND))}
+        assert found[0].offset <= 9000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("left", [0, 100, None])
+def test_a_segment_that_is_cut_off_or_gone_is_told_as_well(tmp_path: Path, left: int | None) -> None:
+    async def main() -> None:
+        logs, found = Logs(tmp_path, 1), list[Damaged]()
+        file = logs.file(FIRST)
+        if left is None:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:left])
+        async with scrubbing([Target(str(logs.path), FIRST)], found):
+            await until(lambda: found)
+        assert {one.path for one in found} == {str(file)}
+
+    asyncio.run(main())
+
+
+def test_what_was_trimmed_or_is_not_synced_yet_is_not_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        logs, found = Logs(tmp_path, 1), list[Damaged]()
+        with logs.file(SECOND).open("ab") as file:
+            file.write(b"half a block")
+        targets = [Target(str(logs.path), SegmentId(7, 7)), Target(str(logs.path), SECOND)]
+        async with scrubbing(targets, found) as scrubber:
+            await until(lambda: scrubber.rounds >= 2)
+        assert found == []
+
+    asyncio.run(main())

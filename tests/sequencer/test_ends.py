@@ -1,0 +1,308 @@
+"""The ends of lives: where they come, who has a say about them, and when a lost disk's successor has one."""
+
+from __future__ import annotations
+
+import pytest
+from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, opening, piece
+
+from sequencer.apply import Closed, Restored, apply
+from sequencer.board import Board, Mark, SegmentKey
+from sequencer.commands import Close, Fence, Restore
+from sequencer.ends import Endings, Restoring
+from sequencer.orders import SessionEnd
+from sequencer.state import State
+
+
+def held(board: Board, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2) -> None:
+    """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
+    for node in range(nodes):
+        holds(f"n{node}", board, *offsets, session_id=session_id, x=x, y=y)
+
+
+def holds(node: str, board: Board, *offsets: int, session_id: int = 1, x: int = 0, y: int = 0) -> None:
+    marks = [Mark(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
+    board.on_marks(node, SegmentKey(session_id, x, y), marks)
+
+
+def stage() -> tuple[State, Board]:
+    state = new_state()
+    do_join(state, "n0", "n1", "n2")
+    do_open(state, "s0")
+    return state, Board(3)
+
+
+def planned(state: State, board: Board) -> list[Fence | Close]:
+    return Endings(state, board).plan()
+
+
+def final(node: int, board: Board, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0) -> None:
+    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8))
+
+
+def test_a_life_without_successor_is_never_ended() -> None:
+    state, board = stage()
+    board.on_announced(SessionEnd(1, 0, 0, 64, 0))
+    assert planned(state, board) == []
+
+
+def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announced() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
+    held(board, 1, 128, 256, nodes=1)
+    held(board, 1, 128)
+    assert planned(state, board) == []
+    held(board, 1, 128, 256)
+    assert planned(state, board) == [Fence(1, 0)]
+
+
+@pytest.mark.parametrize(
+    "end", [SessionEnd(1, 0, 0, 64, 0), SessionEnd(1, 0, 0, 128, 10)], ids=["empty", "merged"]
+)
+def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: SessionEnd) -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_merge(state, piece())
+    board.on_announced(end)
+    assert planned(state, board) == [Fence(1, 0)]
+
+
+def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
+    """Its sender may be cut off for hours, with messages that only its own disk has."""
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    held(board, 1, 128)
+    assert planned(state, board) == []
+
+
+def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
+    state, board = stage()
+    do_open(state, "s0", incarnation=1)
+    assert planned(state, board) == [Fence(1, 0)]
+    # No sender brings what was announced any more.
+    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
+    assert planned(state, board) == [Fence(1, 0)]
+
+
+def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    final(0, board, 128)
+    assert planned(state, board) == []
+    final(1, board, 64)
+    assert planned(state, board) == [Close(1, 0, 0, 128, 8)]
+    final(2, board, 64, y=1)
+    assert planned(state, board) == [Close(1, 0, 1, 64, 0)]
+    board.forget_node("n1")
+    board.forget_node("n2")
+    assert planned(state, board) == []
+
+
+def test_a_life_is_never_closed_below_what_is_merged() -> None:
+    """Nodes that were built anew hold less."""
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_merge(state, piece())
+    do_fence(state)
+    for node in range(3):
+        final(node, board, 64)
+    (close,) = planned(state, board)
+    assert close == Close(1, 0, 0, 128, 10)
+    must(Closed, apply(state, close))
+
+
+def test_a_life_is_not_ended_where_nodes_disagree() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    held(board, 1, 128)
+    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
+    assert planned(state, board) == []
+    do_fence(state)
+    for node in range(3):
+        final(node, board, 128)
+    assert planned(state, board) == []
+
+
+def test_an_incarnation_is_closed_behind_the_older_one() -> None:
+    state, board = stage()
+    do_open(state, "s0", incarnation=1)
+    do_open(state, "s0", incarnation=2)
+    for session_id in (1, 2):
+        do_fence(state, session_id)
+        for node in range(3):
+            final(node, board, 64, session_id=session_id)
+    assert planned(state, board) == [Close(1, 0, 0, 64, 0)]
+    do_close(state, 1, 0, (0, 64, 0))
+    assert planned(state, board) == [Close(2, 0, 0, 64, 0)]
+
+
+# Who has a say
+
+
+def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_life_that_was_open() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_join(state, "n2", disk=1)
+    do_fence(state)
+    final(2, board, 64)
+    final(1, board, 128)
+    assert planned(state, board) == []  # What n0 and the lost disk acknowledged may go further.
+    final(0, board, 256)
+    assert planned(state, board) == [Close(1, 0, 0, 256, 24)]
+    must(Restored, apply(state, Restore("n2", bytes([1]) * 16)))
+    board.forget_node("n0")
+    assert planned(state, board) == [Close(1, 0, 0, 128, 8)]
+
+
+def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    for node in ("n0", "n1", "n2"):
+        do_join(state, node, disk=1)
+    do_fence(state)
+    for node in range(3):
+        assert planned(state, board) == []
+        final(node, board, 64 * (node + 1))
+    assert planned(state, board) == [Close(1, 0, 0, 192, 16)]
+
+
+def test_a_session_is_looked_at_again_when_something_is_new_of_it_and_only_then() -> None:
+    state, board = stage()
+    for n in range(1, 50):
+        do_open(state, f"s{n}")
+    endings = Endings(state, board)
+    assert endings.plan() == []
+    assert not endings.due
+    endings.on_news(range(1, 50))
+    assert not endings.due
+    endings.on_applied(apply(state, opening("s0", 1, incarnation=1, newest=1)))
+    assert endings.plan() == endings.plan() == [Fence(1, 0)]
+    endings.on_applied(apply(state, Fence(1, 0)))
+    assert endings.plan() == []
+    assert not endings.due
+    final(0, board, 64)
+    final(1, board, 64)
+    endings.on_news(board.take_news())
+    assert endings.plan() == [Close(1, 0, 0, 64, 0)]
+
+
+# When a disk is whole again
+
+
+def broken() -> tuple[State, Board, Restoring]:
+    """n2 has begun with an empty disk; it is the fourth that joined."""
+    state, board = stage()
+    do_join(state, "n2", disk=1)
+    return state, board, Restoring(state, board)
+
+
+RESTORE = Restore("n2", bytes([1]) * 16)
+
+
+def test_a_disk_is_whole_when_it_holds_what_a_majority_of_the_others_held_once_it_had_joined() -> None:
+    _, board, restoring = broken()
+    holds("n0", board, 128, 256)
+    holds("n1", board, 128)
+    assert restoring.plan({"n0": 4, "n1": 3, "n2": 4}) == []
+    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}) == []
+    holds("n0", board, 128, 256, 512)  # The new disk was there for that.
+    holds("n2", board, 128)
+    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}) == []
+    holds("n2", board, 128, 256)
+    board.forget_node("n1")
+    assert restoring.plan({}) == [RESTORE]
+
+
+def test_what_is_merged_or_behind_an_end_need_not_be_held() -> None:
+    state, board, restoring = broken()
+    do_open(state, "s1")
+    do_open(state, "s2")
+    for session_id in (1, 2, 3):
+        held(board, session_id, 128, 256)
+    told = {"n0": 4, "n1": 4}
+    assert restoring.plan(told) == []
+    do_merge(state, piece(1, end=256, count=20))
+    do_fence(state, 2)
+    do_close(state, 2, 0, (0, 128, 10))
+    do_merge(state, piece(3, end=256, count=20))
+    # What is closed is not merged yet: it would be lost with the disks that hold it.
+    assert restoring.plan(told) == []
+    holds("n2", board, 128, session_id=2)
+    assert restoring.plan(told) == [RESTORE]
+
+
+def test_where_nothing_was_held_a_disk_is_whole_as_soon_as_that_is_known() -> None:
+    _, _, restoring = broken()
+    assert restoring.plan({"n0": 4}) == []
+    assert restoring.plan({"n0": 4, "n1": 4}) == [RESTORE]
+
+
+def test_a_disk_that_was_lost_too_does_not_vouch_for_another_unless_all_others_are_asked() -> None:
+    state, _ = stage()
+    board = Board(5)
+    do_join(state, "n3", "n4")
+    do_join(state, "n2", "n1", disk=1)
+    restoring = Restoring(state, board)
+    assert restoring.plan({"n0": 9, "n1": 9, "n3": 9}) == []
+    assert restoring.plan({"n0": 9, "n3": 9, "n4": 9}) == [
+        Restore("n1", bytes([1]) * 16),
+        Restore("n2", bytes([1]) * 16),
+    ]
+    do_join(state, "n3", disk=1)
+    restoring = Restoring(state, board)
+    assert restoring.plan({"n0": 9, "n4": 9, "n1": 9}) == []
+    assert restoring.plan({"n0": 9, "n1": 9, "n2": 9, "n4": 9}) == [Restore("n3", bytes([1]) * 16)]
+
+
+# Ends that are lost
+
+
+def closed_at_256(*, superseded: bool = True) -> tuple[State, Board, Endings]:
+    """X 0 of session 1 was closed where n2 alone had come to; n2's disk was lost since."""
+    state, board = stage()
+    do_open(state, "s0", incarnation=1) if superseded else do_open(state, "s0", x=1)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 256, 20))
+    do_join(state, "n2", disk=1)
+    holds("n0", board, 128)
+    return state, board, Endings(state, board)
+
+
+TOLD = {"n0": 4, "n1": 4, "n2": 4}
+
+
+def test_a_life_whose_end_is_lost_is_closed_at_what_is_left_once_all_nodes_were_heard() -> None:
+    state, _, endings = closed_at_256()
+    assert endings.plan_lost({"n0": 4, "n1": 4}) == []
+    assert endings.plan_lost(TOLD | {"n1": 3}) == []
+    (close,) = endings.plan_lost(TOLD)
+    assert close == Close(1, 0, 0, 128, 10)
+    endings.on_applied(apply(state, close))
+    assert endings.plan_lost(TOLD) == []
+    do_merge(state, piece())
+    assert state.sessions[1].lives == ()
+    assert endings.plan_lost(TOLD) == []
+
+
+def test_an_end_that_a_node_holds_or_a_sender_may_bring_is_not_lost() -> None:
+    _, board, endings = closed_at_256()
+    holds("n1", board, 128, 256)
+    assert endings.plan_lost(TOLD) == []
+    _, board, endings = closed_at_256(superseded=False)
+    assert endings.plan_lost(TOLD) == []
+    board.on_announced(SessionEnd(1, 0, 0, 256, 20))
+    assert endings.plan_lost(TOLD) == []
+    board.on_announced(SessionEnd(1, 0, 0, 128, 10))
+    assert endings.plan_lost(TOLD) == [Close(1, 0, 0, 128, 10)]
+
+
+def test_what_is_merged_stays_merged_when_the_rest_is_lost() -> None:
+    state, board, _ = closed_at_256()
+    do_merge(state, piece())
+    board.forget_node("n0")
+    endings = Endings(state, board)
+    (close,) = endings.plan_lost(TOLD)
+    assert close == Close(1, 0, 0, 128, 10)
+    must(Closed, apply(state, close))
+    assert state.sessions[1].lives == ()

@@ -1,0 +1,134 @@
+"""Nodes that stand still at different ends of a session are told whom to copy from."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from sequencing import Writing, do_fence, do_merge, do_open, new_state, piece
+
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.board import Board, SegmentKey, pack_marks
+from sequencer.control.leading import Leader
+from sequencer.state import State
+from sequencer.supplying import QUIET_NS, Lack, Supplying
+
+NODES = ("n1", "n2", "n3")
+
+
+class Stage:
+    """A session of two segments of which nodes report what they hold."""
+
+    def __init__(self) -> None:
+        self.state: State = new_state()
+        self.session_id = do_open(self.state)
+        self.board = Board(len(NODES))
+        self.supplying = Supplying(self.state, self.board)
+        self.written = Writing(0, 0, 0)
+        for _ in range(4):
+            self.written.append(104, 5)
+        self.written.roll()
+        self.written.append(104, 5)
+        self.now_ns = 0
+
+    def report(self, node: str, y: int, batches: int) -> None:
+        marks = self.written.segments[y][: batches + 1]
+        self.board.on_marks(node, SegmentKey(self.session_id, 0, y), marks)
+        self.supplying.on_news(self.session_id, self.now_ns)
+
+    def plan(self, after_ns: int = QUIET_NS) -> list[Lack]:
+        self.now_ns += after_ns
+        return self.supplying.plan(NODES, self.now_ns)
+
+    def lack(self, node: str, holder: str, y: int, batches: int) -> Lack:
+        return Lack(node, holder, self.session_id, 0, y, self.written.segments[y][batches].offset)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_who_has_less_is_told_who_has_most_and_how_much(stage: Stage) -> None:
+    stage.report("n1", 0, 4)
+    stage.report("n2", 0, 2)
+    assert stage.plan() == [stage.lack("n2", "n1", 0, 4), stage.lack("n3", "n1", 0, 4)]
+
+
+def test_a_later_segment_is_more_than_an_earlier_one(stage: Stage) -> None:
+    stage.report("n1", 0, 4)
+    stage.report("n2", 0, 4)
+    stage.report("n2", 1, 1)
+    assert stage.plan() == [stage.lack("n1", "n2", 1, 1), stage.lack("n3", "n2", 1, 1)]
+
+
+def test_while_something_comes_nothing_is_told(stage: Stage) -> None:
+    for batches in (1, 2, 3):
+        stage.report("n1", 0, batches)
+        assert stage.plan(QUIET_NS - 1) == []
+
+
+def test_it_is_told_again_as_long_as_it_is_so(stage: Stage) -> None:
+    stage.report("n1", 0, 1)
+    assert len(stage.plan()) == 2
+    assert stage.plan(QUIET_NS - 1) == []
+    assert len(stage.plan(1_000_000_001)) == 2
+    for node in ("n2", "n3"):
+        stage.report(node, 0, 1)
+    assert stage.plan() == []
+    assert stage.plan() == []
+
+
+def test_a_node_that_begins_anew_is_looked_at_although_it_reports_nothing(stage: Stage) -> None:
+    for node in NODES:
+        stage.report(node, 0, 1)
+    assert stage.plan() == []
+    stage.board.forget_node("n2")
+    stage.supplying.on_node(stage.now_ns)
+    assert stage.plan() == [stage.lack("n2", "n1", 0, 1)]
+
+
+def test_what_is_merged_nobody_needs(stage: Stage) -> None:
+    stage.report("n1", 0, 1)
+    stage.report("n2", 0, 1)
+    first, second = stage.written.segments[0][:2]
+    chains = first.chain, second.chain
+    do_merge(stage.state, piece(stage.session_id, 64, second.offset, first=0, count=5, chains=chains))
+    assert stage.plan() == []
+
+
+def test_of_a_life_that_is_being_closed_nothing_is_told(stage: Stage) -> None:
+    stage.report("n1", 0, 1)
+    do_open(stage.state, x=1)
+    do_fence(stage.state)
+    assert stage.plan() == []
+
+
+def test_where_nodes_disagree_nothing_is_spread(stage: Stage) -> None:
+    stage.report("n1", 0, 1)
+    mark = stage.written.segments[0][1]._replace(chain=7)
+    stage.board.on_marks("n2", SegmentKey(stage.session_id, 0, 0), [mark])
+    assert stage.plan() == []
+
+
+class Nowhere:
+    """Consensus to which nothing is proposed here."""
+
+    def propose(self, command: bytes) -> Future[int]:
+        raise AssertionError(command)
+
+
+def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
+    told: list[Lack] = []
+    leader = Leader(stage.state, len(NODES), Nowhere(), lambda _: None, lambda: stage.now_ns, told.append)
+    for node in NODES:
+        report = pb.Report(boot=b"boot", is_full=True)
+        if node == "n3":
+            marks = pack_marks(stage.written.segments[0][:3])
+            report.segments.add(session_id=stage.session_id, x=0, y=0, marks=marks)
+        leader.on_report(node, report)
+    leader.tick()
+    assert told == []
+    stage.now_ns += QUIET_NS
+    leader.tick()
+    assert told == [stage.lack("n1", "n3", 0, 2), stage.lack("n2", "n3", 0, 2)]
