@@ -6,7 +6,7 @@ From the outside in:
     raft          a node on real disk, network and thread
     node          the loop's parts put together: proposals, joins, snapshots
     hardened      the protocol, on PySyncObj: read its laws first
-      election, following, followers (progress, install), disks, agreement   its decisions
+      election, handover, following, followers (progress, install), disks, agreement   its decisions
       stock       PySyncObj's log, outbox and clock, on ours
     proposals, entries, state                                            commands on their way, applied once
     log (record, log_recovery, ...), snapshots, identity, opening        what is kept on disk

@@ -11,7 +11,7 @@
     kind            body
      1 PING         nothing
      2 HELLO        cluster 16, epoch 4, claim, wants bootstrap 1
-     3 REQUEST_VOTE term 8, last place, claim, pre 1
+     3 REQUEST_VOTE term 8, last place, claim, pre 1, called 1
      4 VOTE_REPLY   term 8, granted 1, claim, pre 1
      5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
                     count times: bytes of the content 4; count times: term 8; the contents
@@ -21,6 +21,7 @@
      9 FORWARD      content
     10 ADOPT        content
     11 TELL         content
+    12 STAND_NOW    term 8
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
     a byte that says yes or no is 1 or 0; the entries of an APPEND have the indexes behind prev
@@ -59,6 +60,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    StandNow,
     Tell,
     VoteReply,
 )
@@ -87,6 +89,7 @@ class Kind(IntEnum):
     FORWARD = 9
     ADOPT = 10
     TELL = 11
+    STAND_NOW = 12
 
 
 class Header(NamedTuple):
@@ -100,7 +103,8 @@ class Header(NamedTuple):
 _HEADER: Final = struct.Struct("<IBBHI")
 _CLAIM: Final = f"{ID_BYTES}sQQ"
 _HELLO: Final = struct.Struct(f"<{ID_BYTES}sI{_CLAIM}B")
-_REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}B")
+_REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}BB")
+_STAND_NOW: Final = struct.Struct("<Q")
 _VOTE_REPLY: Final = struct.Struct(f"<QB{_CLAIM}B")
 _APPEND: Final = struct.Struct("<QQQQQQBI")
 _APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
@@ -122,6 +126,7 @@ _BODY_BYTES: Final[Mapping[int, tuple[int, int]]] = {
     Kind.FORWARD: (0, ENTRY_BYTES_MAX),
     Kind.ADOPT: (0, CHUNK_BYTES_MAX),
     Kind.TELL: (0, COMMAND_BYTES_MAX),
+    Kind.STAND_NOW: (_STAND_NOW.size, _STAND_NOW.size),
 }
 """The fewest and the most bytes of each kind's body."""
 FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(most for _, most in _BODY_BYTES.values())
@@ -151,8 +156,10 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
         case ChunkReply(term, snapshot, reached, offset, installed, claim):
             fields = term, *snapshot, reached, offset, installed, *_flat(claim)
             return [_frame(Kind.CHUNK_REPLY, epoch, _CHUNK_REPLY, *fields)]
-        case RequestVote(term, last, claim, pre):
-            return [_frame(Kind.REQUEST_VOTE, epoch, _REQUEST_VOTE, term, *last, *_flat(claim), pre)]
+        case RequestVote(term, last, claim, pre, called):
+            return [_frame(Kind.REQUEST_VOTE, epoch, _REQUEST_VOTE, term, *last, *_flat(claim), pre, called)]
+        case StandNow(term):
+            return [_frame(Kind.STAND_NOW, epoch, _STAND_NOW, term)]
         case VoteReply(term, granted, claim, pre):
             return [_frame(Kind.VOTE_REPLY, epoch, _VOTE_REPLY, term, granted, *_flat(claim), pre)]
         case Adopt(content):
@@ -218,13 +225,13 @@ def _encode_append(message: Append, epoch: int) -> list[bytes]:
     if not entries:
         return [_HEADER.pack(len(fixed), Kind.APPEND, VERSION, 0, epoch) + fixed]
     contents, indexes, terms = zip(*entries, strict=True)
-    sizes = [len(content) for content in contents]
-    size = sum(sizes)
-    assert indexes == tuple(range(prev.index + 1, prev.index + 1 + len(entries))), (prev, indexes)
-    assert len(entries) <= APPEND_ENTRIES_MAX, len(entries)
+    sizes = list(map(len, contents))
+    size, count = sum(sizes), len(entries)
+    assert indexes == tuple(range(prev.index + 1, prev.index + 1 + count)), (prev, indexes)
+    assert count <= APPEND_ENTRIES_MAX, count
     assert size <= APPEND_BYTES_MAX, size
     assert max(sizes) <= ENTRY_BYTES_MAX, max(sizes)
-    table = struct.pack(f"<{len(entries)}I{len(entries)}Q", *sizes, *terms)
+    table = struct.pack(f"<{count}I{count}Q", *sizes, *terms)
     header = _HEADER.pack(len(fixed) + len(table) + size, Kind.APPEND, VERSION, 0, epoch)
     return [header + fixed + table, *contents]
 
@@ -233,6 +240,8 @@ def _decode_append(body: Buffer) -> Append:
     term, prev_index, prev_term, commit, applied, chain, wants_reply, count = _APPEND.unpack_from(body)
     prev = _place(prev_index, prev_term)
     _check_numbers(term, commit, applied, prev_index + count)
+    if not count and len(body) == _APPEND.size and prev_term <= term:
+        return Append(term, prev, commit, applied, chain, (), _yes_or_no(wants_reply))
     start = _APPEND.size + count * _ENTRY_BYTES
     if count > APPEND_ENTRIES_MAX or start > len(body):
         raise FormatError(
@@ -284,11 +293,17 @@ def _decode_chunk_reply(body: Buffer) -> ChunkReply:
 
 
 def _decode_request_vote(body: Buffer) -> RequestVote:
-    term, index, last_term, disk, joined_index, joined_term, pre = _REQUEST_VOTE.unpack(body)
+    term, index, last_term, disk, joined_index, joined_term, pre, called = _REQUEST_VOTE.unpack(body)
     _check_numbers(term)
     _check_order(last_term, term)
     claim = _claim(disk, joined_index, joined_term)
-    return RequestVote(term, _place(index, last_term), claim, _yes_or_no(pre))
+    return RequestVote(term, _place(index, last_term), claim, _yes_or_no(pre), _yes_or_no(called))
+
+
+def _decode_stand_now(body: Buffer) -> StandNow:
+    (term,) = _STAND_NOW.unpack(body)
+    _check_numbers(term)
+    return StandNow(term)
 
 
 def _decode_vote_reply(body: Buffer) -> VoteReply:
@@ -313,6 +328,7 @@ _DECODERS: Final[Mapping[int, Callable[[Buffer], Message | Hello]]] = {
     Kind.FORWARD: lambda body: Forward(bytes(body)),
     Kind.ADOPT: lambda body: Adopt(bytes(body)),
     Kind.TELL: lambda body: Tell(bytes(body)),
+    Kind.STAND_NOW: _decode_stand_now,
 }
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 import socket
 import ssl
+import termios
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from fcntl import ioctl
 from typing import Final
 
 from cryptography import x509
@@ -39,6 +41,9 @@ BURST_BYTES: Final = 4 << 20
 _BUFFER_BYTES: Final = 256 << 10
 _GREETING_BYTES: Final = 1 << 10
 """The buffer of a peer that has not introduced itself: more than a hello."""
+
+_NOTHING: Final = bytes(4)
+"""How the kernel says that no bytes are there."""
 
 _AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
@@ -83,26 +88,17 @@ class Connection:
         self._queued: list[bytes] = []
         self._queued_bytes = 0
         self._flushed: deque[bytes] = deque()
-        self._flushed_bytes = 0
+        self.stuck_bytes = 0
+        """Bytes flushed that the kernel has not taken."""
         self._piece = memoryview(b"")
         self._buffer = memoryview(bytearray(_GREETING_BYTES))
         self._filled = 0
         self._ended: Lost | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether it was not closed."""
-        return self.step is not Step.CLOSED
-
-    @property
     def unsent_bytes(self) -> int:
         """Bytes queued or flushed that the kernel has not taken."""
         return self._queued_bytes + self.stuck_bytes
-
-    @property
-    def stuck_bytes(self) -> int:
-        """Bytes flushed that the kernel has not taken."""
-        return self._flushed_bytes + len(self._piece)
 
     @property
     def capacity_bytes(self) -> int:
@@ -174,14 +170,14 @@ class Connection:
     def push(self, frame: bytes) -> None:
         """Take a frame that depends on nothing: it may leave before what is queued."""
         self._flushed.append(frame)
-        self._flushed_bytes += len(frame)
+        self.stuck_bytes += len(frame)
 
     def flush(self) -> bool:
         """Let what is queued leave with the next calls of `write`; False if there was nothing."""
         if not self._queued:
             return False
         self._flushed.extend(self._queued)
-        self._flushed_bytes += self._queued_bytes
+        self.stuck_bytes += self._queued_bytes
         self._queued.clear()
         self._queued_bytes = 0
         return True
@@ -200,6 +196,7 @@ class Connection:
             except (OSError, ValueError) as error:
                 raise _lost("tls", error) from error
             self._piece = self._piece[sent:]
+            self.stuck_bytes -= sent
             self.sent_s = now_s
             burst -= sent
 
@@ -218,7 +215,7 @@ class Connection:
     def _next_piece(self) -> bytes:
         """Join what was flushed, up to `PIECE_BYTES`; a larger buffer goes alone and uncopied."""
         flushed = self._flushed
-        if self._flushed_bytes <= PIECE_BYTES:
+        if self.stuck_bytes <= PIECE_BYTES:
             piece = b"".join(flushed)
             flushed.clear()
         else:
@@ -228,25 +225,29 @@ class Connection:
                 room -= len(flushed[0])
                 parts.append(flushed.popleft())
             piece = b"".join(parts)
-        self._flushed_bytes -= len(piece)
         return piece
 
     def _fill(self) -> int:
         """Read until nothing is there or the buffer is full; how many bytes.
 
-        An end behind some bytes is raised by the next call, so that they are taken first.
+        A read gives no more than one TLS record. If it leaves room, TLS holds nothing back: then the kernel
+        is asked whether it has more, which costs less than to be refused a read. An end behind some bytes is
+        raised by a later call, so that they are taken first.
         """
         if self._ended is not None:
             raise self._ended
         start = self._filled
         self.is_drained = False
         try:
-            while self._filled < len(self._buffer):
-                got = self._sock.recv_into(self._buffer[self._filled :])
+            while room := len(self._buffer) - self._filled:
+                got = self._sock.recv_into(self._buffer[self._filled :], room)
                 if not got:
                     self._ended = Lost("ended", "closed by the peer")
                     break
                 self._filled += got
+                if got < room and ioctl(self.fd, termios.FIONREAD, _NOTHING) == _NOTHING:
+                    self.is_drained = True
+                    break
         except _AGAIN:
             self.is_drained = True
         except (OSError, ValueError) as error:

@@ -121,6 +121,14 @@ class Consensus(Protocol):
         On the consensus thread only. False if the peer is not connected. The other side's `on_told` gets it.
         """
 
+    def hand_over(self, timeout_s: float) -> bool:
+        """If this node leads, have the most up-to-date member lead in its stead; whether another one leads.
+
+        Returns as soon as another is known to lead, at once if this node leads nobody, after `timeout_s`
+        seconds at most. Commands that are proposed meanwhile, here or elsewhere, wait. If it fails this node
+        goes on leading. On any thread but the consensus thread.
+        """
+
     @property
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows, and has applied all committed in earlier terms."""

@@ -2,7 +2,8 @@
 
 Pure. The laws (rule 5 of DESIGN.md, section 6.1; Raft paper, sections 5.2 and 5.4.1; dissertation, sections
 4.2.3 and 9.6): nobody is asked for a vote before a majority said that it would give one; who hears a leader
-gives none; a vote counts once a voter; a candidate whose log lacks what the voter's has gets none.
+gives none; a vote counts once a voter; a candidate whose log lacks what the voter's has gets none. Whom the
+leader itself calls to stand (`handover`) the first two do not hold back, the others do.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Ballot:
             self.withdraw()
             self.voters = set()
         return supported
+
+    def call(self) -> None:
+        """The leader asks this node to stand: nobody else need be asked beforehand."""
+        self.supporters, self.is_supported = None, True
 
     def withdraw(self) -> None:
         """There is a leader, or a later term: the support is worth nothing."""

@@ -29,6 +29,7 @@ class Followers:
         self._log, self._network, self._open_snapshot = log, network, open_snapshot
         self._progress: dict[str, Progress] = {}
         self._senders: dict[str, SnapshotSender] = {}
+        self._latest: Append | None = None
 
     def begin(self, peer: str, *, matched: int) -> None:
         """A peer connected, or this node began to lead: find out where the peer's log agrees.
@@ -49,6 +50,7 @@ class Followers:
         """Send peers that are connected what they lack and, if that is nothing, word of what is committed."""
         for peer in peers:
             self._pump(peer, term, committed, state, is_heartbeat=is_heartbeat)
+        self._latest = None
 
     def keep_from(self, peers: Iterable[str]) -> int | None:
         """The first index that a peer will need, once it has what is under way to it; None: nobody does."""
@@ -116,6 +118,9 @@ class Followers:
         prev = progress.snapshot or Place(following, self._log.term_at(following) or 0)
         applied = state.applied.index
         message = Append(term, prev, committed, applied, state.chain, entries, wants_reply)
+        if message == self._latest:
+            message = self._latest  # What several peers get is one object: the network encodes it once.
+        self._latest = message
         self._network.send(peer, message)
         progress.commit_sent = committed
 

@@ -16,7 +16,8 @@ The laws, by the numbers of DESIGN.md, section 6.1:
 2. Commit only what was compared: `_on_append` with `following`.
 3. Snapshots: `snapshots`, `opening`, `on_installed`.
 4. Apply once: an entry counts as applied before anybody hears of it; an exception ends the node.
-5. Disruption-free: `__connectedToAnyone` and `_hears_leader` with `election`.
+5. Disruption-free: `__connectedToAnyone` and `_hears_leader` with `election`; but for the member that a
+   leader itself calls to take over, with `handover`.
 6. A wiped disk does not vote: `disks`.
 7. Bit rot is not a torn tail: `log_recovery`.
 8. Transport: `transport`, `codec`.
@@ -26,15 +27,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import random
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, Protocol
 
 import pysyncobj.syncobj
 from pysyncobj.config import SyncObjConf
-from pysyncobj.fast_queue import FastQueue
-from pysyncobj.node import Node
 from pysyncobj.syncobj import _RAFT_STATE as RaftState
 
 from rt.errors import DiskFull, Diverged
@@ -45,6 +43,7 @@ from sequencer.raft.election import Ballot, grants
 from sequencer.raft.entries import Join, encode_join
 from sequencer.raft.followers import Followers
 from sequencer.raft.following import Refused, compare
+from sequencer.raft.handover import HandOver
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import (
     NOWHERE,
@@ -59,11 +58,12 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    StandNow,
     VoteReply,
 )
 from sequencer.raft.network import Network
 from sequencer.raft.snapshots import SnapshotReader
-from sequencer.raft.stock import Journal, Outbox, now
+from sequencer.raft.stock import Journal, Outbox, Peer, Waiting, now
 
 APPLY_SECONDS_MAX: Final = 0.02
 """A long backlog is applied in pieces, so that heartbeats go on."""
@@ -79,7 +79,10 @@ class Host(Member, Protocol):
     """The node around the protocol."""
 
     def submit(self) -> None:
-        """Hand over what waits to be proposed, through `SyncObj.submit`."""
+        """Called once in each round, behind applying: submit what waits to be proposed.
+
+        That is done through `SyncObj.submit`, and not while `is_handing_over`.
+        """
 
     def on_commit(self, entry: Entry) -> None:
         """Apply the next committed entry. It is synced here, and on a majority."""
@@ -113,21 +116,21 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     """One node's Raft. One thread uses it."""
 
     # PySyncObj's own state.
-    __selfNode: Node
+    __selfNode: Peer
     __raftState: int
     __raftCurrentTerm: int
     __votedForNodeId: str | None
     __votesCount: int
-    __raftLeader: Node | None
+    __raftLeader: Peer | None
     __raftElectionDeadline: float
     __raftLog: Journal
     __raftCommitIndex: int
     __raftLastApplied: int
     __leaderCommitIndex: int
-    __raftMatchIndex: dict[Node, int]
-    __lastResponseTime: dict[Node, float]
+    __raftMatchIndex: dict[Peer, int]
+    __lastResponseTime: dict[Peer, float]
     __newAppendEntriesTime: float
-    __commandsQueue: FastQueue
+    __commandsQueue: Waiting
 
     def __init__(
         self, config: RaftConfig, host: Host, log: DurableLog, network: Network, rng: random.Random
@@ -136,7 +139,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._name = config.name
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
-        self._nodes = {name: Node(name) for name in config.peers}
+        self._nodes = {name: Peer(name) for name in config.peers}
         self._admissions = Admissions(config.name, host, log.entries(log.base.index + 1))
         self._followers = Followers(log, network, host.open_snapshot)
         self._ballot = Ballot(len(config.members))
@@ -152,9 +155,18 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._verified_by = ""
         """That leader; this node itself while it leads."""
         self._pumped = (0, 0)
+        self._lacking: set[str] = set()
+        """Peers that may be sent more since they answered."""
+        self._may_commit = False
         self._led = False
+        self._hand_over: HandOver | None = None
+        self._is_called = False
+        """The leader of this term called this node to stand, which it does in the next round."""
+        self.round_began = now()
+        """When the present round began: near enough for all that is due in it."""
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             RequestVote: self._on_request_vote,
+            StandNow: self._on_stand_now,
             VoteReply: self._on_vote_reply,
             Append: self._on_append,
             AppendReply: self._on_append_reply,
@@ -171,10 +183,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             connectionTimeout=self._timeouts_s[1],
             appendEntriesPeriod=self._heartbeat_s,
         )
-        outbox = Outbox(network, self._admissions)
-        super().__init__(Node(config.name), list(self._nodes.values()), conf, transport=outbox)
+        self._outbox = Outbox(network, self._admissions)
+        super().__init__(Peer(config.name), list(self._nodes.values()), conf, transport=self._outbox)
         # What the constructor made is replaced by what was kept.
         self.__raftLog = Journal(log, self._admissions)
+        self.__commandsQueue = Waiting()
         self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
         self.__raftCommitIndex = self.__raftLastApplied = host.state.applied.index
         self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self._nodes else 0.0)
@@ -187,7 +200,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def leader(self) -> str | None:
         """Name of the leader of the present term, if this node has heard of it."""
         node = self.__raftLeader
-        return None if node is None else str(node.id)
+        return None if node is None else node.name
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, as far as it knows."""
+        return bool(self.__raftState == RaftState.LEADER)
 
     @property
     def role(self) -> str:
@@ -197,7 +215,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     @property
     def term(self) -> int:
         """The present term."""
-        return int(self.__raftCurrentTerm)
+        return self.__raftCurrentTerm
 
     @property
     def committed(self) -> int:
@@ -242,13 +260,45 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         assert self.__raftState == RaftState.LEADER
         self.__raftLog.add(encode_join(join), self._log.last.index + 1, self.__raftCurrentTerm)
 
+    def hand_over(self, until: float) -> None:
+        """As leader, have the most up-to-date member lead; go on leading if none does by `until`.
+
+        Nothing is appended meanwhile: what others forward waits, as what is to be submitted does.
+        """
+        assert self.__raftState == RaftState.LEADER
+        self._hand_over = HandOver(until)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether this node leads, and would have another one lead."""
+        return self._hand_over is not None
+
     def send(self, peer: str, message: Message) -> None:
         """Queue a message; it leaves behind the next sync."""
         self._network.send(peer, message)
 
     def step(self) -> None:
-        """One round of the loop: commit, apply, take commands, queue messages, sync, send, wait."""
-        self._onTick(0.0)
+        """One round of the loop: commit, apply, take commands, queue messages, sync, send, wait.
+
+        PySyncObj is asked only when there is something for it to decide: an election, a commit, a heartbeat,
+        and with that whether a majority still hears this leader. Its own round is this one with that before.
+        """
+        self.round_began = now()
+        if self._is_to_decide():
+            self._may_commit = False
+            self._onTick(0.0)
+        else:
+            self.__applyLogEntries()
+            self._checkCommandsToApply()
+            self.__tryLogCompaction()
+            self._persist_then_send()
+            self._poller.poll(0.0)
+
+    def _is_to_decide(self) -> bool:
+        if self.__raftState != RaftState.LEADER:
+            return self.__raftElectionDeadline < self.round_began
+        is_alone = not self._nodes
+        return self._may_commit or is_alone or self.__newAppendEntriesTime < self.round_began
 
     def wait_s(self) -> float:
         """How long the loop may wait if nothing arrives."""
@@ -258,6 +308,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
             return 0.0  # Committed by our own sync: no answer will come that would end the wait.
         due = self.__newAppendEntriesTime if leads else self.__raftElectionDeadline
+        if self._hand_over is not None:
+            due = min(due, self._hand_over.until)
         return max(0.0, min(due, self._host.due()) - now())
 
     def close(self) -> None:
@@ -316,6 +368,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
         Only on a disk that counts, and when a majority said beforehand that it would vote for this node.
         """
+        self._is_called = False
         if self._admissions.counts_here():
             if self._ballot.stand():
                 return True
@@ -328,12 +381,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         return False
 
     def __onBecomeLeader(self) -> None:
+        self._hand_over = None
         for peer in self._nodes:
             self._followers.begin(peer, matched=0)
         # The vote for itself counts, and with one node the no-op is committed at once: both must be synced.
         self._sync()
         super().__onBecomeLeader()
         self._sync()
+        self._may_commit = True
         self._verified, self._verified_by = Place(self.__raftCommitIndex, self.__raftCurrentTerm), self._name
         logger.info("leads term=%d log_end=%d", self.__raftCurrentTerm, self._log.last.index + 1)
 
@@ -342,12 +397,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if committed > applied:
             if self._log.synced.index < committed:
                 self._sync()
-            begun = now()
+            begun = self.round_began
             for entry in self._log.entries(applied + 1, committed + 1):
                 self.__raftLastApplied = entry.index
                 self._host.on_commit(entry)
                 self._agreement.on_applied(self._host.state, begun)
-                if now() > begun + APPLY_SECONDS_MAX:
+                if entry.index < committed and now() > begun + APPLY_SECONDS_MAX:
                     break
             self._admissions.on_applied(self.__raftLastApplied)
         return False
@@ -356,17 +411,20 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         leads = self.__raftState == RaftState.LEADER
         if self._led and not leads:
             # What others wanted of this leader and did not get they want of the next one, by themselves.
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self.__commandsQueue.get_nowait()
+            self.__commandsQueue.clear()
+            self._hand_over = None
         self._led = leads
         self._host.submit()
-        super()._checkCommandsToApply()
+        if self._hand_over is not None:
+            self._hand_on()
+        elif self.__commandsQueue:
+            super()._checkCommandsToApply()
 
     def __sendAppendEntries(self) -> None:
         """PySyncObj asks for this when a heartbeat is due, and when this node begins to lead."""
         self.__newAppendEntriesTime = now() + self._heartbeat_s
         self._pump(self._up, is_heartbeat=True)
+        self._lacking.clear()
 
     def __tryLogCompaction(self) -> None:
         if self.__raftState != RaftState.LEADER:
@@ -389,6 +447,9 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             if reached != self._pumped:
                 self._pumped = reached
                 self._pump(self._up, is_heartbeat=False)
+            elif self._lacking:
+                self._pump([peer for peer in self._up if peer in self._lacking], is_heartbeat=False)
+            self._lacking.clear()
             self._network.flush()
         self._sync()
         if not leads:
@@ -396,6 +457,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._log.note_synced()
 
     def _sync(self) -> None:
+        if not self._log.is_dirty:
+            return
         try:
             self._log.sync()
         except DiskFull as error:
@@ -419,7 +482,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def _on_request_vote(self, peer: str, request: RequestVote) -> None:
         if not self._admissions.may_get_vote(peer, request.claim):
             return
-        if self._hears_leader():
+        if self._hears_leader() and not request.called:
             if request.pre:
                 self._answer(peer, request, granted=False)
             return
@@ -457,6 +520,15 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             if is_elected:
                 self.__onBecomeLeader()
 
+    def _on_stand_now(self, peer: str, call: StandNow) -> None:
+        """In the next round an election begins, and with it a term in which this call means nothing more."""
+        is_leaders = call.term == self.__raftCurrentTerm and self.leader == peer
+        if is_leaders and self._admissions.counts_here():
+            logger.info("called_to_stand leader=%s term=%d", peer, call.term)
+            self._is_called, self._outbox.called_in = True, call.term + 1
+            self._ballot.call()
+            self.__raftElectionDeadline = 0.0
+
     def _adopt_term(self, term: int) -> None:
         """A later term exists: whatever this node was in its own is over."""
         if self.__raftState == RaftState.LEADER:
@@ -464,6 +536,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__setCurrentTerm(term, None)
         self.__setState(RaftState.FOLLOWER)
         self.__raftLeader = None
+        self._is_called = False
         self._ballot.withdraw()
 
     # Following
@@ -475,13 +548,15 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if self._verified.term == term and self._verified_by != peer:
             got = f"{self._verified_by}, {peer}"
             raise Diverged("two leaders in one term", where=f"term {term}", got=got)
-        self.__setState(RaftState.FOLLOWER)
+        if self.__raftState != RaftState.FOLLOWER:
+            self.__setState(RaftState.FOLLOWER)
         if self.leader != peer:
             logger.info("follows leader=%s term=%d", peer, term)
             self.__raftLeader = self._nodes[peer]
-        self._ballot.withdraw()
         self._heard_leader_at = now()
-        self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
+        if not self._is_called:
+            self._ballot.withdraw()
+            self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
         if self._verified.term != term:
             self._verified, self._verified_by = Place(self.__raftCommitIndex, term), peer
 
@@ -525,6 +600,22 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     # Leading
 
+    def _hand_on(self) -> None:
+        """Call the successor to stand once there is one, or give it up."""
+        assert self._hand_over is not None
+        term = self.__raftCurrentTerm
+        if self.round_began >= self._hand_over.until:
+            logger.warning("hand_over_failed term=%d successor=%s", term, self._hand_over.successor)
+            self._hand_over = None
+            return
+        matched = {
+            peer: self.__raftMatchIndex[self._nodes[peer]] for peer in self._up if self.is_counted(peer)
+        }
+        successor = self._hand_over.choose(matched, self._log.last.index)
+        if successor is not None:
+            logger.info("hands_over term=%d successor=%s", term, successor)
+            self.send(successor, StandNow(term))
+
     def _on_forward(self, peer: str, message: Forward) -> None:
         if self.__raftState == RaftState.LEADER and self._host.on_forward(peer, message):
             self._applyCommand(message.content, None)
@@ -564,9 +655,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         """The peer's log agrees up to `matched`: that is replication, and counts if its disk does."""
         if self._admissions.counts(peer, claim) and claim.disk not in self._untrusted:
             node = self._nodes[peer]
-            self.__raftMatchIndex[node] = max(self.__raftMatchIndex[node], matched)
+            if matched > self.__raftMatchIndex[node]:
+                self.__raftMatchIndex[node] = matched
+                self._may_commit |= matched > self.__raftCommitIndex
             self.__lastResponseTime[node] = now()
-        self._pump([peer], is_heartbeat=False)
+        self._lacking.add(peer)
 
 
 class _Poller:

@@ -69,6 +69,8 @@ class Entries:
     def __getitem__(self, key: slice) -> list[Entry]: ...
     def __getitem__(self, key: int | slice) -> Entry | list[Entry]:
         kept = self._kept
+        if key == -1 and kept:  # What is asked most.
+            return kept[-1]
         if isinstance(key, int):
             if key > 0:
                 return kept[key - 1]

@@ -78,6 +78,14 @@ class RequestVote(NamedTuple):
     last: Place
     claim: Claim
     pre: bool
+    called: bool = False
+    """The leader called this candidate to stand: that it is heard is no reason to refuse."""
+
+
+class StandNow(NamedTuple):
+    """Stand for election at once: the leader of `term` hands over to you, who have all of its log."""
+
+    term: int
 
 
 class VoteReply(NamedTuple):
@@ -160,5 +168,5 @@ class Tell(NamedTuple):
 
 
 Message: TypeAlias = (
-    RequestVote | VoteReply | Append | AppendReply | Chunk | ChunkReply | Forward | Adopt | Tell
+    RequestVote | StandNow | VoteReply | Append | AppendReply | Chunk | ChunkReply | Forward | Adopt | Tell
 )

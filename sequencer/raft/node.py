@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Final, TypeVar
 
 from rt.errors import ClusterMismatch, DiskFull, FormatError, StorageError
@@ -18,6 +20,7 @@ from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, MemberStatus, StateMachine, Status
 from sequencer.raft.entries import Commands, decode_content
 from sequencer.raft.hardened import SyncObj
+from sequencer.raft.identity import DiskIdentity
 from sequencer.raft.messages import (
     CHUNK_BYTES_MAX,
     NO_ID,
@@ -50,6 +53,7 @@ logger = logging.getLogger("sequencer.raft")
 class RaftNode:
     """One life of a member, from opening its directory to `close`. One thread steps it; see `Consensus`.
 
+    `calls` are made by the loop between two calls of the machine; whoever adds one calls `wake` then.
     Opening raises what `open_directory` does, and what the network's `start` does.
     """
 
@@ -66,17 +70,21 @@ class RaftNode:
         on_disk_full: Callable[[DiskFull], None],
         on_leadership: Callable[[Leadership], None] = lambda _: None,
         on_told: Callable[[str, bytes], None] = lambda _peer, _content: None,
+        calls: deque[Callable[[], None]] | None = None,
         fill_segments: bool = False,
     ) -> None:
         self._config, self._machine, self._network, self._aside = config, machine, network, aside
         self._new_id, self._disk, self._wait_for_space = new_id, disk, on_disk_full
         self._is_disk_full = False
         self._is_waiting = False
+        self._can_submit = False
+        self._calls = deque() if calls is None else calls
         self._on_leadership, self._on_told = on_leadership, on_told
         self._leadership = Leadership(None, 0, False)
         try:
             kept = self._kept = open_directory(config, disk, new_id, fill_segments=fill_segments)
-            self._identity, self._log, self._snapshots = kept.identity, kept.log, kept.snapshots
+            self._log, self._snapshots = kept.log, kept.snapshots
+            self._identify(kept.identity)
             self.state: ClusterState = kept.state
             machine.restore(self.state.index, kept.machine_bytes, self._identity.cluster)
             kept.machine_bytes = b""
@@ -90,6 +98,7 @@ class RaftNode:
             )
             self._hellos: dict[str, Hello] = {}
             self._connections: dict[str, int] = {}
+            self._hand_overs: list[tuple[float, Future[bool]]] = []
             self._superseded_by: set[str] = set()
             self._admit_again_at: dict[str, float] = {}
             self._incoming: Incoming | None = None
@@ -112,7 +121,11 @@ class RaftNode:
         self._is_waiting = False
         self._aside.collect()
         self._raft.step()
-        self._report(Leadership(self._raft.leader, self._raft.term, self.is_leader))
+        if self._hand_overs:
+            self._settle_hand_overs()
+        raft, known = self._raft, self._leadership
+        if known != (raft.leader, raft.term, self.is_leader):
+            self._report(Leadership(raft.leader, raft.term, self.is_leader))
 
     def _report(self, leadership: Leadership) -> None:
         if leadership != self._leadership:
@@ -138,19 +151,23 @@ class RaftNode:
 
     # What the protocol asks (hardened.Host)
 
-    @property
-    def claim(self) -> Claim:
-        """This disk, and the join it has applied."""
-        return self._identity.claim
-
     def submit(self) -> None:
-        """Hand over what is to be proposed now, once there is a leader and this disk counts."""
-        leader = self._raft.leader
-        if leader is None or not self._raft.is_counted_here:
+        """Make the calls that were asked for; then hand over what is to be proposed now.
+
+        That is nothing before there is a leader and this disk counts. What the calls propose, in answer to
+        what was just applied, leaves together with the news of that.
+        """
+        while self._calls:
+            self._calls.popleft()()
+        raft = self._raft
+        leader = raft.leader
+        self._can_submit = leader is not None and raft.is_counted_here and not raft.is_handing_over
+        if leader is None or not self._can_submit:
             return
-        route = Route(leader, self._raft.term, self._connections.get(leader, 0))
-        for content in self.proposals.take(route, now()):
-            self._raft.submit(content)
+        if self.proposals.in_flight:
+            route = Route(leader, raft.term, self._connections.get(leader, 0))
+            for content in self.proposals.take(route, raft.round_began):
+                raft.submit(content)
         if leader == self._config.name:
             self._admit_disks()
 
@@ -164,7 +181,7 @@ class RaftNode:
             apply = self._machine.apply
             for index, command in enumerate(applied.pack.commands, applied.first):
                 apply(index, command)
-        self.proposals.on_applied(applied, self.state, now())
+        self.proposals.on_applied(applied, self.state, self._raft.round_began)
 
     def on_forward(self, peer: str, forward: Forward) -> bool:
         """Whether it is what a node may ask for: commands of its own, that every node can apply."""
@@ -205,8 +222,11 @@ class RaftNode:
     def due(self) -> float:
         """When something here wants the loop to go round, which waits for that now."""
         self._is_waiting = True
-        can_submit = self._raft.leader is not None and self._raft.is_counted_here
-        due = self.proposals.due() if can_submit else float("inf")
+        if self._calls:
+            return 0.0
+        due = self.proposals.due() if self._can_submit else float("inf")
+        if self._hand_overs:
+            due = min(due, *(until for until, _ in self._hand_overs))
         return min(due, self._snapshot_at) if self._is_snapshot_wanted() else due
 
     def housekeeping(self) -> None:
@@ -222,14 +242,38 @@ class RaftNode:
         ):
             incoming.abandon()
             self._incoming = None
-        if self._is_snapshot_wanted() and now() >= self._snapshot_at:
+        began = self._raft.round_began
+        if began >= self._snapshot_at and self._is_snapshot_wanted():
             self._take_snapshot()
-        if now() >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
+        if began >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
             self._aside.run(prepare, lambda _: None, self._on_spare_failed)
 
     def open_snapshot(self) -> SnapshotReader:
         """The newest one."""
         return self._snapshots.open_newest()
+
+    # Handing over
+
+    def hand_over(self, timeout_s: float, done: Future[bool]) -> None:
+        """See `Consensus.hand_over`; on the loop's thread. `done` gets the answer."""
+        raft = self._raft
+        if not raft.leads:
+            _answer(done, raft.leader is not None)
+            return
+        until = now() + timeout_s
+        raft.hand_over(until)
+        self._hand_overs.append((until, done))
+
+    def _settle_hand_overs(self) -> None:
+        leader, waiting = self._raft.leader, []
+        for until, done in self._hand_overs:
+            if leader not in {None, self._config.name}:
+                _answer(done, True)
+            elif self._raft.round_began >= until:
+                _answer(done, False)
+            else:
+                waiting.append((until, done))
+        self._hand_overs = waiting
 
     # What arrives (network.Receiver)
 
@@ -262,9 +306,8 @@ class RaftNode:
 
     def _is_talked_to(self, hello: Hello) -> bool:
         own = self._identity
-        if NO_ID in {hello.cluster, own.cluster}:
-            return True
-        return (hello.cluster, hello.epoch) == (own.cluster, own.epoch)
+        is_same = hello.cluster == own.cluster and hello.epoch == own.epoch
+        return is_same or NO_ID in (hello.cluster, own.cluster)
 
     def _is_of_this_cluster(self, peer: str, hello: Hello) -> bool:
         own = self._identity
@@ -348,8 +391,10 @@ class RaftNode:
         is_new = self._identity.is_blank
         if is_new:
             blank = self._identity
-            self._identity = self._once_there_is_space(
-                lambda: adopt_cluster(self._config, self._disk, blank, state.cluster, state.epoch)
+            self._identify(
+                self._once_there_is_space(
+                    lambda: adopt_cluster(self._config, self._disk, blank, state.cluster, state.epoch)
+                )
             )
         self._note_join(state)
         self.state = state
@@ -362,9 +407,14 @@ class RaftNode:
     def _note_join(self, state: ClusterState) -> None:
         """Keep where this disk was admitted, if the state says so."""
         identity = self._identity
-        self._identity = self._once_there_is_space(
-            lambda: joined_identity(self._config, self._disk, identity, state)
+        self._identify(
+            self._once_there_is_space(lambda: joined_identity(self._config, self._disk, identity, state))
         )
+
+    def _identify(self, identity: DiskIdentity) -> None:
+        self._identity = identity
+        self.claim: Claim = identity.claim
+        """This disk, and the join it has applied."""
 
     def _admit_disks(self) -> None:
         """As leader: have each disk committed that speaks for a member and is not the one that counts."""
@@ -539,6 +589,11 @@ class RaftNode:
         )
 
     @property
+    def name(self) -> str:
+        """This member."""
+        return self._config.name
+
+    @property
     def leader(self) -> str | None:
         """The member that leads, as far as this node knows."""
         return None if self._is_disk_full else self._raft.leader
@@ -546,16 +601,24 @@ class RaftNode:
     @property
     def is_leader(self) -> bool:
         """Whether it is this one, and it has applied all that was committed in earlier terms."""
-        return self._raft.role == "leader" and self.is_caught_up and not self._is_disk_full
+        return self._raft.leads and self.is_caught_up and not self._is_disk_full
 
     def propose(self, command: bytes) -> Future[int]:
         """See `Consensus.propose`; any thread."""
         future = self.proposals.add(command)
-        # The loop looks for commands after it says that it waits: one of the two sees the other.
         if self._is_waiting and self.proposals.due() == 0.0:
+            self.wake()
+        return future
+
+    def wake(self) -> None:
+        """See to it that the loop looks for commands and calls; any thread, behind adding one.
+
+        Nothing is to be done unless the loop said that it waits, and then once. It looks after it said so:
+        one of the two sees the other.
+        """
+        if self._is_waiting:
             self._is_waiting = False
             self._network.wake()
-        return future
 
     def tell(self, peer: str, content: bytes) -> bool:
         """See `Consensus.tell`."""
@@ -577,3 +640,8 @@ class RaftNode:
         )
         if cut is not None:
             logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])
+
+
+def _answer(done: Future[bool], is_so: bool) -> None:
+    with contextlib.suppress(InvalidStateError):  # Given up by its owner.
+        done.set_result(is_so)

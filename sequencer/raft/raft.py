@@ -77,6 +77,7 @@ class Raft:
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
                 on_told=on_told,
+                calls=self._calls,
                 fill_segments=True,
             )
         except BaseException:
@@ -93,11 +94,21 @@ class Raft:
     def call_soon(self, call: Callable[[], None]) -> None:
         """See `Consensus.call_soon`."""
         self._calls.append(call)
-        self._mesh.wake()
+        self._node.wake()
 
     def tell(self, peer: str, content: bytes) -> bool:
         """See `Consensus.tell`."""
         return self._node.tell(peer, content)
+
+    def hand_over(self, timeout_s: float) -> bool:
+        """See `Consensus.hand_over`."""
+        assert threading.get_ident() != self._thread.ident, "it would wait for itself"
+        done: Future[bool] = Future()
+        self.call_soon(lambda: self._node.hand_over(timeout_s, done))
+        try:
+            return done.result(timeout_s)
+        except TimeoutError:
+            return self.leader not in {None, self._node.name}
 
     @property
     def is_caught_up(self) -> bool:
@@ -132,8 +143,6 @@ class Raft:
         failure: BaseException | None = None
         try:
             while not self._is_stopping.is_set():
-                while self._calls:
-                    self._calls.popleft()()
                 self._node.step()
         except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may go on
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):

@@ -6,10 +6,14 @@ The law: whatever PySyncObj's own code appends, truncates, sends or asks the tim
 from __future__ import annotations
 
 import contextlib
+import queue
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import pysyncobj.syncobj
+from pysyncobj import syncobj
+from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
@@ -24,20 +28,26 @@ if VERSION != PYSYNCOBJ_VERSION:
     raise ImportError(f"sequencer.raft needs PySyncObj {PYSYNCOBJ_VERSION}, not {VERSION}")
 
 
+syncobj.monotonicTime = time.monotonic  # The clock of everything else here, and quicker to ask.
+COMMANDS_MAX: Final = 100_000
+"""Commands that wait to be appended or forwarded: what nodes may have in flight stays far below."""
+
+
 def now() -> float:
     """Seconds on PySyncObj's clock, which a simulation may have replaced; it never goes back."""
-    return float(pysyncobj.syncobj.monotonicTime())
+    seconds: float = syncobj.monotonicTime()
+    return seconds
 
 
 @contextlib.contextmanager
 def clock(read: Callable[[], float]) -> Iterator[None]:
     """Put another clock in PySyncObj's place, for every node of this process: a simulated one."""
-    real = pysyncobj.syncobj.monotonicTime
-    pysyncobj.syncobj.monotonicTime = read
+    real = syncobj.monotonicTime
+    syncobj.monotonicTime = read
     try:
         yield
     finally:
-        pysyncobj.syncobj.monotonicTime = real
+        syncobj.monotonicTime = real
 
 
 class Journal:
@@ -84,20 +94,63 @@ class Journal:
         """The node closes the log."""
 
 
+class Peer(Node):  # type: ignore[misc]  # PySyncObj is untyped
+    """A member, as PySyncObj knows it. There is one object of each: it equals itself and no other."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Waiting:
+    """PySyncObj's queue of commands, for one thread, and so that it says whether it is empty."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Any] = deque()
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._commands.clear()
+
+    # PySyncObj's names
+
+    def put_nowait(self, command: Any) -> None:
+        """Take one, or raise what PySyncObj expects then: the command is lost on its way."""
+        if len(self._commands) >= COMMANDS_MAX:
+            raise queue.Full
+        self._commands.append(command)
+
+    def get_nowait(self) -> Any:
+        """Give the oldest one, or raise what PySyncObj expects if there is none."""
+        if not self._commands:
+            raise queue.Empty
+        return self._commands.popleft()
+
+
 class Outbox(Transport):  # type: ignore[misc]  # PySyncObj is untyped
     """What PySyncObj's own code sends, in our messages. What it would receive, `hardened` does."""
 
     def __init__(self, network: Network, admissions: Admissions) -> None:
         super().__init__(None, None, ())
         self._network, self._admissions = network, admissions
+        self.called_in = 0
+        """The term that begins with an election to which the leader called this node."""
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
         """Queue it."""
         match message["type"]:
             case "request_vote":
                 last = Place(message["last_log_index"], message["last_log_term"])
-                claim = self._admissions.own_claim
-                return self._network.send(node.id, RequestVote(message["term"], last, claim, pre=False))
+                claim, term = self._admissions.own_claim, message["term"]
+                request = RequestVote(term, last, claim, pre=False, called=term == self.called_in)
+                return self._network.send(node.id, request)
             case "apply_command":
                 return self._network.send(node.id, Forward(message["command"]))
         raise AssertionError(f"PySyncObj sends {message['type']}")

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -93,7 +93,7 @@ class TlsMesh:
         random = self._random = random or Random()
         self._age_s = age_s
         self._dialers = {
-            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self.wake)
+            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_looked_up)
             for peer, address in members.items()
             if peer < name
         }
@@ -101,7 +101,11 @@ class TlsMesh:
         self._receiver: Receiver | None = None
         self._connections: dict[int, Connection] = {}
         self._up: dict[str, Connection] = {}
+        self._unflushed: set[Connection] = set()
         self._undrained: set[Connection] = set()
+        self._encoded: tuple[Message, list[bytes], int] | None = None
+        self._due_s = 0.0
+        self._is_looked_up = False
         self._downs: deque[str] = deque()
         self._accept_again_s = math.inf
         self._is_closed = False
@@ -138,49 +142,66 @@ class TlsMesh:
             self._drop(connection, Lost("introduced_anew"))
         for dialer in self._dialers.values():
             dialer.hasten(now_s)
+        self._due_s = 0.0
 
     def send(self, peer: str, message: Message) -> bool:
         """See `Network`. A peer whose outbox is full is dropped, and `poll` reports its end."""
         connection = self._up.get(peer)
         if connection is None:
             return False
-        buffers = encode(message, self._hello.epoch)
-        size = sum(map(len, buffers))
+        if self._encoded is None or self._encoded[0] is not message:  # One for several peers is encoded once.
+            buffers = encode(message, self._hello.epoch)
+            self._encoded = message, buffers, sum(map(len, buffers))
+        _, buffers, size = self._encoded
         if connection.unsent_bytes + size > self._outbox_bytes_max:
             self._drop(connection, Refused("outbox", f"{connection.unsent_bytes} bytes were not taken"))
             return False
         connection.queue(buffers, size)
+        self._unflushed.add(connection)
         return True
 
     def flush(self) -> None:
         """See `Network`. What the kernel does not take now leaves in later polls."""
-        for connection in list(self._up.values()):
+        if not self._unflushed:
+            return
+        self._encoded = None
+        now_s = time.monotonic()
+        unflushed, self._unflushed = self._unflushed, set()
+        for connection in unflushed:
             if connection.flush():
-                self._write(connection, time.monotonic())
+                self._write(connection, now_s)
 
     def poll(self, timeout_s: float) -> None:
         """See `Network`; may return early. What the receiver raises passes through, and nothing else."""
         self._check_open()
         assert self._receiver is not None, "not started"
-        wait_s = 0.0 if self._downs else timeout_s
-        self._report_downs()
-        if self._is_closed:
-            return
-        events = self._epoll.poll(self._wait_s(wait_s))
+        if self._downs:
+            timeout_s = 0.0
+            self._report_downs()
+            if self._is_closed:
+                return
+        events = self._epoll.poll(self._wait_s(timeout_s))
         now_s = time.monotonic()
         # Looked up before any callback: a connection made meanwhile may get the number of a closed one.
         ready = dict.fromkeys(self._undrained)
-        ready |= dict.fromkeys(self._connections[fd] for fd, _ in events if fd in self._connections)
+        is_called = False
         for fd, _ in events:
-            if fd == self._wake_fd:
+            connection = self._connections.get(fd)
+            if connection is not None:
+                ready[connection] = None
+            elif fd == self._wake_fd:
                 os.eventfd_read(fd)
-            elif fd == self._listener.fileno():
-                self._accept(now_s)
+            else:
+                is_called = True
+        if is_called:
+            self._accept(now_s)
         for connection in ready:
             self._serve(connection, now_s)
-        if not self._is_closed:
+        if (now_s >= self._due_s or self._is_looked_up) and not self._is_closed:
             self._keep_time(now_s)
-        self._report_downs()
+            self._due_s = self._find_due_s()
+        if self._downs:
+            self._report_downs()
 
     def wake(self) -> None:
         """See `Network`. Nothing after `close`."""
@@ -195,7 +216,7 @@ class TlsMesh:
         self._is_closed = True
         for connection in self._connections.values():
             connection.close()
-        for kept in (self._connections, self._up, self._undrained, self._downs):
+        for kept in (self._connections, self._up, self._unflushed, self._undrained, self._downs):
             kept.clear()
         self._listener.close()
         self._epoll.close()
@@ -217,6 +238,7 @@ class TlsMesh:
                     logger.error("accept_failed error=%r pause_s=%s", str(error), _ACCEPT_PAUSE_S)
                     self._epoll.unregister(self._listener)
                     self._accept_again_s = now_s + _ACCEPT_PAUSE_S
+                    self._due_s = 0.0
                     return
                 continue
             self._make_room()
@@ -255,34 +277,49 @@ class TlsMesh:
         connection = Connection(sock, address=_text(address), dialled=dialled, now_s=now_s)
         connection.polled = select.EPOLLIN if dialled is None else select.EPOLLOUT
         self._connections[connection.fd] = connection
+        self._due_s = 0.0
         self._epoll.register(connection.fd, connection.polled)
         if dialled is None:
-            self._try(connection, lambda: connection.secure(self._contexts.server))
+            try:
+                connection.secure(self._contexts.server)
+            except Lost as lost:
+                self._drop(connection, lost)
 
     def _serve(self, connection: Connection, now_s: float) -> None:
         """Take a connection as far as it goes, and deliver what it holds, a burst at most."""
         self._undrained.discard(connection)
         burst = BURST_BYTES
-        while connection.is_open:
-            messages = self._try(connection, lambda: self._advance(connection, now_s)) or []
+        while connection.step is not Step.CLOSED:
+            messages = self._received(connection, now_s)
             if connection.step is Step.GREETING and connection.hello is not None:
                 self._rise(connection, connection.hello, now_s)
-            self._deliver(connection, messages)
+            if messages:
+                self._deliver(connection, messages)
             burst -= connection.capacity_bytes
             if connection.is_drained:
                 break
             if burst <= 0:
                 self._undrained.add(connection)
                 break
-        if connection.is_open and (connection.wants_write or connection.polled != select.EPOLLIN):
+        if connection.polled != select.EPOLLIN or connection.wants_write:
             self._write(connection, now_s)
+
+    def _received(self, connection: Connection, now_s: float) -> list[Message]:
+        try:
+            return (
+                connection.receive(now_s) if connection.step is Step.UP else self._advance(connection, now_s)
+            )
+        except Lost as lost:
+            self._drop(connection, lost)
+            return []
 
     def _deliver(self, connection: Connection, messages: list[Message]) -> None:
         assert self._receiver is not None
+        on_message, peer = self._receiver.on_message, connection.peer
         for message in messages:
-            if not connection.is_open:  # a callback may have ended it
+            if connection.step is Step.CLOSED:  # a callback may have ended it
                 return
-            self._receiver.on_message(connection.peer, message)
+            on_message(peer, message)
 
     def _advance(self, connection: Connection, now_s: float) -> list[Message]:
         step = connection.step
@@ -302,36 +339,37 @@ class TlsMesh:
         if older := self._up.get(connection.peer):
             self._drop(older, Lost("replaced"))
         self._report_downs()
-        if connection.is_open:
+        if connection.step is not Step.CLOSED:
             expires_in_s = max(0.0, connection.expires_s - time.time())
             age_s = self._age_s * self._random.uniform(0.9, 1.1)
             connection.rise(now_s, now_s + min(age_s, expires_in_s))
             self._up[connection.peer] = connection
+            self._due_s = 0.0
             logger.info("peer_up peer=%s epoch=%d", connection.peer, hello.epoch)
             self._receiver.on_up(connection.peer, hello)
 
     def _write(self, connection: Connection, now_s: float) -> None:
-        self._try(connection, lambda: connection.write(now_s))
-        if connection.is_open:
-            polled = select.EPOLLIN | (select.EPOLLOUT if connection.wants_write else 0)
-            if polled != connection.polled:
-                connection.polled = polled
-                self._epoll.modify(connection.fd, polled)
-
-    def _try(self, connection: Connection, act: Callable[[], list[Message] | None]) -> list[Message] | None:
-        """Act on a connection, and end it where the peer is at fault; never calls the receiver."""
+        if connection.step is Step.CLOSED:
+            return
         try:
-            return act()
+            connection.write(now_s)
         except Lost as lost:
             self._drop(connection, lost)
-            return None
+            return
+        polled = select.EPOLLIN | (select.EPOLLOUT if connection.wants_write else 0)
+        if polled != connection.polled:
+            connection.polled = polled
+            self._due_s = 0.0
+            self._epoll.modify(connection.fd, polled)
 
     def _drop(self, connection: Connection, lost: Lost) -> None:
         """End a connection; if it was up, its end is reported before anything else is."""
-        if not connection.is_open:
+        if connection.step is Step.CLOSED:
             return
         is_up, peer, now_s = connection.step is Step.UP, connection.peer, time.monotonic()
+        self._due_s = 0.0
         del self._connections[connection.fd]
+        self._unflushed.discard(connection)
         self._undrained.discard(connection)
         self._epoll.unregister(connection.fd)
         connection.close()
@@ -356,17 +394,26 @@ class TlsMesh:
     # Time
 
     def _wait_s(self, timeout_s: float) -> float:
-        if self._undrained:
+        if timeout_s <= 0.0 or self._undrained:
             return 0.0
-        due_s = min(
+        if self._due_s == 0.0:
+            self._due_s = self._find_due_s()
+        return max(0.0, min(timeout_s, self._due_s - time.monotonic()))
+
+    def _find_due_s(self) -> float:
+        """When `_keep_time` has something to do at the earliest, so that not every round looks.
+
+        It holds until `_due_s` is set to 0 where something nearer may have been added. Messages that come and
+        go only put things off.
+        """
+        return min(
             self._contexts.due_s,
             self._accept_again_s,
             min((dialer.due_s for dialer in self._dialers.values()), default=math.inf),
-            min(map(self._due_s, self._connections.values()), default=math.inf),
+            min(map(self._due_of, self._connections.values()), default=math.inf),
         )
-        return max(0.0, min(timeout_s, due_s - time.monotonic()))
 
-    def _due_s(self, connection: Connection) -> float:
+    def _due_of(self, connection: Connection) -> float:
         if connection.step is not Step.UP:
             return connection.born_s + self._setup_s
         silent_s = min(connection.received_s + self._silence_s, connection.until_s)
@@ -374,8 +421,9 @@ class TlsMesh:
 
     def _keep_time(self, now_s: float) -> None:
         """Do what is due at `now_s`, when the events were had: what came while we slept counts as heard."""
+        self._is_looked_up = False
         for connection in list(self._connections.values()):
-            if now_s >= self._due_s(connection):
+            if now_s >= self._due_of(connection):
                 self._time_out(connection, now_s)
         for peer, dialer in self._dialers.items():
             if dialer.is_due(now_s):
@@ -398,6 +446,11 @@ class TlsMesh:
 
     # The rest
 
+    def _on_looked_up(self) -> None:
+        """On the thread of a look-up: its dialer is due."""
+        self._is_looked_up = True
+        self.wake()
+
     def _check(self, name: str, members: Mapping[str, str]) -> None:
         for member, address in members.items():
             check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
@@ -417,7 +470,7 @@ class TlsMesh:
             raise Closed("the network was closed")
 
     def _take_hello(self, hello: Hello) -> None:
-        self._hello = hello
+        self._hello, self._encoded = hello, None
         self._hello_frame = b"".join(encode(hello, hello.epoch))
 
     def _setups(self) -> list[Connection]:

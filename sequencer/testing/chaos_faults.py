@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -39,6 +40,7 @@ class Faults:
             self._hold: 3,
             self._delay: 2,
             self._reset: 2,
+            self._hand_over: 3,
             self._calm: 3,
         }
 
@@ -156,6 +158,18 @@ class Faults:
         wire = self._draw.choice(self._cluster.wires.all)
         self._note("reset", wire.name)
         wire.reset()
+
+    def _hand_over(self) -> None:
+        """No fault by itself; the next one may come before it is over."""
+        leader = self._leader()
+        if leader is None or leader not in self._cluster.running:
+            return
+        process, seconds = self._cluster.running[leader], self._draw.choice([0.05, 0.5, 2.0])
+        self._note("hand_over", leader)
+        process.post("hand_over", seconds=seconds)
+        if self._draw.random() < 0.5:
+            with contextlib.suppress(Timeout):  # It is stopped, perhaps.
+                self.done["handed_over"] += process.answer(seconds + 0.5)["is_led_by_another"]
 
     def _calm(self) -> None:
         self._note("calm")

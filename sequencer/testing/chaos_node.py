@@ -142,9 +142,11 @@ def main() -> None:
     for thread in range(settings["threads"]):
         Proposer(raft, f"{name}.{life}.{thread}", acked, quiet, settings).start()
 
-    def answer(do: str, _: Answer) -> Answer:
+    def answer(do: str, arguments: Answer) -> Answer:
         if do == "quiet":
             quiet.set()
+        if do == "hand_over":
+            return {"is_led_by_another": raft.hand_over(arguments["seconds"])}
         return dataclasses.asdict(raft.status()) | {"machine": machine.index, "hash": machine.chain.hex()}
 
     serve(answer)

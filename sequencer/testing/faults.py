@@ -50,6 +50,7 @@ class Nemesis:
             "failed_sync": self._failed_sync,
             "slow_disk": self._slow_disk,
             "slow_machine": self._slow_machine,
+            "hand_over": self._hand_over,
         }
 
     def begin(self) -> None:
@@ -153,6 +154,12 @@ class Nemesis:
         if life is not None:
             life.apply_s = self._rng.uniform(0.0005, 0.02)
             self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(life, "apply_s", 0.0))
+
+    def _hand_over(self, member: Member) -> None:
+        """No fault; but it comes in the middle of them. Some time before it is given up others may come."""
+        life, seconds = self._cluster.leader() or member.life, self._rng.choice((0.02, 0.2, 2.0))
+        if life is not None and life.view is not None:
+            life.hand_over(seconds)
 
     # The network
 

@@ -52,6 +52,7 @@ class Life:
         self.endpoint = Endpoint(name, cluster.wires, self._on_flush)
         self.endpoint.on_arrival = self.wake
         self.machine = Machine(self, cluster.settings.padding)
+        self._calls: deque[Callable[[], None]] = deque()
         self._aside = SteppedAside(self._later, self.wake)
         self._busy_until = 0.0
         self._wakes_at = float("inf")
@@ -79,6 +80,7 @@ class Life:
             new_id=lambda: cluster.rng.randbytes(16),
             disk=self.disk,
             on_disk_full=self._on_disk_full,
+            calls=self._calls,
         )
         self._node._snapshots._disk = self._aside.disk(self.disk)
         on_commit = self._node.on_commit
@@ -120,6 +122,11 @@ class Life:
         self.in_flight.append((command, content, future))
         self.wake()
         return True
+
+    def hand_over(self, seconds: float) -> None:
+        """Have another one lead, if this one does."""
+        self._calls.append(lambda: self.node.hand_over(seconds, Future()))
+        self.wake()
 
     def do(self, action: Callable[[], None]) -> None:
         """Let the node's code run, and see how it ends."""

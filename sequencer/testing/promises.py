@@ -17,6 +17,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    StandNow,
     VoteReply,
 )
 from sequencer.raft.node import RaftNode
@@ -63,14 +64,20 @@ class Promises:
         self.acknowledged: dict[tuple[bytes, int], int] = {}
         """How far a disk said, to the leader of a term, that its log agrees."""
         self._supporters: dict[tuple[str, int], set[str]] = {}
+        self._called: set[tuple[str, int]] = set()
 
     def on_flush(self, view: View, queued: list[tuple[str, Message]]) -> None:
         """Messages leave: all that they say is synced, and a disk votes once in a term."""
         log, name = view.node._log, view.name
         for peer, message in queued:
             match message:
-                case RequestVote(pre=False):
-                    self._require_support(view, message.term)
+                case StandNow(term):
+                    self._on_call(view, peer, term)
+                case RequestVote(pre=False, called=called):
+                    if called:
+                        require((name, message.term) in self._called, "nobody called", name, message.term)
+                    else:
+                        self._require_support(view, message.term)
                     self._on_vote(view, message.term, name)
                 case VoteReply(granted=True, pre=True):
                     self._supporters.setdefault((peer, message.term), set()).add(name)
@@ -97,6 +104,14 @@ class Promises:
     def _on_matched(self, claim: Claim, term: int, index: int) -> None:
         known = self.acknowledged.get((claim.disk, term), 0)
         self.acknowledged[claim.disk, term] = max(known, index)
+
+    def _on_call(self, view: View, peer: str, term: int) -> None:
+        """Whom a leader calls to stand in the next term has all of its log."""
+        raft, last = view.node._raft, view.node._log.last.index
+        require(raft.leads and raft.term == term, "a call of no leader", view.name, peer, term)
+        known = self.acknowledged.get((raft._claims[peer].disk, term), 0)
+        require(known >= last, "called before it has everything", view.name, peer, term, known, last)
+        self._called.add((peer, term + 1))
 
     def _require_support(self, view: View, term: int) -> None:
         """A majority said that it would vote for this node in this term."""

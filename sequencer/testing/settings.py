@@ -38,10 +38,16 @@ Fault: TypeAlias = Literal[
     "failed_sync",
     "slow_disk",
     "slow_machine",
+    "hand_over",
 ]
 
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
-_RARE: Final = frozenset({"power_cut_all", "wipe", "old_disk"})
+_WEIGHTS: Final[dict[Fault, tuple[int, ...]]] = {
+    "power_cut_all": (0, 1, 4),
+    "wipe": (0, 1, 4),
+    "old_disk": (0, 1, 4),
+    "hand_over": (0, 10, 40),  # It takes a leader, which there often is none.
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ def draw_settings(rng: random.Random, *, nodes: int | None, seconds: float) -> S
 def _draw_faults(rng: random.Random) -> dict[Fault, int]:
     weights: dict[Fault, int] = {}
     for fault in FAULTS:
-        weight = rng.choice((0, 1, 4) if fault in _RARE else (0, 0, 3, 10))
+        weight = rng.choice(_WEIGHTS.get(fault, (0, 0, 3, 10)))
         if weight:
             weights[fault] = weight
     return weights or {"kill": 1}

@@ -59,6 +59,31 @@ def test_faults_of_all_kinds_break_no_promise(tmp_path: Path, nodes: int, second
 
 
 @pytest.mark.slow
+def test_leadership_is_handed_over_again_and_again_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3, seed=5) as cluster:
+        for name in cluster.names:
+            cluster.start(name)
+        wait_for(lambda: all(status["index"] > 200 for status in cluster.statuses()))
+        for _ in range(20):
+            wait_for(lambda: is_handed_over(cluster))
+            reached = max(status["index"] for status in cluster.statuses())
+            wait_for(lambda: all(status["index"] > reached for status in cluster.statuses()))  # noqa: B023
+        for process in cluster.running.values():
+            process.ask("quiet")
+        wait_for(lambda: {status["in_flight"] for status in cluster.statuses()} == {0})
+        wait_for(lambda: len({status["hash"] for status in cluster.statuses()}) == 1)
+        assert [process.terminate(10) for process in cluster.running.values()] == [0, 0, 0]
+        cluster.running.clear()
+        assert any("called_to_stand" in (cluster.out(name) / "stderr").read_text() for name in cluster.names)
+    assert not check_lives({name: cluster.out(name) for name in cluster.names}, is_settled=True).problems
+
+
+def is_handed_over(cluster: Cluster) -> bool:
+    leader = cluster.running.get(cluster.statuses()[0]["leader"] or "")
+    return leader is not None and leader.ask("hand_over", seconds=5.0)["is_led_by_another"] is True
+
+
+@pytest.mark.slow
 def test_a_log_that_is_not_synced_is_found_out_by_a_power_cut(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3, seed=4, lies_about=["log."]) as cluster:
         for name in cluster.names:

@@ -43,6 +43,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    StandNow,
     Tell,
     VoteReply,
 )
@@ -57,6 +58,7 @@ EXAMPLES: list[Message | Hello] = [
     AppendReply(5, matched=True, prev=9, index=11, claim=CLAIM),
     Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
     ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
+    StandNow(5),
     Forward(b"a command"),
     Adopt(b"a state"),
     Tell(b"a report"),
@@ -95,7 +97,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
 
 MESSAGES = st.one_of(
     st.builds(Hello, IDS, st.integers(0, 2**32 - 1), CLAIMS, st.booleans()),
-    st.builds(RequestVote, NUMBERS, PLACES, CLAIMS, st.booleans()).map(in_order),
+    st.builds(RequestVote, NUMBERS, PLACES, CLAIMS, st.booleans(), st.booleans()).map(in_order),
     st.builds(VoteReply, NUMBERS, st.booleans(), CLAIMS, st.booleans()),
     appends(),
     st.builds(AppendReply, NUMBERS, st.booleans(), NUMBERS, NUMBERS, CLAIMS),
@@ -104,6 +106,7 @@ MESSAGES = st.one_of(
     st.builds(Forward, st.binary()),
     st.builds(Adopt, st.binary()),
     st.builds(Tell, st.binary()),
+    st.builds(StandNow, NUMBERS),
 )
 
 
@@ -181,6 +184,8 @@ BAD = {
     "a kind that nobody has": (99, b""),
     "a ping, which is no message": (Kind.PING, b""),
     "neither yes nor no": patched(EXAMPLES[5], 8, "B", 2),
+    "called neither yes nor no": patched(EXAMPLES[1], 57, "B", 2),
+    "an absurd term to stand in": patched(EXAMPLES[8], 0, "<Q", 1 << 63),
     "an absurd term": patched(EXAMPLES[1], 0, "<Q", 1 << 63),
     "an absurd index": patched(EXAMPLES[1], 8, "<Q", 1 << 63),
     "a term where no entry stands": patched(EXAMPLES[1], 8, "<Q", 0),

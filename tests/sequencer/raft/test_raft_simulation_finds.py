@@ -10,6 +10,7 @@ from sequencer.raft import hardened, opening
 from sequencer.raft.disks import Admissions
 from sequencer.raft.election import Ballot
 from sequencer.raft.following import Matched, Refused, Verdict, compare
+from sequencer.raft.handover import HandOver
 from sequencer.raft.hardened import SyncObj
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import Append, Chunk, Place
@@ -226,3 +227,22 @@ def test_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch
     monkeypatch.setattr(SyncObj, "_is_answer", is_answer)
     late = {"overtaken": 0.3, "faults": {"jump": 3, "storm": 1}, "fault_every_s": 0.1}
     finds("an acknowledgement from nowhere", seeds=range(9, 90), nodes=3, **late, **LIGHT)
+
+
+HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_s": 0.1, "retry_ms": 100}
+
+
+def test_a_successor_that_lacks_something(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(HandOver, "choose", lambda self, matched, _: min(matched, key=matched.__getitem__))
+    finds("called before it has everything", seeds=range(5), **HANDING)
+
+
+def test_an_election_to_which_nobody_called(monkeypatch: Patch) -> None:
+    stand = Ballot.stand
+
+    def stand_as_if_called(self: Ballot) -> bool:
+        self.call()
+        return stand(self)
+
+    monkeypatch.setattr(Ballot, "stand", stand_as_if_called)
+    finds("an election that nobody supports", seeds=range(5), **HANDING)

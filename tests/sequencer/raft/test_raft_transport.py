@@ -40,6 +40,7 @@ from sequencer.raft.messages import (
     Message,
     Place,
     RequestVote,
+    StandNow,
     VoteReply,
 )
 from sequencer.raft.transport import SETUPS_MAX, TlsMesh
@@ -56,6 +57,7 @@ MESSAGES: list[Message] = [
     ChunkReply(5, NOWHERE, 120, 100, installed=False, claim=CLAIM),
     Forward(b"a command"),
     Adopt(b"a state"),
+    StandNow(5),
 ]
 
 
@@ -252,6 +254,15 @@ def test_a_frame_as_large_as_they_come_arrives(net: Net) -> None:
     first.flush()
     net.drive(lambda: inbox.count("message") == 2)
     assert inbox.messages("n1") == [largest, Forward(b"behind it")]
+
+
+def test_a_poll_takes_every_record_that_has_come(net: Net) -> None:
+    first, second, _, inbox = net.pair()
+    for content in (b"one", bytes(40_000), b"three"):
+        first.send("n2", Forward(content))
+        first.flush()  # On loopback it has come when this returns.
+    second.poll(1.0)
+    assert inbox.messages("n1") == [Forward(b"one"), Forward(bytes(40_000)), Forward(b"three")]
 
 
 def test_nothing_leaves_before_flush_but_pings_do(net: Net) -> None:
@@ -546,7 +557,7 @@ def test_a_peer_that_never_reads_is_dropped_when_its_outbox_is_full(net: Net) ->
     while first._up["n2"].stuck_bytes == 0:
         first.send("n2", Forward(bytes(1 << 20)))
         first.flush()
-    assert first._due_s(first._up["n2"]) > first._up["n2"].sent_s + 1  # no ping is due that could not leave
+    assert first._due_of(first._up["n2"]) > first._up["n2"].sent_s + 1  # no ping is due that could not leave
     while first.send("n2", Forward(bytes(1 << 20))):
         first.flush()
     assert not first.connected

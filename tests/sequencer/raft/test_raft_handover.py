@@ -1,0 +1,324 @@
+"""Handing leadership over: to whom, what waits meanwhile, and what a lost, late or repeated call does.
+
+Sections are of Ongaro's dissertation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from raft_bench import (
+    Clock,
+    Driven,
+    Lockstep,
+    Member,
+    claim_of,
+    commands_entry,
+    config_of,
+    disk_id,
+    entries_of,
+    of_kind,
+    virtual_clock,
+)
+
+from sequencer.raft.entries import encode_commands
+from sequencer.raft.handover import HandOver
+from sequencer.raft.messages import Append, Entry, Forward, Message, RequestVote, StandNow, VoteReply
+from sequencer.raft.state import INITIAL
+from sequencer.testing.simulate import simulate
+
+NAMES = ["n1", "n2", "n3", "n4", "n5"]
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+def member(clock: Clock, members: int = 3) -> Driven:
+    driven = Driven(clock, config_of("n1", NAMES[:members]))
+    driven.adopt()
+    return driven
+
+
+def leader(clock: Clock, members: int = 3) -> Driven:
+    """A leader of the whole log, which nobody has acknowledged."""
+    driven = member(clock, members)
+    driven.lead()
+    return driven
+
+
+def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
+    done: Future[bool] = Future()
+    node.node.hand_over(seconds, done)
+    return done
+
+
+# --- Whom to call ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("matched", "called"),
+    [
+        ({}, None),
+        ({"n2": 6, "n3": 5}, None),
+        ({"n2": 6, "n3": 7}, "n3"),
+        ({"n2": 7, "n3": 7}, "n3"),
+        ({"n2": 7}, "n2"),
+    ],
+)
+def test_the_furthest_member_is_called_once_it_has_everything(
+    matched: dict[str, int], called: str | None
+) -> None:
+    wish = HandOver(until=1.0)
+    assert wish.choose(matched, 7) == called
+    assert wish.choose({"n2": 7, "n3": 7}, 7) == (None if called else "n3")
+    assert wish.choose({"n2": 7, "n3": 7}, 7) is None
+
+
+# --- A leader that hands over: section 3.10 --------------------------------------------------------------
+
+
+def test_a_leader_calls_a_member_when_it_has_acknowledged_the_whole_log(clock: Clock) -> None:
+    driven = leader(clock)
+    begin(driven)
+    assert of_kind(driven.step(), StandNow) == []
+    last = driven.log.last.index
+    assert of_kind(driven.acknowledge("n2", last - 1), StandNow) == []
+    sent = driven.acknowledge("n3", last)
+    assert [(peer, message) for peer, message in sent if isinstance(message, StandNow)] == [
+        ("n3", StandNow(driven.raft.term))
+    ]
+
+
+def test_nobody_is_called_twice(clock: Clock) -> None:
+    driven = leader(clock)
+    begin(driven)
+    sent = [message for peer in ("n2", "n3") for message in driven.acknowledge(peer, driven.log.last.index)]
+    assert len(of_kind(sent, StandNow)) == 1
+
+
+def test_a_disk_that_does_not_count_is_not_called(clock: Clock) -> None:
+    driven = leader(clock)
+    begin(driven)
+    sent = driven.acknowledge("n2", driven.log.last.index, claim=claim_of("n2", generation=1))
+    assert of_kind(sent, StandNow) == []
+
+
+def test_what_is_proposed_and_forwarded_waits_until_it_has_failed(clock: Clock) -> None:
+    driven = leader(clock)
+    done = begin(driven, 0.2)
+    (future,) = driven.propose(b"own")
+    forwarded = encode_commands(disk_id("n2"), 1, 1, 1, [b"other's"])
+    last = driven.log.last
+    driven.hear("n2", Forward(forwarded))
+    assert driven.log.last == last
+    assert driven.node.wait_s() > 0
+    clock.advance(0.201)
+    driven.step()
+    driven.step()
+    assert done.result(0) is False
+    assert driven.raft.role == "leader"
+    assert [content for _, _, content in driven.contents()[-2:]] == [b"other's", b"own"]
+    for peer in ("n2", "n3"):
+        driven.acknowledge(peer, driven.log.last.index)
+    assert future.result(0) == 2
+
+
+def test_a_leader_that_hands_over_goes_on_with_heartbeats_and_commits(clock: Clock) -> None:
+    driven = leader(clock)
+    begin(driven)
+    driven.step()
+    driven.acknowledge("n2", driven.log.last.index)
+    driven.step()
+    assert driven.status.committed == driven.log.last.index
+    clock.advance(driven.config.heartbeat_ms / 1000 + 0.001)
+    assert len(of_kind(driven.step(), Append)) == 2
+
+
+def test_a_leader_votes_for_whom_it_called_although_it_leads(clock: Clock) -> None:
+    driven = leader(clock)
+    done = begin(driven)
+    driven.acknowledge("n2", driven.log.last.index)
+    term = driven.raft.term + 1
+    request = RequestVote(term, driven.log.last, claim_of("n2"), pre=False, called=True)
+    assert VoteReply(term, True, driven.node.claim, False) in driven.hear("n2", request)
+    assert driven.raft.role == "follower"
+    assert not done.done()
+    driven.hear("n2", Append(term, driven.log.last, 0, 0, 0, ()))
+    assert done.result(0) is True
+
+
+def test_a_vote_that_nobody_was_called_for_is_refused_while_the_leader_is_heard(clock: Clock) -> None:
+    driven = leader(clock)
+    assert driven.request_vote("n2", driven.raft.term + 1, driven.log.last) is None
+    assert driven.raft.role == "leader"
+
+
+def test_whoever_does_not_lead_answers_at_once(clock: Clock) -> None:
+    driven = member(clock)
+    assert begin(driven).result(0) is False
+    driven.append(2, INITIAL)
+    assert begin(driven).result(0) is True
+
+
+def test_a_single_node_goes_on_leading(clock: Clock) -> None:
+    cluster = Lockstep(clock, ["n1"])
+    alone = cluster.lead()
+    done = begin(alone, 0.1)
+    cluster.run(done.done)
+    assert done.result(0) is False
+    assert cluster.commit(b"next") == [1]
+
+
+def test_the_deadline_ends_the_wait_of_a_loop_that_nothing_reaches(clock: Clock) -> None:
+    driven = leader(clock)
+    begin(driven, 0.01)
+    driven.step()
+    assert driven.node.wait_s() <= 0.01
+
+
+# --- A member that is called -----------------------------------------------------------------------------
+
+
+def follower(clock: Clock) -> Driven:
+    """Follows n2 in term 3, and has all of its log."""
+    driven = member(clock)
+    driven.append(3, INITIAL, entries_of([2, 3]), commit=3)
+    return driven
+
+
+def requests(sent: list[tuple[str, Message]]) -> Counter[str]:
+    return Counter(peer for peer, message in sent if isinstance(message, RequestVote) and message.called)
+
+
+def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock: Clock) -> None:
+    driven = follower(clock)
+    sent = driven.hear_all("n2", StandNow(3))
+    assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
+    assert (
+        of_kind(sent, RequestVote)
+        == [RequestVote(4, driven.log.last, driven.node.claim, pre=False, called=True)] * 2
+    )
+
+
+def test_a_heartbeat_behind_the_call_does_not_take_it_back(clock: Clock) -> None:
+    driven = follower(clock)
+    driven.hear("n2", StandNow(3), Append(3, driven.log.last, 3, 0, 0, ()))
+    assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
+
+
+@pytest.mark.parametrize(
+    ("peer", "term"),
+    [("n3", 3), ("n2", 2), ("n2", 4), ("n3", 4)],
+    ids=["of no leader", "late", "early", "of a later leader that was not heard"],
+)
+def test_a_call_that_is_not_the_leaders_in_this_term_is_not_heeded(
+    clock: Clock, peer: str, term: int
+) -> None:
+    driven = follower(clock)
+    driven.hear(peer, StandNow(term))
+    assert (driven.raft.role, driven.raft.term, driven.raft.leader) == ("follower", 3, "n2")
+
+
+def test_a_call_that_comes_twice_makes_one_election(clock: Clock) -> None:
+    driven = follower(clock)
+    sent = driven.hear_all("n2", StandNow(3), StandNow(3))
+    sent += driven.hear_all("n2", StandNow(3))
+    assert requests(sent) == {"n2": 1, "n3": 1}
+    assert driven.raft.term == 4
+
+
+def test_an_election_that_failed_is_followed_by_an_ordinary_one(clock: Clock) -> None:
+    driven = follower(clock)
+    driven.hear("n2", StandNow(3))
+    sent = of_kind(driven.time_out(), RequestVote)
+    assert sent
+    assert all(request.pre and not request.called for request in sent)
+
+
+def test_a_wiped_member_that_is_called_does_not_stand(clock: Clock) -> None:
+    driven = Driven(clock, config_of("n1", NAMES[:3]), generation=1)
+    driven.adopt({"n1": 1})
+    driven.append(3, INITIAL, [join_of_another_disk()], commit=1)
+    assert not driven.raft.is_counted_here
+    driven.hear("n2", StandNow(3))
+    assert (driven.raft.role, driven.raft.term) == ("follower", 3)
+
+
+def join_of_another_disk() -> Entry:
+    from sequencer.raft.entries import Join, encode_join
+
+    return Entry(encode_join(Join("n1", disk_id("n1", 2))), 2, 3)
+
+
+def test_a_called_candidate_whose_log_lacks_something_gets_no_vote(clock: Clock) -> None:
+    driven = member(clock)
+    driven.append(3, INITIAL, [commands_entry(2, 3, b"one")], peer="n3")
+    request = RequestVote(4, INITIAL, claim_of("n2"), pre=False, called=True)
+    assert [m for m in driven.hear("n2", request) if isinstance(m, VoteReply) and m.granted] == []
+
+
+# --- A cluster -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [NAMES[:3], NAMES])
+def test_leadership_goes_round_while_commands_are_proposed_everywhere(clock: Clock, names: list[str]) -> None:
+    cluster = Lockstep(clock, names)
+    cluster.lead()
+    futures = []
+    for turn in range(6):
+        old = cluster.lead()
+        futures += [
+            future
+            for name in names
+            for future in cluster.members[name].propose(b"%d %b" % (turn, name.encode()))
+        ]
+        done = begin(old)
+        before = clock.now
+        cluster.run(done.done)
+        assert done.result(0) is True
+        assert clock.now - before < old.config.election_ms_min / 1000
+        assert cluster.lead() is not old
+    cluster.run(lambda: all(future.done() for future in futures))
+    cluster.converge()
+    assert sorted(future.result(0) for future in futures) == list(range(1, len(futures) + 1))
+
+
+def test_with_every_call_lost_the_leader_goes_on(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    old = cluster.lead()
+    cluster.drop_message = lambda _one, _two, message: isinstance(message, StandNow)
+    term, done = old.raft.term, begin(old, 0.5)
+    (future,) = old.propose(b"waits")
+    cluster.run(done.done)
+    assert done.result(0) is False
+    cluster.run(future.done)
+    assert (cluster.lead().name, old.raft.term) == (old.name, term)
+
+
+def test_with_no_follower_up_to_date_none_is_called_before_it_is(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    old = cluster.lead()
+    cluster.converge()
+    others = [name for name in cluster.names if name != old.name]
+    cluster.cut((old.name, others[0]))
+    cluster.commit(b"missed by one", via=old.name)
+    cluster.heal()
+    done = begin(old)
+    cluster.run(done.done)
+    assert done.result(0) is True
+    cluster.converge()
+
+
+def test_handing_over_happens_in_the_simulation_and_breaks_no_promise() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(3):
+        seen += simulate(
+            seed, nodes=3, seconds=4.0, faults={"hand_over": 2, "kill": 1, "cut_off": 1}, fault_every_s=0.1
+        ).seen
+    assert {"hand_over", "hands_over", "called_to_stand", "hand_over_failed"} <= set(seen)

@@ -1,0 +1,184 @@
+"""What a round of the loop costs: nothing is done, asked or said that has no cause."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pysyncobj.syncobj
+import pytest
+from raft_bench import Clock, Driven, Lockstep, config_of, of_kind, virtual_clock
+
+from sequencer.raft.hardened import SyncObj
+from sequencer.raft.messages import Append, AppendReply
+from sequencer.raft.stock import COMMANDS_MAX, Peer, Waiting
+
+NAMES = ["n1", "n2", "n3"]
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The nodes whose PySyncObj was asked to decide, each time."""
+    asked: list[str] = []
+    on_tick = pysyncobj.syncobj.SyncObj._onTick
+
+    def noted(self: Any, timeout_s: float) -> None:
+        asked.append(self._name)
+        on_tick(self, timeout_s)
+
+    monkeypatch.setattr(SyncObj, "_onTick", noted)
+    return asked
+
+
+def leader(clock: Clock) -> Driven:
+    driven = Driven(clock, config_of("n1", NAMES))
+    driven.adopt()
+    driven.lead()
+    driven.acknowledge("n2", driven.log.last.index)
+    driven.acknowledge("n3", driven.log.last.index)
+    driven.step()
+    return driven
+
+
+# --- What PySyncObj is asked -----------------------------------------------------------------------------
+
+
+def test_a_follower_asks_pysyncobj_when_its_election_is_due_and_not_before(
+    clock: Clock, asked: list[str]
+) -> None:
+    driven = Driven(clock, config_of("n1", NAMES))
+    driven.adopt()
+    driven.append(3, driven.log.last)
+    asked.clear()
+    for _ in range(5):
+        driven.append(3, driven.log.last)
+    assert asked == []
+    driven.time_out()
+    assert asked
+
+
+def test_a_leader_asks_pysyncobj_for_a_commit_and_not_for_a_second_acknowledgement(
+    clock: Clock, asked: list[str]
+) -> None:
+    driven = leader(clock)
+    (future,) = driven.propose(b"one")
+    asked.clear()
+    driven.step()
+    assert asked == []
+    reply = AppendReply(driven.raft.term, True, 0, driven.log.last.index, driven.node.claim)
+    driven.hear("n2", reply._replace(claim=driven.raft._claims["n2"]))
+    assert len(asked) == 1
+    assert future.result(0) == 1
+    driven.hear("n3", reply._replace(claim=driven.raft._claims["n3"]))
+    assert len(asked) == 1
+
+
+def test_a_leader_asks_pysyncobj_with_every_heartbeat_whether_it_is_heard(
+    clock: Clock, asked: list[str]
+) -> None:
+    driven = leader(clock)
+    asked.clear()
+    clock.advance(driven.config.heartbeat_ms / 1000 + 0.001)
+    assert len(of_kind(driven.step(), Append)) == 2
+    assert len(asked) == 1
+    clock.advance(driven.config.election_ms_max / 1000 + 0.001)
+    driven.step()
+    assert driven.raft.role == "follower"
+
+
+def test_what_pysyncobj_may_keep_waiting_is_bounded() -> None:
+    waiting = Waiting()
+    for number in range(COMMANDS_MAX):
+        waiting.put_nowait(number)
+    with pytest.raises(pysyncobj.syncobj.Queue.Full):
+        waiting.put_nowait(None)
+    assert [waiting.get_nowait(), waiting.get_nowait(), len(waiting)] == [0, 1, COMMANDS_MAX - 2]
+    waiting.clear()
+    with pytest.raises(pysyncobj.syncobj.Queue.Empty):
+        waiting.get_nowait()
+
+
+def test_a_peer_equals_itself_alone() -> None:
+    one, other = Peer("n1"), Peer("n1")
+    assert {one, other, one} == {other, one}
+    assert len({one, other}) == 2
+    assert one != other
+    assert one.id == one.name == "n1"
+
+
+# --- What is sent ----------------------------------------------------------------------------------------
+
+
+def test_what_two_peers_get_is_one_message(clock: Clock) -> None:
+    driven = leader(clock)
+    driven.propose(b"one")
+    appends = of_kind(driven.step(), Append)
+    assert len(appends) == 2
+    assert appends[0] is appends[1]
+
+
+def test_an_acknowledgement_with_nothing_more_to_send_makes_no_message(clock: Clock) -> None:
+    driven = leader(clock)
+    driven.propose(b"one")
+    driven.step()
+    notices = of_kind(driven.acknowledge("n2", driven.log.last.index), Append)
+    assert [(len(notice.entries), notice.wants_reply) for notice in notices] == [(0, False)] * 2
+    assert driven.acknowledge("n3", driven.log.last.index) == []
+
+
+def test_what_is_proposed_on_what_was_just_applied_leaves_with_the_news_of_that(clock: Clock) -> None:
+    calls: deque[Callable[[], None]] = deque()
+    driven = leader(clock)
+    driven.node._calls = calls
+    (future,) = driven.propose(b"one")
+    driven.step()
+    future.add_done_callback(lambda _: calls.append(lambda: driven.propose(b"two") and None))
+    appends = of_kind(driven.acknowledge("n2", driven.log.last.index), Append, "n2")
+    assert [(append.commit, len(append.entries)) for append in appends] == [(driven.log.last.index - 1, 1)]
+
+
+# --- What ends a wait ------------------------------------------------------------------------------------
+
+
+def test_a_loop_is_woken_once_and_only_while_it_waits(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = leader(clock)
+    wakes: list[int] = []
+    monkeypatch.setattr(driven.wire, "wake", lambda: wakes.append(1))
+    driven.node._is_waiting = False
+    driven.propose(b"in a round")
+    driven.node.wake()
+    assert wakes == []
+    driven.step()
+    assert driven.node.wait_s() > 0
+    driven.propose(b"while it waits")
+    driven.propose(b"and another")
+    driven.node.wake()
+    assert wakes == [1]
+
+
+def test_a_call_keeps_the_loop_from_waiting(clock: Clock) -> None:
+    driven = leader(clock)
+    made: list[str] = []
+    driven.step()
+    assert driven.node.wait_s() > 0
+    driven.node._calls.append(lambda: made.append("call"))
+    assert driven.node.wait_s() == 0
+    driven.step()
+    assert made == ["call"]
+    assert driven.node.wait_s() > 0
+
+
+def test_calls_are_made_without_a_leader_too(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    made: list[str] = []
+    alone = cluster.members["n1"]
+    alone.node._calls.append(lambda: made.append("call"))
+    alone.node.step()
+    assert made == ["call"]
