@@ -26,7 +26,8 @@ class Levels:
 
     def __init__(self) -> None:
         self.merged = NO_LEVEL
-        self._merged_place = NOWHERE
+        self.merged_place = NOWHERE
+        """Up to where the session is merged, as far as a node said."""
         self._said: dict[str, PushProgress] = {}
         self._members: dict[str, int] = {}
 
@@ -59,7 +60,7 @@ class Levels:
 
     def safe(self, node: str) -> Place:
         """Up to where a node needs nothing more: it has synced it, or it is merged and comes from others."""
-        return max(self.durable(node), self._merged_place)
+        return max(self.durable(node), self.merged_place)
 
     def start(self, node: str, members: int, place: Place | None) -> None:
         """A stream to a node begins at `place`: one that has lost what it had counts anew."""
@@ -71,4 +72,4 @@ class Levels:
         """A node said how far it is."""
         self._said[node] = said
         self.merged = max(self.merged, Level(said.merged_x, said.merged_number))
-        self._merged_place = max(self._merged_place, said.merged)
+        self.merged_place = max(self.merged_place, said.merged)

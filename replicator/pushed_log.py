@@ -105,7 +105,7 @@ class PushedLog:
         """A node said how far it is."""
         self.levels.report(node, said)
         self._write_progress(PushState.RUNNING)
-        self._rounds.note_synced(self.levels.synced)
+        self._rounds.note_progress(self.levels.synced, self.levels.merged_place)
         self.note_progress()
 
     def give_up(self, state: PushState) -> None:
@@ -118,6 +118,7 @@ class PushedLog:
         self._progress.close()
 
     def _look(self) -> None:
+        self.shared.look()
         for event in self._changed:
             event.set()
 

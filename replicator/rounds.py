@@ -1,9 +1,10 @@
 """When the streams of a session look for more to send: in rounds, which pace themselves.
 
 Laws. The first change is looked at once. While a round is on its way, which a majority of the nodes has not
-synced, what is little waits for it, and goes with all that comes meanwhile: the busier the nodes, the larger
-each message, and the less each byte costs. Nothing waits longer than `WAIT_SECONDS_MAX`, and what fills a
-message does not wait. Behind the last round there is one more look, which finds nothing, or what is wrong.
+synced, or the one before it is not merged, what is little waits, and goes with all that comes meanwhile: the
+busier the nodes, the larger each message, and the less each byte costs. Nothing waits longer than
+`WAIT_SECONDS_MAX`, and what fills a message does not wait. Behind the last round there is one more look,
+which finds nothing, or what is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Rounds:
 
     def __init__(self, look: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._look, self._loop = look, loop
-        self._sent = self._synced = NOWHERE
+        self._sent = self._synced = self._merged = NOWHERE
+        self._before = NOWHERE
+        """Where the round before the last one ended."""
         self._waiting_bytes: WaitingBytes | None = None
         """How much waits behind a place, None if that cannot be said; set while something waits."""
         self._latest: asyncio.TimerHandle | None = None
@@ -40,7 +43,7 @@ class Rounds:
     def want(self, waiting_bytes: WaitingBytes, *, is_urgent: bool = False) -> None:
         """There may be more to send."""
         self._waiting_bytes = waiting_bytes
-        if is_urgent or self._synced >= self._sent or self._is_full(waiting_bytes):
+        if is_urgent or self._is_free() or self._is_full(waiting_bytes):
             self._begin()
         elif self._latest is None:
             self._latest = self._loop.call_later(WAIT_SECONDS_MAX, self._begin)
@@ -49,10 +52,10 @@ class Rounds:
         """All before `end` is on its way."""
         self._sent = max(self._sent, end)
 
-    def note_synced(self, end: Place) -> None:
-        """A majority of the nodes has synced all before `end`."""
-        self._synced = end
-        if self._waiting_bytes is not None and end >= self._sent:
+    def note_progress(self, synced: Place, merged: Place) -> None:
+        """A majority of the nodes has synced all before `synced`; all before `merged` is merged."""
+        self._synced, self._merged = synced, merged
+        if self._waiting_bytes is not None and self._is_free():
             self._begin()
 
     def close(self) -> None:
@@ -62,12 +65,16 @@ class Rounds:
             self._quiet.cancel()
             self._quiet = None
 
+    def _is_free(self) -> bool:
+        return self._synced >= self._sent and self._merged >= self._before
+
     def _is_full(self, waiting_bytes: WaitingBytes) -> bool:
         size = waiting_bytes(self._sent)
         return size is None or size >= FULL_BYTES
 
     def _begin(self) -> None:
         self._forget()
+        self._before = self._sent
         self._begun_s = self._loop.time()
         if self._quiet is None:
             self._quiet = self._loop.call_later(QUIET_SECONDS, self._when_quiet)

@@ -105,8 +105,11 @@ class SegmentReader:
         """Whether what was handed out last is part of verified bytes that are not handed out whole."""
         return bool(self._held) and self._offset == self._held[0].offset
 
-    def take(self, bytes_max: int) -> list[Chunk]:
-        """What comes next, until it is `bytes_max` or a little more; nothing if nothing more is good now."""
+    def take(self, bytes_max: int, *, is_fresh: bool = False) -> list[Chunk]:
+        """What comes next, until it is `bytes_max` or a little more; nothing if nothing more is good now.
+
+        `is_fresh`: also what came since this round of shared reads began.
+        """
         chunks: list[Chunk] = []
         taken = 0
         while taken < bytes_max:
@@ -114,7 +117,7 @@ class SegmentReader:
             if chunk is not None:
                 chunks.append(chunk)
                 taken += len(chunk.data)
-            elif not self._read():
+            elif not self._read(is_fresh=is_fresh):
                 break
         return chunks
 
@@ -138,7 +141,7 @@ class SegmentReader:
         self._offset = offset + size
         return Chunk(Place(*self.header.id, offset), data)
 
-    def _read(self) -> bool:
+    def _read(self, *, is_fresh: bool) -> bool:
         """Read and verify on; whether there was something."""
         scanner, start = self._scanner, self._scanner.offset
         shared = self._shared
@@ -148,7 +151,7 @@ class SegmentReader:
                 scanner.offset, scanner.next = start + len(known.data), known.number_end
                 self._held.append(_Piece(start, known.data))
                 return True
-        data = self._read_verified(scanner, start)
+        data = self._read_verified(scanner, start, is_fresh=is_fresh)
         if data is None:
             return False
         self._held.append(_Piece(start, data))
@@ -156,8 +159,9 @@ class SegmentReader:
             shared.put(Place(*self.header.id, start), Read(data, scanner.next))
         return True
 
-    def _read_verified(self, scanner: Scanner, start: int) -> memoryview | None:
-        left = self._file.size() - start
+    def _read_verified(self, scanner: Scanner, start: int, *, is_fresh: bool) -> memoryview | None:
+        shared = None if is_fresh else self._shared
+        left = (self._file.size() if shared is None else shared.size(self.header.id, self._file)) - start
         size = min(left, CHUNK_BYTES_MAX)
         if self._shared is not None:
             size = min(left, (start + CHUNK_BYTES_MAX) // GRID_BYTES * GRID_BYTES - start)

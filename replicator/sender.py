@@ -195,7 +195,7 @@ class Sender:
         """What table and durable end say of a segment that gave nothing more before they were read."""
         entry = self._view.sealed(reader.header.id)
         durable = 0 if entry is not None or reader.problem is None else self._durable_offset(reader.header.id)
-        more = reader.take(1)
+        more = reader.take(1, is_fresh=True) if entry is not None or reader.problem is not None else []
         if more:
             found += more
             return True

@@ -1,8 +1,9 @@
 """What several senders of one session directory read, read and verified once.
 
 Law: it is a cache. What it no longer has is read again; what it has was verified by whoever put it there.
-Streams that are at the same place stay together, for a sender's reads end at the same places wherever it
-began (`replicator.segment_reader`).
+Streams that are at the same place stay together: a sender's reads end at the same places wherever it began
+(`replicator.segment_reader`), and none sees more of a segment than the first that looked in this round, else
+each would read a little more than the one before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Final, NamedTuple
 
 from replicator.items import Chunk, Place
 from replicator.wire import encode_push_request
+from rt.log.disk import File
+from rt.log.segment import SegmentId
 
 SHARED_BYTES_MAX: Final = 8 * 2**20
 """The newest reads that are kept: some chunks more than streams of one speed lie apart."""
@@ -32,6 +35,18 @@ class SharedReads:
         self._reads: dict[Place, Read] = {}
         self._encoded: dict[tuple[Place, int], bytes] = {}
         self._encoded_bytes = 0
+        self._sizes: dict[SegmentId, int] = {}
+
+    def look(self) -> None:
+        """A round begins: see what there is now."""
+        self._sizes.clear()
+
+    def size(self, segment: SegmentId, file: File) -> int:
+        """How much of a segment there was when somebody first looked in this round."""
+        known = self._sizes.get(segment)
+        if known is None:
+            known = self._sizes[segment] = file.size()
+        return known
 
     def get(self, place: Place) -> Read | None:
         """What was read from `place` on."""
