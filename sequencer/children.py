@@ -19,6 +19,7 @@ import threading
 from typing import Final, NoReturn
 
 from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtError
+from rt.garbage import spare_what_is_loaded
 from sequencer import node_logs
 from sequencer.config import BadSetting, NodeConfig
 from sequencer.supervision import ExitStatus
@@ -69,6 +70,7 @@ def run_control(config: NodeConfig) -> None:
     """Serve as the control process until SIGTERM."""
     from sequencer.control.process import Control
 
+    spare_what_is_loaded()
     control = Control(config, on_failure=_leave)
     signal.signal(signal.SIGTERM, lambda *_: control.stop())
     control.run()
@@ -79,6 +81,8 @@ def run_data(config: NodeConfig) -> None:
     import uvloop
 
     from sequencer.data.process import Data
+
+    spare_what_is_loaded()
 
     async def serve() -> None:
         data = Data(config)

@@ -20,6 +20,7 @@ from replicator.pull_client import PullClient
 from replicator.pull_copy import Retention
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
 from rt.cli.signals import Interrupted
+from rt.garbage import spare_what_is_loaded
 from rt.errors import RtError
 from rt.net.rpc import keep_freed_memory
 from rt.net.tls import TLS
@@ -92,6 +93,7 @@ def pull(
             name=name,
         )
         keep_freed_memory()
+        spare_what_is_loaded()
         raise Interrupted(uvloop.run(_run(copy, stream, nodes, tls, is_attached=attached)))
 
 

@@ -16,6 +16,7 @@ from replicator.push_client import PushClient
 from replicator.push_sessions import PushSessions
 from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import Interrupted
+from rt.garbage import spare_what_is_loaded
 from rt.log.directory import is_log_directory
 from rt.log.disk import REAL
 
@@ -53,6 +54,7 @@ def push(
     """
     tls = tls_of(ca, cert, key, insecure=insecure)
     nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
+    spare_what_is_loaded()
     make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, waits=attached)
     if is_log_directory(REAL, directory):
         uvloop.run(_run(make(directory), is_attached=attached))
