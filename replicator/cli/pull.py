@@ -20,8 +20,8 @@ from replicator.pull_client import PullClient
 from replicator.pull_copy import Retention
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
 from rt.cli.signals import Interrupted
-from rt.garbage import spare_what_is_loaded
 from rt.errors import RtError
+from rt.garbage import spare_what_is_loaded
 from rt.net.rpc import keep_freed_memory
 from rt.net.tls import TLS
 from rt.pull_reports import Failed, PullReport, Reached, encode_report
