@@ -8,10 +8,14 @@ is committed; and what is merged is replicated, for only such bytes are merged.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from replicator.handshake import NOWHERE, PushProgress
 from replicator.items import Place
 from rt.progress import NO_LEVEL, Level
+
+NEAR_SEGMENTS: Final = 8
+"""So far behind what is merged a node may be for its publisher to keep segments for it: 1 GiB of them."""
 
 
 def majority_level(levels: Iterable[Level], members: int) -> Level:
@@ -30,6 +34,7 @@ class Levels:
         """Up to where the session is merged, as far as a node said."""
         self._said: dict[str, PushProgress] = {}
         self._members: dict[str, int] = {}
+        self._connected: set[str] = set()
 
     @property
     def members(self) -> int:
@@ -53,6 +58,24 @@ class Levels:
         places = sorted((said.durable for said in self._said.values()), reverse=True)
         return places[self.majority - 1] if len(places) >= self.majority else NOWHERE
 
+    @property
+    def lacking(self) -> int:
+        """Numbers below `merged` that a node lacks which is being sent them, and is not far behind.
+
+        It gets them from us sooner than from its peers. One that is away gets them merged, when it is back.
+        """
+        told = (self._said[node] for node in self._connected if node in self._said)
+        near = (said for said in told if said.durable.x == self.merged.x)
+        return max(
+            (
+                self.merged.number - said.durable_number
+                for said in near
+                if said.durable_number < self.merged.number
+                and self.merged_place.y - said.durable.y <= NEAR_SEGMENTS
+            ),
+            default=0,
+        )
+
     def durable(self, node: str) -> Place:
         """How far a node has synced the session."""
         said = self._said.get(node)
@@ -65,8 +88,13 @@ class Levels:
     def start(self, node: str, members: int, place: Place | None) -> None:
         """A stream to a node begins at `place`: one that has lost what it had counts anew."""
         self._members[node] = members
+        self._connected.add(node)
         if (place or NOWHERE) < self.durable(node):
             del self._said[node]
+
+    def leave(self, node: str) -> None:
+        """The stream to a node has ended."""
+        self._connected.discard(node)
 
     def report(self, node: str, said: PushProgress) -> None:
         """A node said how far it is."""

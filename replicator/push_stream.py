@@ -106,6 +106,8 @@ class PushStream:
             except RtError as error:
                 self._note(error)
             finally:
+                if self.node is not None:
+                    self._log.leave(self.node)
                 self.node = None
                 self._found_nothing_at = -1
             await asyncio.sleep(self._pause())

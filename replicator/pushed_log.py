@@ -101,6 +101,11 @@ class PushedLog:
             self._remember(start.cluster)
         self.levels.start(start.node, start.members, start.place)
 
+    def leave(self, node: str) -> None:
+        """The stream to a node has ended."""
+        self.levels.leave(node)
+        self._write_progress(self._progress.record.state)
+
     def report(self, node: str, said: PushProgress) -> None:
         """A node said how far it is."""
         self.levels.report(node, said)
@@ -132,7 +137,10 @@ class PushedLog:
     def _write_progress(self, state: PushState) -> None:
         """A full disk is no reason to stop pushing: what is merged is what may be deleted."""
         try:
-            self._progress.write(replicated=self.levels.replicated, merged=self.levels.merged, state=state)
+            levels = self.levels
+            self._progress.write(
+                replicated=levels.replicated, merged=levels.merged, state=state, lacking=levels.lacking
+            )
         except StorageError as error:
             self._warn(error)
 

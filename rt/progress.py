@@ -14,7 +14,7 @@ It is not synced: a lost or torn one is written again from what the nodes say.
         40      8  replicated: one past the last number that a majority of the nodes has synced
         48      8  merged: one past the last number whose merge is committed
         56      4  X of that
-        60      4  0
+        60      4  lacking: numbers below `merged` that a node lacks which is being sent them
 
 Laws. A level counts only for the incarnation and the X that it names; of two, the one of the higher X is the
 further one. A level that was written never goes back.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -38,6 +38,8 @@ PROGRESS_BYTES: Final = 64
 
 _RECORD = struct.Struct("<8sHHI16sIIQQII")
 _MAGIC = b"RTPRGRSS"
+LACKING_MAX: Final = 2**32 - 1
+
 _TRIES = 8
 """How often a record that fails is read: its writer may be in the middle of it."""
 
@@ -74,6 +76,7 @@ class ProgressRecord:
     merged: Level = NO_LEVEL
     state: PushState = PushState.RUNNING
     sequence: int = 0
+    lacking: int = 0
 
     def __post_init__(self) -> None:
         if len(self.incarnation) != 16:
@@ -81,6 +84,13 @@ class ProgressRecord:
         for level in (self.replicated, self.merged):
             if not (0 <= level.x < 2**32 and 0 <= level.number <= NUMBER_MAX):
                 raise ValueError(f"level out of range: {level}")
+        if not 0 <= self.lacking <= LACKING_MAX:
+            raise ValueError(f"lacking out of range: {self.lacking}")
+
+    @property
+    def deletable(self) -> Level:
+        """Up to where the publisher may delete: it is merged, and no node that is being sent it lacks it."""
+        return Level(self.merged.x, max(0, self.merged.number - self.lacking))
 
 
 class Progress(NamedTuple):
@@ -96,7 +106,8 @@ def encode_progress(record: ProgressRecord) -> bytes:
     sequence = record.sequence % 2**32
     x, replicated = record.replicated
     merged_x, merged = record.merged
-    fields = (VERSION, record.state, 0, record.incarnation, sequence, x, replicated, merged, merged_x, 0)
+    levels = (x, replicated, merged, merged_x, record.lacking)
+    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels)
     return sealed(_RECORD.pack(_MAGIC, *fields))
 
 
@@ -115,10 +126,10 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             wanted=VERSION,
             hint=NEWER_HINT,
         )
-    incarnation, sequence, x, replicated, merged, merged_x, _ = fields
+    incarnation, sequence, x, replicated, merged, merged_x, lacking = fields
     try:
         return ProgressRecord(
-            incarnation, Level(x, replicated), Level(merged_x, merged), PushState(state), sequence
+            incarnation, Level(x, replicated), Level(merged_x, merged), PushState(state), sequence, lacking
         )
     except ValueError:
         return None
@@ -158,7 +169,9 @@ class ProgressFile:
             except FileNotFoundError:
                 self._file = disk.create(self._name)
 
-    def write(self, *, replicated: Level, merged: Level, state: PushState = PushState.RUNNING) -> None:
+    def write(
+        self, *, replicated: Level, merged: Level, state: PushState = PushState.RUNNING, lacking: int = 0
+    ) -> None:
         """Say how far it is; a level that would go back stays. Nothing is written where nothing changed."""
         last = self.record
         now = ProgressRecord(
@@ -167,8 +180,9 @@ class ProgressFile:
             max(last.merged, merged),
             state,
             last.sequence + 1,
+            min(lacking, LACKING_MAX),
         )
-        if (now.replicated, now.merged, now.state) == (last.replicated, last.merged, last.state):
+        if replace(now, sequence=last.sequence) == last:
             return
         with storage_errors(self._name, "writing progress"):
             self._file.pwritev([encode_progress(now)], 0)

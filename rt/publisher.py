@@ -560,7 +560,7 @@ class Publisher:
         """Delete what is merged, in the thread that learned so; the seconds until there may be more."""
         before, wait_ns = trimmable(
             self._writer.table.segments,
-            record.merged,
+            record.deletable,
             now_ns=time_ns(),
             persistence_ns=self._persistence_ns,
         )

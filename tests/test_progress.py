@@ -28,7 +28,13 @@ INCARNATION = bytes(range(16))
 words = st.integers(0, 2**32 - 1)
 levels = st.builds(Level, words, st.integers(0, NUMBER_MAX))
 records = st.builds(
-    ProgressRecord, st.binary(min_size=16, max_size=16), levels, levels, st.sampled_from(PushState), words
+    ProgressRecord,
+    st.binary(min_size=16, max_size=16),
+    levels,
+    levels,
+    st.sampled_from(PushState),
+    words,
+    words,
 )
 
 
@@ -52,11 +58,11 @@ def test_garbage_is_none(data: bytes) -> None:
 
 
 def test_the_bytes_stand_where_the_diagram_says() -> None:
-    data = encode_progress(ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9))
+    data = encode_progress(ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9, 5))
     assert data[:8] == b"RTPRGRSS"
     assert [int.from_bytes(data[at : at + 2], "little") for at in (8, 10)] == [1, 1]
     assert data[16:32] == INCARNATION
-    assert [int.from_bytes(data[at : at + 4], "little") for at in (32, 36, 56, 60)] == [9, 3, 2, 0]
+    assert [int.from_bytes(data[at : at + 4], "little") for at in (32, 36, 56, 60)] == [9, 3, 2, 5]
     assert [int.from_bytes(data[at : at + 8], "little") for at in (40, 48)] == [77, 66]
 
 
@@ -64,6 +70,11 @@ def test_a_record_of_a_newer_version_is_refused_by_its_number() -> None:
     data = encode_progress(ProgressRecord(INCARNATION))
     with pytest.raises(rt.UnknownVersion, match="got 2, wanted 1"):
         decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:]))
+
+
+def test_what_a_node_lacks_that_is_being_sent_it_is_not_deleted() -> None:
+    assert ProgressRecord(INCARNATION, merged=Level(2, 66), lacking=6).deletable == Level(2, 60)
+    assert ProgressRecord(INCARNATION, merged=Level(2, 66), lacking=70).deletable == Level(2, 0)
 
 
 def test_the_sequence_starts_again_at_its_end() -> None:

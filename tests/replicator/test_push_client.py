@@ -18,7 +18,7 @@ from push_node import CLUSTER, PushNode
 import rt
 from replicator.handshake import NOWHERE, PushProgress
 from replicator.items import CHUNK_BYTES_MAX, Place
-from replicator.levels import Levels, majority_level
+from replicator.levels import NEAR_SEGMENTS, Levels, majority_level
 from replicator.push_client import PushClient
 from replicator.push_lock import is_awaited, lock_push
 from rt.progress import NO_LEVEL, Level, PushState, read_progress
@@ -413,6 +413,27 @@ def test_a_node_counts_once_and_unheard_ones_have_nothing() -> None:
     assert (levels.replicated, levels.merged) == (Level(1, 7), Level(1, 5))
     levels.start("n3", 5, None)
     assert levels.replicated == Level(1, 5)  # Of five, two are no majority; but what is merged has one.
+
+
+def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far_behind() -> None:
+    levels = Levels()
+    end = Place(1, NEAR_SEGMENTS, 640)
+    for node, durable, number in (
+        ("n1", end, 100),
+        ("n2", Place(1, 0, 64), 30),
+        ("n3", Place(0, 0, 64), 10),
+    ):
+        levels.start(node, 3, None)
+        levels.report(node, PushProgress(durable, number, 1, 100, end))
+    assert levels.lacking == 70
+    levels.report("n2", PushProgress(Place(1, 3, 64), 60, 1, 100, end))
+    assert levels.lacking == 40
+    levels.leave("n2")
+    assert levels.lacking == 0
+    levels.start("n2", 3, Place(1, 3, 64))
+    assert levels.lacking == 40
+    levels.report("n1", PushProgress(end, 100, 1, 100, Place(1, NEAR_SEGMENTS + 4, 64)))
+    assert levels.lacking == 0
 
 
 def test_a_higher_x_is_further_whatever_its_number() -> None:
