@@ -93,8 +93,12 @@ class Levels:
             del self._said[node]
 
     def leave(self, node: str) -> None:
-        """The stream to a node has ended."""
+        """The stream to a node has ended: what it holds is known again when it says so.
+
+        Its disk may be another one then. What was replicated stays so, whoever counts it (`ProgressFile`).
+        """
         self._connected.discard(node)
+        self._said.pop(node, None)
 
     def report(self, node: str, said: PushProgress) -> None:
         """A node said how far it is."""

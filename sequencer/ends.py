@@ -29,10 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from sequencer.apply import Closed, Fenced, Joined, Merged, Opened, Outcome, Restored, waits
 from sequencer.board import Board, SegmentKey
 from sequencer.commands import Close, Fence, Restore
+from sequencer.lives import waits
 from sequencer.orders import SessionEnd
+from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Restored
 from sequencer.state import BEGIN, End, Session, State
 
 

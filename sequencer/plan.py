@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rt.log.segment import SEGMENT_HEADER_BYTES
-from sequencer.apply import Closed, Merged, Opened, Outcome, Taken, take
 from sequencer.board import Board, Mark, SegmentKey
 from sequencer.commands import COUNT_MAX, RANGES_MAX, Merge, Range
+from sequencer.outcomes import Closed, Merged, Opened, Outcome
 from sequencer.state import BEGIN, Session, State
+from sequencer.taking import Taken, take
 
 INSTRUCTION_BYTES_MAX: Final = 64 << 20
 """Most bytes of all sessions in one instruction: its order is carried out in a fraction of a second."""

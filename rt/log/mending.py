@@ -86,6 +86,8 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
     source = disk.open(source_path)
     try:
         if not disk.size(file_path):
+            if not synced_end(disk, path, segment):
+                return 0  # It was trimmed meanwhile.
             source.sync()
             disk.rename(source_path, file_path)
             disk.sync_directory(path)

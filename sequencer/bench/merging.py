@@ -28,12 +28,13 @@ from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId,
 from rt.log.table import Identity
 from rt.publisher import Publisher
 from sequencer import board
-from sequencer.apply import Merged, Opened, apply
+from sequencer.apply import apply
 from sequencer.commands import Open
 from sequencer.data.marks import SegmentMarks, Stretch
 from sequencer.data.merger import Merger, Reached
-from sequencer.data.process import SYNC_MERGED_S
+from sequencer.data.merging import SYNC_S
 from sequencer.orders import MergeOrder, OrderBlock
+from sequencer.outcomes import Merged, Opened
 from sequencer.plan import Speculation, plan_merge
 from sequencer.state import State
 
@@ -138,7 +139,7 @@ class Work:
             while merger.sync() != self.reached:
                 if merger.failure is not None:
                     raise merger.failure
-                is_over.wait(SYNC_MERGED_S)
+                is_over.wait(SYNC_S)
             taken = Taken(time.perf_counter() - begun, time.process_time() - used_s)
         finally:
             merger.close()

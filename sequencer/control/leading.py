@@ -15,12 +15,12 @@ from typing import Final, Protocol
 from rt.errors import FormatError, Overloaded, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Merged, Outcome, Refused
 from sequencer.board import Board, SegmentKey, unpack_marks
 from sequencer.commands import Close, Command, Fence, Merge, Restore, Roll, encode_command
 from sequencer.comparing import Chains, Difference
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import SessionEnd
+from sequencer.outcomes import Joined, Merged, Outcome, Refused
 from sequencer.plan import Speculation, plan_merge
 from sequencer.state import State
 from sequencer.supplying import Lack, Supplying
@@ -157,8 +157,18 @@ class Leader:
             self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
         if isinstance(outcome, Merged):
             self._chains.on_order(outcome.order)
+        elif isinstance(outcome, Joined):
+            self._forget_disk(outcome.node)
         self._speculation.on_applied(outcome)
         self._endings.on_applied(outcome)
+
+    def _forget_disk(self, name: str) -> None:
+        """What a node said that it holds was on the disk before: it must say anew what is on this one."""
+        self.board.forget_node(name)
+        node = self._nodes.get(name)
+        if node is not None:
+            node.joins, node.is_asked = 0, True
+            self._ask_again(name)
 
     # Planning
 

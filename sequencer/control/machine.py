@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rt.errors import FormatError
-from sequencer.apply import Merged, Outcome, Refused, apply
+from sequencer.apply import apply
 from sequencer.commands import Command, decode_command
 from sequencer.orders import MergeOrder, decode_order, encode_order
+from sequencer.outcomes import Merged, Outcome, Refused
 from sequencer.state import State
 from sequencer.state_encoding import decode_state, encode_state
 

@@ -1,10 +1,16 @@
 """The data process of a node: session copies, the merged log, the servers that move them. All payload.
 
-link        the connection to the control process
+link        the connection to the control process; reports: what is told through it
 replica     the sequencer's state as this process follows it
-sessions    the copies of sessions: what pushes may bring, what is durable, what is final
+copies      the copies of sessions: what is stored, durable, final
+intakes     what pushes may bring; logs: what pulls may read
+opening     which copies are opened, and said to be final; fetching: what they lack, from peers
+consumed    what merging consumed of them, and what of it may be let go of
 merger      carries out merge orders
-peers       what the others have and this node lacks
+merging     the merged log here: begun, synced, told of; catching_up: where the merger cannot go on by itself
+peers       pulling from another node
 scrubbing   reading again what lies on disk; mending: overwriting what is damaged; healing: both of them here
-process     all of it together
+configuring changing the configuration that the nodes agree on
+tasks       what runs beside the rest, and which failures end the process
+process     all of it together: who hears of what
 """

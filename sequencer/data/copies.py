@@ -28,6 +28,7 @@ from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId, encode_segment
 from rt.log.table import Identity, TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.board import MARK
+from sequencer.data.consumed import consumed_number, consumed_place
 from sequencer.data.marks import SegmentMarks, Stretch
 from sequencer.orders import OrderBlock
 from sequencer.state import Session
@@ -379,21 +380,3 @@ class Copies:
             "bad_session_copy id=%d at=log.%d.%d offset=%d got=%#010x wanted=%#010x",
             *(block.session_id, block.x, block.y, block.end, got, block.chain_end),
         )
-
-
-def consumed_place(session: Session) -> Place | None:
-    """How far a session is merged; None if nothing of it is."""
-    if session.consumed is not None and session.life is not None:
-        end = session.consumed.end
-        return Place(session.life.x, end.y, end.offset)
-    if session.done is not None:
-        x, done = session.done
-        return Place(x, done.y, done.offset)
-    return None
-
-
-def consumed_number(session: Session) -> int | None:
-    """The number that must be merged next, if that is known."""
-    if session.consumed is not None and session.life is not None:
-        return session.consumed.end.number
-    return session.done[1].number if session.done is not None else None

@@ -38,11 +38,13 @@ def open_disk_id(directory: str, *, disk: Disk = REAL, new_id: Callable[[], byte
     with storage_errors(path, "reading which disk this is"):
         disk.make_directory(directory)
         if DISK_FILE in disk.list_directory(directory):
-            return _read(disk, path)
-        made = new_id()
-        write_whole(disk, path, _LAYOUT.pack(made, crc32c(made)))
+            known = _read(disk, path)
+            disk.sync_directory(directory)  # Whoever made it may have been killed right before.
+        else:
+            known = new_id()
+            write_whole(disk, path, _LAYOUT.pack(known, crc32c(known)))
         disk.sync_directory(os.path.dirname(directory))
-    return made
+    return known
 
 
 def forget_disk_id(directory: str, *, disk: Disk = REAL) -> None:

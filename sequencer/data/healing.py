@@ -21,13 +21,14 @@ from rt.log.table import Identity
 from rt.net.rpc_errors import Unreachable
 from rt.net.tls import TLS
 from sequencer.config import NodeConfig
-from sequencer.data.copies import Copies, consumed_place
+from sequencer.data.consumed import consumed_place
+from sequencer.data.copies import Copies
 from sequencer.data.disk_id import forget_disk_id
 from sequencer.data.mending import Mender, SoundDisk
 from sequencer.data.peers import fetch_copy, fetch_segment
 from sequencer.data.replica import Replica
 from sequencer.data.scrubbing import Scrubber, Target
-from sequencer.state import Session, State
+from sequencer.state import State
 
 GIVE_UP_TRIES: Final = 6
 """To mend a session's copy, over some 20 s: a peer that was started at the same time is there by then."""
@@ -123,13 +124,9 @@ class Healing:
 
     def _is_merged_whole(self, directory: str, session_id: int) -> bool:
         """Whether all that is synced of a copy is merged by the cluster: peers have let go of it, or will."""
-        session, durable = self._session_of(session_id), read_durable_end(REAL, directory)
+        session, durable = self._replica.session(session_id), read_durable_end(REAL, directory)
         consumed = None if session is None else consumed_place(session)
         return durable is not None and consumed is not None and Place(*durable.id, durable.offset) <= consumed
-
-    def _session_of(self, session_id: int) -> Session | None:
-        state = self._replica.state
-        return None if state is None else state.sessions.get(session_id)
 
 
 def _first_of(state: State, segment: SegmentId) -> int | None:

@@ -19,10 +19,11 @@ from rt.errors import Fenced, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.net.identity import Identity
 from rt.net.rpc_errors import Unreachable
-from sequencer.apply import Opened, Outcome, Refused
 from sequencer.commands import Command, Open, encode_command
-from sequencer.data.copies import Copies, Copy, consumed_place
+from sequencer.data.consumed import consumed_place
+from sequencer.data.copies import Copies, Copy
 from sequencer.data.replica import Replica
+from sequencer.outcomes import Opened, Outcome, Refused
 from sequencer.state import End, Session, State
 
 PROPOSE_AGAIN_S: Final = 1.0

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Outcome, apply
+from sequencer.apply import apply
 from sequencer.commands import Command, decode_command
 from sequencer.orders import MergeOrder, decode_order
-from sequencer.state import State
+from sequencer.outcomes import Outcome
+from sequencer.state import Session, State
 from sequencer.state_encoding import decode_state
 
 
@@ -30,6 +31,10 @@ class Replica:
         """None before the first snapshot."""
         self.standing = pb.Standing()
         self._on_snapshot, self._on_applied = on_snapshot, on_applied
+
+    def session(self, session_id: int) -> Session | None:
+        """A session of the state, if there is one."""
+        return None if self.state is None else self.state.sessions.get(session_id)
 
     def on_message(self, message: pb.ToData) -> None:
         """What the control process says. `rt.FormatError`, `rt.UnknownVersion`."""

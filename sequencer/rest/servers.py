@@ -48,7 +48,10 @@ class Data(Protocol):
     config: NodeConfig
     replica: Replica
     link: ControlLink
-    merger: Merger | None
+
+    @property
+    def merger(self) -> Merger | None:
+        """None before the node has joined its cluster."""
 
     @property
     def failure(self) -> RtError | None:

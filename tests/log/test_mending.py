@@ -150,3 +150,15 @@ def test_after_a_power_cut_at_any_change_it_can_be_mended_again() -> None:
         flip(disk, segment_path(MERGED, FIRST), 5000)
 
     assert sweep(_mend, _is_good_or_still_bad, prepare=prepare) > 1
+
+
+def test_a_segment_that_was_trimmed_while_good_bytes_were_fetched_stays_trimmed() -> None:
+    disk = written()
+    path = segment_path(MERGED, FIRST)
+    end = synced_end(disk, MERGED, FIRST)
+    flip(disk, path, 500)
+    writer = LogWriter.open(MERGED, WHOLE, disk=disk, resume=True)
+    writer.trim(SECOND, TrimReason.TIME)
+    assert mend_segment(disk, MERGED, GOOD, FIRST, end) == 0
+    assert disk.size(path) == 0
+    writer.close()

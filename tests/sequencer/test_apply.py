@@ -34,7 +34,7 @@ from sequencing import (
 from rt.log.block import BlockKind, decode_block_header
 from rt.log.checksum import batch_seed, segment_seed
 from rt.log.segment import SegmentId
-from sequencer.apply import Changed, Closed, Fenced, Merged, Opened, Restored, apply, take
+from sequencer.apply import apply
 from sequencer.commands import (
     COUNT_MAX,
     Close,
@@ -49,8 +49,10 @@ from sequencer.commands import (
     Roll,
 )
 from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
+from sequencer.outcomes import Changed, Closed, Fenced, Merged, Opened, Restored
 from sequencer.state import LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
 from sequencer.state_encoding import decode_state, encode_state
+from sequencer.taking import take
 
 Setup: TypeAlias = Callable[[State], object]
 

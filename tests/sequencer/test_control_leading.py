@@ -14,12 +14,13 @@ from sequencing import Writing, do_join, do_open, new_state, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Merged, Outcome, Refused, apply
+from sequencer.apply import apply
 from sequencer.board import Mark, pack_marks
-from sequencer.commands import Command, Fence, Merge, Restore, Roll, decode_command
+from sequencer.commands import Command, Fence, Join, Merge, Restore, Roll, decode_command, encode_command
 from sequencer.comparing import Difference
 from sequencer.control import leading
 from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
+from sequencer.outcomes import Merged, Outcome, Refused
 from sequencer.state import State
 
 HOUR_NS = 60 * MINUTE_NS
@@ -496,3 +497,25 @@ def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missi
     bench.settle()
     bench.assert_merged(1, 4)
     assert bench.state.disks["c"].is_whole
+
+
+def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(bench):
+    do_join(bench.state, "a", "b", "c")
+    do_open(bench.state)
+    held = {(1, 0, 0): writing(4).segments[0]}
+    bench.report("a", held, joins=3)
+    bench.report("b", held, joins=3)
+    bench.report("c", joins=3)
+    bench.commit(encode_command(Join("b", b"D" * 16)))
+    assert bench.asked == ["b"]
+    bench.report("a", joins=4)
+    bench.report("c", joins=4)
+    bench.leader.tick()
+    assert not bench.pending
+    bench.sequences.pop("b")
+    bench.report("b", joins=4)
+    bench.leader.tick()
+    assert not bench.pending
+    bench.report("b", held)
+    bench.leader.tick()
+    assert Restore("b", b"D" * 16) in bench.pending

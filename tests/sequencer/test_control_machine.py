@@ -12,11 +12,11 @@ from sequencing import opening, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Merged, Refused
 from sequencer.commands import Merge, encode_command
 from sequencer.control import machine as machine_module
 from sequencer.control.machine import Machine
 from sequencer.orders import decode_order
+from sequencer.outcomes import Merged, Refused
 from sequencer.state_encoding import encode_state
 
 

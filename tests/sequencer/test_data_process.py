@@ -28,15 +28,16 @@ from rt.log.disk import REAL
 from rt.log.segment import SegmentId, encode_segment_header
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Opened, apply
+from sequencer.apply import apply
 from sequencer.commands import Configure, Join, Open, Range, encode_command
 from sequencer.config import Member, NodeConfig
 from sequencer.control.link import Link
-from sequencer.data import configuring
-from sequencer.data import process as process_module
+from sequencer.data import catching_up, configuring, fetching
+from sequencer.data import opening as opening_module
 from sequencer.data.disk_id import open_disk_id
 from sequencer.data.process import Data
 from sequencer.orders import MergeOrder, SessionEnd, encode_order
+from sequencer.outcomes import Opened
 from sequencer.state import State
 from sequencer.state_encoding import encode_state
 
@@ -172,11 +173,11 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
         fetched.append(place)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(process_module, "fetch_session", fetch)
+    monkeypatch.setattr(fetching, "fetch_session", fetch)
 
     async def play() -> None:
         async with Played(config) as played:
-            played.data._endpoints = ["127.0.0.1:1"]
+            played.data.fetcher._endpoints = ["127.0.0.1:1"]
             state = new_state()
             do_open(state)
             do_open(state, x=1)
@@ -186,7 +187,7 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
             played.say(snapshot_of(state))
             place = Place(0, *end)
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait_for(played.data._complete(1, place), 10)
+                await asyncio.wait_for(played.data.fetcher.complete(1, place), 10)
             assert bool(fetched) == wants
 
     asyncio.run(play())
@@ -209,10 +210,10 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
                     raise error
 
             monkeypatch.setattr(data.copies, "trim", trim)
-            data._consumed.append((1, (SessionEnd(1, 0, 1, 64, 5),)))
-            await data._let_go(1)
-            await data._let_go(2)
-            await data._let_go(3)
+            data.merging._consumed.put_back(1, SessionEnd(1, 0, 1, 64, 5))
+            await data.merging.let_go(1)
+            await data.merging.let_go(2)
+            await data.merging.let_go(3)
             assert trimmed == [Place(0, 1, 64)] * 2
             assert data.failure is None
 
@@ -276,8 +277,8 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_mended_where_there_ar
             assert merger.damage is not None
             assert str(path) in data.healing.mender.damages
             assert not data._is_merged_here(1)
-            for work in (data.healing.mender.run(), data._mind_merging()):
-                data._spawn(data._for_ever(work))
+            for work in (data.healing.mender.run(), data.catching_up.run()):
+                data.tasks.keep(work)
             content = bytearray(path.read_bytes())
             content[30] ^= 1
             path.write_bytes(content)
@@ -319,7 +320,7 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
             assert [path.name.split(".")[0] for path in Path(directory).parents[1].glob("damaged/*")] == ["1"]
             assert not (Path(config.sessions_directory) / "disk").exists()
             assert data.failure is not None
-            data._failure = None
+            data.tasks.failure = None
 
     asyncio.run(play())
 
@@ -333,7 +334,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
         copy.has_stream = True
         check()
 
-    monkeypatch.setattr(process_module, "fetch_session", fetch)
+    monkeypatch.setattr(fetching, "fetch_session", fetch)
     config = with_peers(config)
     wanted = pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n2")
 
@@ -346,53 +347,20 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             data = played.data
             await played.until(lambda: data.copies.get(1) is not None)
             copy = data.copies.get(1)
-            await data._fetch(wanted)
+            await data.fetcher.fetch(wanted)
             assert fetched == [Place(0, 0, 640)]
-            await data._fetch(wanted)  # Its publisher is there.
+            await data.fetcher.fetch(wanted)  # Its publisher is there.
             copy.has_stream = False
-            await data._fetch(pb.Fetch(session_id=1, x=3, y=0, offset=640, holder="n2"))
-            await data._fetch(pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n9"))
+            await data.fetcher.fetch(pb.Fetch(session_id=1, x=3, y=0, offset=640, holder="n2"))
+            await data.fetcher.fetch(pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n9"))
             do_open(state, x=1)
             do_fence(state)
             played.say(snapshot_of(state, index=3))
-            await data._fetch(wanted)
+            await data.fetcher.fetch(wanted)
             assert fetched == [Place(0, 0, 640)]
-            assert not data._fetching
+            assert not data.fetcher._fetching
 
     copy = None
-    asyncio.run(play())
-
-
-def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_to_the_last(
-    config, monkeypatch
-):
-    monkeypatch.setattr(process_module, "CONSUMED_MAX", 4)
-    story = Story.drawn()
-
-    async def play() -> None:
-        async with Played(config) as played:
-            data = played.data
-            for order in story.orders:
-                data._note_consumed(order)
-            assert len(data._consumed) <= 4
-            last = {end.session_id: end for order in story.orders for end in order.consumed}
-            known = {end.session_id: end for _, ends in data._consumed for end in ends}
-            assert known == last
-            assert [number for number, _ in data._consumed] == sorted(number for number, _ in data._consumed)
-
-    asyncio.run(play())
-
-
-def test_work_that_must_go_on_for_ever_ends_the_process_with_it(config):
-    async def fails() -> None:
-        raise DiskFull("no room")
-
-    async def play() -> None:
-        async with Played(config) as played:
-            await played.data._for_ever(fails())
-            assert isinstance(played.data.failure, DiskFull)
-            assert played.data._stopping.is_set()
-
     asyncio.run(play())
 
 
@@ -405,7 +373,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, m
         end, position = story.end, story.state.position
         wanted.append((until(end, position - 1), until(end, position)))
 
-    monkeypatch.setattr(process_module, "catch_up", catch_up)
+    monkeypatch.setattr(catching_up, "catch_up", catch_up)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -413,7 +381,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, m
             merger = played.data.merger
             assert merger is not None
             assert merger.gap == story.end
-            await played.data._catch_up(merger)
+            await played.data.catching_up.catch_up(merger)
             assert wanted == [(False, True)]
 
     asyncio.run(play())
@@ -500,7 +468,7 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
             assert lagging.segments == [*range(lagging.end.y + 1)]
             durable = await asyncio.to_thread(data.merger.sync)
             assert durable.instruction == len(lagging.orders)
-            await data._let_go(durable.instruction)
+            await data.merging.let_go(durable.instruction)
             assert lagging.segments == [lagging.end.y]
 
     asyncio.run(play())
@@ -520,14 +488,14 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
             await played.until(lambda: data.copies.get(1) is not None)
             copy = data.copies.get(1)
             assert copy is not None
-            data._consumed_by[1] += 1
+            data.merging._consumed._instructions[1] += 1
             await data.copies.skip_merged(copy, further)
             assert copy.receiver.place == Place(0, ahead.y, 0)
             assert lagging.segments == [*range(lagging.end.y + 1)]
-            data._consumed_by[1] -= 1
+            data.merging._consumed._instructions[1] -= 1
             await played.until(lambda: data.merger.position == lagging.count)
             durable = await asyncio.to_thread(data.merger.sync)
-            await data._let_go(durable.instruction)
+            await data.merging.let_go(durable.instruction)
             assert lagging.segments == [lagging.end.y]
 
     asyncio.run(play())
@@ -546,7 +514,7 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
             played.say(snapshot_of(lagging.state, 20))
             await asyncio.to_thread(played.data.merger.sync)
             await played.until(lambda: played.data.copies.get(1) is not None)
-            await played.data._let_go(played.data.merger.durable.instruction)
+            await played.data.merging.let_go(played.data.merger.durable.instruction)
             assert lagging.segments == [lagging.end.y]
 
     asyncio.run(merge())
@@ -555,7 +523,7 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
 
 
 def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(config, monkeypatch, caplog):
-    monkeypatch.setattr(process_module, "OPEN_AGAIN_S", 0.001)
+    monkeypatch.setattr(opening_module, "OPEN_AGAIN_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -669,7 +637,7 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
             await played.until(lambda: played.joins)
             assert played.joins == [0]
             played.heard.clear()
-            played.data._report_later(pb.SegmentReport(session_id=1, marks=b"all of it"))
+            played.data.reports.segment(pb.SegmentReport(session_id=1, marks=b"all of it"))
             joined = encode_command(Join("n2", b"D" * 16))
             played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
             await played.until(lambda: played.joins)
@@ -692,7 +660,7 @@ def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_wa
                 return await open_copy(session)
 
             monkeypatch.setattr(copies, "open_copy", opens_late)
-            monkeypatch.setattr(process_module, "MIND_S", 0.001)
+            monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
             played.say(snapshot_of(state))
             await asyncio.sleep(0.01)
             assert not played.joins

@@ -6,10 +6,10 @@ from batches import CLUSTER
 from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import Merged
 from sequencer.commands import encode_command
 from sequencer.data.replica import Replica
 from sequencer.orders import encode_order
+from sequencer.outcomes import Merged
 from sequencer.state import State
 from sequencer.state_encoding import encode_state
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, opening, piece
 
-from sequencer.apply import Closed, Restored, apply
+from sequencer.apply import apply
 from sequencer.board import Board, Mark, SegmentKey
 from sequencer.commands import Close, Fence, Restore
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import SessionEnd
+from sequencer.outcomes import Closed, Restored
 from sequencer.state import State
 
 

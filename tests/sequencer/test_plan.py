@@ -17,9 +17,10 @@ from sequencing import (
     piece,
 )
 
-from sequencer.apply import Closed, Fenced, Merged, Opened, Refused, apply
+from sequencer.apply import apply
 from sequencer.board import Board, Mark, SegmentKey
 from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Configure, Merge
+from sequencer.outcomes import Closed, Fenced, Merged, Opened, Refused
 from sequencer.plan import INSTRUCTION_BYTES_MAX, Speculation, plan_merge
 from sequencer.state import State
 

@@ -29,11 +29,12 @@ from rt.log.disk import Disk, File
 from rt.log.segment import Kind, SegmentId
 from rt.log.table import Identity
 from rt.testing.disk import MemoryDisk, PowerCut
-from sequencer.apply import Merged, Opened, apply
+from sequencer.apply import apply
 from sequencer.commands import Configure, Range
 from sequencer.data.marks import SegmentMarks, Stretch
 from sequencer.data.merger import Merger, Reached
 from sequencer.orders import MergeOrder, OrderBlock
+from sequencer.outcomes import Merged, Opened
 from sequencer.state import State
 
 MERGED = "/node/merged"

@@ -14,7 +14,7 @@ from typing import Final
 
 from sequencing import Writing, new_state, newest_of
 
-from sequencer.apply import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, Restored, apply
+from sequencer.apply import apply
 from sequencer.board import Board, SegmentKey, pack_marks, unpack_marks
 from sequencer.commands import (
     Close,
@@ -31,6 +31,7 @@ from sequencer.commands import (
 )
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import MergeOrder, SessionEnd
+from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, Restored
 from sequencer.plan import Speculation, plan_merge
 from sequencer.state import End
 from sequencer.state_encoding import decode_state, encode_state
@@ -68,6 +69,10 @@ class Node:
     """Durably, by session id and X."""
     fenced: dict[tuple[int, int], End] = field(default_factory=dict)
     announced: dict[tuple[int, int], SessionEnd] = field(default_factory=dict)
+    lost: dict[tuple[int, int], End] = field(default_factory=dict)
+    """What the disk before held: it counts until this one has joined."""
+    is_anew: bool = False
+    """It has not reported since it began anew: what the leader knows of it is from before."""
 
 
 @dataclass(slots=True)
@@ -174,10 +179,10 @@ class World:
         if len({*self._broken(), node.name}) > len(self.nodes) - self.majority:
             return
         node.disk += 1
-        node.holds.clear()
+        node.lost, node.holds = node.holds, {}
         node.announced.clear()
         node.fenced = dict.fromkeys(node.fenced, End(0, 64, 0))
-        self._forget(node)
+        node.is_anew = True
         self._ask_to_join(node)
 
     def _broken(self) -> list[str]:
@@ -259,8 +264,7 @@ class World:
     def go_down_or_up(self) -> None:
         node = self.rng.choice(self.nodes)
         node.is_up = not node.is_up or self.rng.random() < 0.6
-        if node.is_up:
-            self._forget(node)
+        node.is_anew |= node.is_up
 
     def report(self) -> None:
         """In any order and grain; some of it is lost."""
@@ -269,6 +273,9 @@ class World:
                 self._report(node, self.rng.choice([0.3, 1, 1]))
 
     def _report(self, node: Node, share: float) -> None:
+        if node.is_anew:
+            node.is_anew = False
+            self._forget(node)
         said: list[Callable[[], None]] = []
         for (session_id, x), held in node.holds.items():
             for y, marks in self.masters[session_id, x].up_to(held):
@@ -359,7 +366,9 @@ class World:
         self.endings.on_applied(outcome)
         match command, outcome:
             case _, Refused(why):
-                assert self.is_dirty or not is_planned, f"{command} was planned, but {why}"
+                # A disk may be lost again while it is on its way that it is whole.
+                is_late = isinstance(command, Restore)
+                assert self.is_dirty or not is_planned or is_late, f"{command} was planned, but {why}"
                 if isinstance(command, Merge):
                     self.speculation.reset()
             case Merge(), Merged(order):
@@ -371,7 +380,7 @@ class World:
             case Close(), Closed():
                 self._check_close(command)
             case Join(), Joined():
-                self.joined_at[command.node, command.disk[0]] = len(self.log) - 1
+                self._note_joining(command)
             case Restore(), Restored():
                 self._check_restored(command)
             case _:
@@ -384,11 +393,18 @@ class World:
         self.masters[opened.session_id, opened.x] = life
         self.opened_at.setdefault((opened.session_id, opened.x), len(self.log) - 1)
 
+    def _note_joining(self, join: Join) -> None:
+        self.joined_at[join.node, join.disk[0]] = len(self.log) - 1
+        node = next(one for one in self.nodes if one.name == join.node)
+        node.lost = {}
+        self._forget(node)
+
     # Checks
 
     def held_by_majority(self, session_id: int, x: int) -> End:
-        ends = sorted((node.holds.get((session_id, x), NOTHING) for node in self.nodes), reverse=True)
-        return ends[self.majority - 1]
+        place = session_id, x
+        held = (max(node.holds.get(place, NOTHING), node.lost.get(place, NOTHING)) for node in self.nodes)
+        return sorted(held, reverse=True)[self.majority - 1]
 
     def _check_merge(self, merge: Merge, order: MergeOrder) -> None:
         assert order.first_position == self.position
@@ -500,4 +516,4 @@ class World:
 
 
 def _disk_id(node: Node) -> bytes:
-    return bytes([node.disk]) * 16
+    return bytes([node.disk]) + node.name.encode().ljust(15)

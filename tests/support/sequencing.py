@@ -13,10 +13,11 @@ from crc32c import crc32c
 
 from rt.log.frames import MergedScanner
 from rt.log.segment import Kind, SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
-from sequencer.apply import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, apply
+from sequencer.apply import apply
 from sequencer.board import Mark
 from sequencer.commands import Close, Command, Fence, Join, Merge, Open, Range
 from sequencer.orders import MergeOrder
+from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused
 from sequencer.state import End, Session, State
 
 T = TypeVar("T")

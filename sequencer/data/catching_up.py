@@ -1,0 +1,103 @@
+"""Where the merger cannot go on by itself: merged bytes come from a peer, or the log is opened once mended.
+
+For one event loop. The law: while another one writes the merged log the merger holds nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from rt.errors import Damaged, Diverged, RtError, StorageFailed
+from rt.net.tls import TLS
+from sequencer.config import NodeConfig
+from sequencer.data.mending import Damages
+from sequencer.data.merger import Merger, Missing
+from sequencer.data.merging import Merging
+from sequencer.data.peers import catch_up
+from sequencer.data.replica import Replica
+
+LOOK_S: Final = 0.1
+"""How often the merger is looked at."""
+STUCK_S: Final = 1.0
+"""So long the merger waits for its input before merged bytes are fetched: a publisher may yet bring it."""
+
+logger = logging.getLogger("sequencer")
+
+
+class CatchingUp:
+    """`run` sees to it that merging goes on, as far as peers can help."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        tls: TLS,
+        pool: Executor,
+        replica: Replica,
+        merging: Merging,
+        damages: Damages,
+        on_failed: Callable[[RtError], None],
+    ) -> None:
+        """`damages` are the files that are being mended. `on_failed` gets what must end the process."""
+        self._directory, self._stream, self._tls = config.merged_directory, config.stream, tls
+        self._endpoints = [config.members[peer].data for peer in config.peers]
+        self._pool, self._replica, self._merging, self._damages = pool, replica, merging, damages
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Look after the merger until cancelled. What it raises must end the process."""
+        waiting: Missing | None = None
+        since = 0.0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            merger = self._merging.merger
+            if merger is None or merger.failure is not None or not self._endpoints:
+                continue
+            if merger.damage is not None:
+                await self._open_mended(merger, merger.damage)
+                continue
+            missing = merger.missing
+            if missing != waiting:
+                waiting, since = missing, self._loop.time()
+            is_stuck = missing is not None and self._loop.time() - since >= STUCK_S
+            if merger.gap is not None or is_stuck:
+                await self.catch_up(merger)
+                waiting = None
+
+    async def _open_mended(self, merger: Merger, damage: Damaged) -> None:
+        """Open the merged log once what was damaged is mended; there may be more of it."""
+        if damage.path in self._damages:
+            return
+        await self._loop.run_in_executor(self._pool, merger.resume)
+        if merger.damage is not None:
+            if merger.damage.path == damage.path:
+                raise merger.damage  # All that was synced verifies: it is something else.
+            self._merging.have_mended(merger.damage)
+
+    async def catch_up(self, merger: Merger) -> None:
+        """Get all that is merged by now: step by step it would never come near a stream that flows."""
+        wanted, state = merger.gap, self._replica.state
+        assert state is not None
+        target = state.position
+        logger.info("catches_up from_position=%d to_position=%d place=%s", merger.position, target, wanted)
+        await self._loop.run_in_executor(self._pool, merger.hold)
+        try:
+            await catch_up(
+                self._directory,
+                self._stream,
+                self._endpoints,
+                self._tls,
+                lambda place, reached: (wanted is None or place >= wanted) and reached >= target,
+            )
+        except RtError as error:
+            if isinstance(error, Diverged | StorageFailed):
+                self._on_failed(error)
+                raise
+            logger.warning("catching_up_failed error=%r", str(error))
+        finally:
+            await self._loop.run_in_executor(self._pool, merger.resume)
+        logger.info("caught_up to_position=%d", merger.position)

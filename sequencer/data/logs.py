@@ -1,0 +1,45 @@
+"""The logs of this node, as the pull server needs them."""
+
+from __future__ import annotations
+
+import os
+
+from rt.errors import NotALog
+from sequencer.config import NodeConfig
+from sequencer.data.copies import Copies
+from sequencer.data.intakes import Intakes
+from sequencer.data.replica import Replica
+
+
+class NodeLogs:
+    """`replicator.pull_server.Logs`."""
+
+    def __init__(self, config: NodeConfig, replica: Replica, copies: Copies, intakes: Intakes) -> None:
+        self._config, self._replica, self._copies, self._intakes = config, replica, copies, intakes
+
+    @property
+    def cluster(self) -> bytes:
+        """See the protocol."""
+        return self._intakes.cluster
+
+    @property
+    def epoch(self) -> int:
+        """See the protocol."""
+        return self._replica.standing.epoch
+
+    @property
+    def node(self) -> str:
+        """See the protocol."""
+        return self._config.name
+
+    @property
+    def merged(self) -> str:
+        """See the protocol."""
+        return self._config.merged_directory
+
+    def session(self, session_id: int) -> str:
+        """See the protocol."""
+        path = self._copies.path(session_id)
+        if not os.path.isdir(path):
+            raise NotALog("this node has no copy of that session", where=self.node, got=session_id)
+        return path

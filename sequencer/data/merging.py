@@ -1,0 +1,153 @@
+"""The merged log of this node: begun with the state, synced, told of; and what may be let go of for it.
+
+For one event loop, beside the merger's own thread. The law: bytes of a session are let go of only once they
+are durable in the merged log here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+from replicator.items import Place
+from rt.errors import Damaged, DiskFull, RtError
+from rt.log.segment import Kind
+from rt.log.table import Identity
+from sequencer.config import NodeConfig
+from sequencer.data.consumed import Consumed
+from sequencer.data.copies import Copies
+from sequencer.data.mending import Mender
+from sequencer.data.merger import Merger, Reached
+from sequencer.data.reports import Reports
+from sequencer.orders import MergeOrder
+from sequencer.state import State
+
+SYNC_S: Final = 0.2
+"""How often merged bytes are synced; nobody waits for it, but for the tail of orders to become short."""
+
+logger = logging.getLogger("sequencer")
+
+
+class Merging:
+    """Has the merger, from the first state on that belongs to a cluster."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        pool: Executor,
+        copies: Copies,
+        reports: Reports,
+        mender: Mender,
+        on_failed: Callable[[RtError], None],
+    ) -> None:
+        """`on_failed` gets what must end the process."""
+        self._directory, self._stream = config.merged_directory, config.stream
+        self._has_peers = bool(config.peers)
+        self._pool, self._copies, self._reports, self._mender = pool, copies, reports, mender
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._consumed = Consumed()
+        self._reported = Reached(0, 0, 0, 0)
+        self.merger: Merger | None = None
+
+    # What the process hears
+
+    def begin(self, state: State, orders: Sequence[MergeOrder]) -> None:
+        """Go on with a snapshot's state and the orders that led to it. `rt.Damaged` if nobody can mend it."""
+        merger = self.merger or self._open(state)
+        self._consumed.begin(state, orders)
+        merged = state.merged
+        end = Place(*merged.segment, merged.offset) if merged.segment is not None else None
+        reached = Reached(state.instruction, merged.chain, merged.total_bytes, state.position)
+        merger.begin(orders, end, reached)
+
+    def report(self) -> None:
+        """Control begins anew, and knows nothing."""
+        assert self.merger is not None, "no cluster yet"
+        self._reports.merged(self.merger.durable)
+
+    def add(self, order: MergeOrder) -> None:
+        """An instruction was merged by the cluster."""
+        assert self.merger is not None, "no cluster yet"
+        self._consumed.add(order)
+        self.merger.add(order)
+
+    def wake(self) -> None:
+        """Input became durable: the merger may go on."""
+        if self.merger is not None:
+            self.merger.wake()
+
+    @property
+    def instruction(self) -> int:
+        """The last one that is durable here."""
+        return self.merger.durable.instruction if self.merger is not None else 0
+
+    def is_merged_here(self, session_id: int) -> bool:
+        """Whether all that the cluster merged of a session is durable in this node's merged log."""
+        merger = self.merger
+        if merger is None or merger.gap is not None or merger.damage is not None:
+            return False
+        return self._consumed.is_durable(session_id, merger.durable.instruction)
+
+    # Opening and closing
+
+    def _open(self, state: State) -> Merger:
+        identity = Identity(Kind.MERGED, state.cluster, self._stream)
+        merger = self.merger = Merger(self._directory, identity, self._copies, on_failed=self._wake_on_failed)
+        if merger.damage is not None:
+            self.have_mended(merger.damage)
+        return merger
+
+    def have_mended(self, damage: Damaged) -> None:
+        """The merged log cannot be opened: have it mended. `rt.Damaged` if nobody can."""
+        if not self._has_peers or not self._mender.on_damaged(damage):
+            raise damage
+
+    async def close(self, *, sync: bool) -> None:
+        """End the merger."""
+        merger, self.merger = self.merger, None
+        if merger is None:
+            return
+        if sync:
+            await self._loop.run_in_executor(self._pool, merger.sync)
+        await self._loop.run_in_executor(self._pool, merger.close)
+
+    def _wake_on_failed(self) -> None:
+        """From the merger's thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(self._on_merger_failed)
+
+    def _on_merger_failed(self) -> None:
+        if self.merger is not None and self.merger.failure is not None:
+            self._reports.merged(self.merger.durable, stopped=str(self.merger.failure))
+            self._on_failed(self.merger.failure)
+
+    # Keeping it durable
+
+    async def keep_durable(self) -> None:
+        """Sync what is merged, say so, and let go of what it was made of. Storage errors are final."""
+        while True:
+            await asyncio.sleep(SYNC_S)
+            if self.merger is None or self.merger.failure is not None:
+                continue
+            durable = await self._loop.run_in_executor(self._pool, self.merger.sync)
+            if durable != self._reported:
+                self._reported = durable
+                self._reports.merged(durable)
+                await self.let_go(durable.instruction)
+
+    async def let_go(self, instruction: int) -> None:
+        """Whole segments of copies that are merged durably here are not needed any more."""
+        for end in self._consumed.take(instruction):
+            copy = self._copies.get(end.session_id)
+            if copy is None:
+                continue
+            try:
+                await self._copies.trim(copy, Place(end.x, end.y, end.offset))
+            except DiskFull as error:
+                logger.warning("trimming_waits session_id=%d error=%r", end.session_id, str(error))
+                self._consumed.put_back(instruction, end)

@@ -1,0 +1,71 @@
+"""What applying a committed command comes to: what others act on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sequencer.orders import MergeOrder
+from sequencer.state import End
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """An instruction was merged."""
+
+    order: MergeOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A life is open: its bytes are welcome."""
+
+    session_id: int
+    x: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """No node takes a further byte of that X."""
+
+    session_id: int
+    x: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The X ends there."""
+
+    session_id: int
+    x: int
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A disk of session copies counts from now on, in place of the node's last one."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The disk of that node has a say about the ends of lives again."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Configuration, or that a roll is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was changed. `is_fenced`: for good, because another life or incarnation took over."""
+
+    why: str
+    is_fenced: bool = False
+
+
+Outcome: TypeAlias = Merged | Opened | Fenced | Closed | Joined | Restored | Changed | Refused

@@ -1,0 +1,187 @@
+"""What nodes tell each other: whom a node obeys, what reaches which, when a leader is told anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rt.errors import Diverged
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.board import Mark, pack_marks
+from sequencer.comparing import Difference
+from sequencer.control.reporting import IDLE_REPORT_NS, REPORT_NS, Reporting
+from sequencer.control.telling import Telling
+from sequencer.supplying import Lack
+
+
+class Mesh:
+    """Nodes that tell each other: what each heard, and what is on its way."""
+
+    def __init__(self, *names: str, leader: str | None = None) -> None:
+        self.heard: dict[str, list[object]] = {name: [] for name in names}
+        self.soon: list[Callable[[], None]] = []
+        self.cut_off: set[str] = set()
+        self.nodes = {name: self._node(name, names) for name in names}
+        for node in self.nodes.values():
+            node.leader = leader
+
+    def _node(self, name: str, names: tuple[str, ...]) -> Telling:
+        heard = self.heard[name]
+
+        def send(peer: str, content: bytes) -> bool:
+            if peer not in self.cut_off:
+                self.nodes[peer].on_told(name, content)
+            return peer not in self.cut_off
+
+        return Telling(
+            name,
+            [peer for peer in names if peer != name],
+            send,
+            self.soon.append,
+            on_report=lambda node, report: heard.append((node, report)),
+            on_again=lambda: heard.append("again"),
+            on_fetch=heard.append,
+            on_summary=lambda node, summary: heard.append((node, summary)),
+            on_diverged=heard.append,
+        )
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    return Mesh("n1", "n2", "n3", leader="n1")
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_report_reaches_the_leader_wherever_it_is(mesh, node):
+    report = pb.Report(sequence=3)
+    assert mesh.nodes[node].report(report)
+    assert mesh.heard == {"n1": [(node, report)], "n2": [], "n3": []}
+
+
+def test_who_cannot_reach_the_leader_is_told(mesh):
+    mesh.cut_off.add("n1")
+    assert not mesh.nodes["n2"].report(pb.Report())
+
+
+def test_how_a_node_stands_is_told_to_all_and_itself(mesh):
+    summary = pb.Summary(clock_ns=7)
+    mesh.nodes["n2"].summary(summary)
+    assert mesh.heard == {name: [("n2", summary)] for name in mesh.nodes}
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
+    leader = mesh.nodes["n1"]
+    leader.ask_again(node)
+    for call in mesh.soon:
+        call()
+    leader.lack(Lack(node, "n3", 1, 2, 3, 640))
+    leader.difference(Difference(node, 5, 6, 7))
+    again, fetch, diverged = mesh.heard.pop(node)
+    assert again == "again"
+    assert fetch == pb.Fetch(session_id=1, x=2, y=3, offset=640, holder="n3")
+    assert isinstance(diverged, Diverged)
+    assert "instruction 5" in str(diverged)
+    assert not any(mesh.heard.values())
+
+
+def test_a_leader_whose_own_state_differs_ends(mesh):
+    mesh.nodes["n1"].difference(Difference(None, 5, 6, 7))
+    assert [type(one) for one in mesh.heard["n1"]] == [Diverged]
+
+
+def test_a_leader_asks_its_own_node_behind_the_report_that_it_is_at(mesh):
+    mesh.nodes["n1"].ask_again("n1")
+    assert mesh.heard["n1"] == []
+    assert len(mesh.soon) == 1
+
+
+def test_nobody_is_obeyed_but_the_leader_that_is_known(mesh):
+    for known in (None, "n3"):
+        mesh.nodes["n2"].leader = known
+        mesh.nodes["n1"].ask_again("n2")
+        mesh.nodes["n1"].lack(Lack("n2", "n3", 1, 2, 3, 640))
+        mesh.nodes["n1"].difference(Difference("n2", 5, 6, 7))
+    assert mesh.heard["n2"] == []
+
+
+def test_what_is_no_message_is_refused(mesh, caplog):
+    mesh.nodes["n2"].on_told("n1", b"\xff\xff\xff")
+    mesh.nodes["n2"].on_told("n1", b"")
+    assert mesh.heard["n2"] == []
+    assert caplog.text.count("refused_message") == 1
+
+
+# Reporting
+
+
+class Reports:
+    """One node's reporting to a leader, and when it is due."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.due: list[int] = []
+        self.reporting = Reporting(mesh.nodes["n2"], self.due.append)
+
+    def hold(self, *marks: Mark) -> None:
+        self.reporting.take(
+            pb.DataReport(segments=[pb.SegmentReport(session_id=1, marks=pack_marks(list(marks)))])
+        )
+
+    @property
+    def heard(self) -> list[pb.Report]:
+        said = [report for _, report in self.mesh.heard["n1"]]
+        self.mesh.heard["n1"].clear()
+        return said
+
+
+@pytest.fixture
+def reports(mesh) -> Reports:
+    reports = Reports(mesh)
+    reports.reporting.attach(b"boot")
+    reports.hold(Mark(64, 0, 7))
+    return reports
+
+
+def test_news_are_reported_once_and_what_is_none_waits(reports):
+    reports.reporting.report_news()
+    (first,) = reports.heard
+    assert first.is_full
+    assert [one.session_id for one in first.segments] == [1]
+    reports.reporting.report_news()
+    assert reports.heard == []
+    reports.reporting.report()
+    (second,) = reports.heard
+    assert (second.sequence, second.is_full, [*second.segments]) == (first.sequence + 1, False, [])
+
+
+def test_a_report_without_news_is_due_later(reports):
+    reports.reporting.report()
+    reports.reporting.report()
+    with_news, without = reports.due
+    assert reports.reporting.due_ns == without
+    assert without - with_news >= IDLE_REPORT_NS - REPORT_NS
+
+
+def test_a_report_that_is_lost_is_followed_by_a_full_one(reports):
+    reports.reporting.report()
+    reports.mesh.cut_off.add("n1")
+    reports.hold(Mark(128, 1, 8))
+    reports.reporting.report()
+    reports.mesh.cut_off.clear()
+    assert [report.is_full for report in reports.heard] == [True]
+    reports.reporting.report()
+    (report,) = reports.heard
+    assert report.is_full
+    assert report.segments[0].marks == pack_marks([Mark(64, 0, 7), Mark(128, 1, 8)])
+
+
+def test_nothing_is_reported_before_there_is_a_leader_and_a_data_process(reports):
+    reports.mesh.nodes["n2"].leader = None
+    reports.reporting.report()
+    reports.mesh.nodes["n2"].leader = "n1"
+    reports.reporting.attach(b"")
+    reports.reporting.report()
+    assert reports.heard == []
+    assert len(reports.due) == 2

@@ -1,0 +1,77 @@
+"""What merging consumed, and what of it may be let go of."""
+
+from __future__ import annotations
+
+import pytest
+from nodes_bench import Story
+from sequencing import new_state
+
+from sequencer.data import consumed as module
+from sequencer.data.consumed import Consumed, consumed_place
+from sequencer.orders import MergeOrder, SessionEnd
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story.drawn()
+
+
+def last_of(orders: list[MergeOrder]) -> dict[int, SessionEnd]:
+    return {end.session_id: end for order in orders for end in order.consumed}
+
+
+def added(orders: list[MergeOrder]) -> Consumed:
+    consumed = Consumed()
+    consumed.begin(new_state(), [])
+    for order in orders:
+        consumed.add(order)
+    return consumed
+
+
+def test_what_is_let_go_of_is_what_durable_instructions_consumed_and_nothing_twice(story):
+    for at in range(len(story.orders)):
+        consumed = added(story.orders)
+        taken = consumed.take(story.orders[at].instruction)
+        assert {end.session_id: end for end in taken} == last_of(story.orders[: at + 1])
+        assert len({end.session_id for end in taken}) == len(taken)
+        assert consumed.take(story.orders[at].instruction) == []
+        rest = consumed.take(story.orders[-1].instruction)
+        assert {end.session_id: end for end in rest} == last_of(story.orders[at + 1 :])
+
+
+def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it(story):
+    consumed = added(story.orders)
+    last = {end.session_id: order.instruction for order in story.orders for end in order.consumed}
+    for session_id, instruction in last.items():
+        assert consumed.is_durable(session_id, instruction)
+        assert not consumed.is_durable(session_id, instruction - 1)
+    assert consumed.is_durable(max(last) + 1, 0)
+
+
+def test_a_state_that_came_whole_is_let_go_of_when_its_own_instruction_is_durable(story):
+    consumed = Consumed()
+    consumed.begin(story.state, [])
+    merged = [session for session in story.state.sessions.values() if consumed_place(session)]
+    assert merged
+    assert consumed.take(story.state.instruction - 1) == []
+    assert not any(consumed.is_durable(session.id, story.state.instruction - 1) for session in merged)
+    assert {end.session_id for end in consumed.take(story.state.instruction)} == {one.id for one in merged}
+
+
+def test_what_could_not_be_let_go_of_is_tried_again():
+    consumed, end = added([]), SessionEnd(1, 0, 1, 64, 5)
+    consumed.put_back(1, end)
+    assert consumed.take(2) == [end]
+    assert consumed.take(3) == []
+
+
+def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_to_the_last(
+    story, monkeypatch
+):
+    monkeypatch.setattr(module, "CONSUMED_MAX", 4)
+    consumed = added(story.orders)
+    assert len(consumed._waiting) <= 4
+    numbers = [number for number, _ in consumed._waiting]
+    assert numbers == sorted(numbers)
+    taken = consumed.take(story.orders[-1].instruction)
+    assert {end.session_id: end for end in taken} == last_of(story.orders)

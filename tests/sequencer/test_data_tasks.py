@@ -1,0 +1,79 @@
+"""Tasks of the data process: which failures end it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from rt.errors import DiskFull, RtError
+from sequencer.data.tasks import Tasks
+
+
+async def raises(error: BaseException) -> None:
+    raise error
+
+
+def run(play: Callable[[Tasks], Awaitable[None]]) -> Tasks:
+    async def within() -> Tasks:
+        async with asyncio.timeout(10):
+            tasks = Tasks()
+            await play(tasks)
+            await tasks.cancel()
+            return tasks
+
+    return asyncio.run(within())
+
+
+def test_work_that_must_go_on_for_ever_ends_the_process_with_it():
+    async def play(tasks: Tasks) -> None:
+        tasks.keep(raises(DiskFull("no room")))
+        await tasks.stopping.wait()
+
+    assert isinstance(run(play).failure, DiskFull)
+
+
+def test_work_beside_the_rest_may_fail_by_itself(caplog):
+    async def play(tasks: Tasks) -> None:
+        tasks.spawn(raises(DiskFull("no room")))
+        while tasks._tasks:
+            await asyncio.sleep(0)
+        assert not tasks.stopping.is_set()
+
+    assert run(play).failure is None
+    assert "task_failed" in caplog.text
+
+
+@pytest.mark.parametrize("start", [Tasks.keep, Tasks.spawn])
+def test_whatever_is_broken_ends_the_process(start):
+    async def play(tasks: Tasks) -> None:
+        start(tasks, raises(KeyError("a slip")))
+        await tasks.stopping.wait()
+
+    assert "KeyError" in str(run(play).failure)
+
+
+def test_the_first_failure_is_the_one_that_is_told():
+    async def play(tasks: Tasks) -> None:
+        for what in ("first", "second"):
+            tasks.fail(RtError(what))
+
+    assert str(run(play).failure) == "first"
+
+
+def test_what_is_still_at_work_is_cancelled_in_the_end():
+    ended: list[bool] = []
+
+    async def play(tasks: Tasks) -> None:
+        async def works() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        tasks.keep(works())
+        await asyncio.sleep(0)
+
+    assert run(play).failure is None
+    assert ended == [True]

@@ -1,0 +1,36 @@
+"""Which disk the copies are on: whoever was told the id is told it again, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.data.disk_id import open_disk_id
+
+SESSIONS = "/node/s/sessions"
+
+
+@pytest.mark.parametrize("change", range(1, 13))
+def test_an_id_that_was_told_survives_a_power_cut_also_if_who_made_it_was_killed(
+    change: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = MemoryDisk()
+    for path, above in (("/node", "/"), ("/node/s", "/node")):
+        disk.make_directory(path)
+        disk.sync_directory(above)
+    left = change
+
+    def is_killed(_operation: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise PowerCut
+
+    with monkeypatch.context() as killing:
+        killing.setattr(disk, "_check", is_killed)
+        with contextlib.suppress(PowerCut):
+            open_disk_id(SESSIONS, disk=disk)
+    told = open_disk_id(SESSIONS, disk=disk)
+    assert open_disk_id(SESSIONS, disk=disk.after_power_cut("none")) == told
