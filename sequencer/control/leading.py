@@ -33,6 +33,8 @@ gain, so what comes meanwhile goes together."""
 BACKLOG_BYTES_MAX: Final = 1 << 30
 """While fewer than a majority have merged durably to within so much of the end, nothing is planned: the
 orders behind it must fit into every snapshot."""
+BACKLOG_MAX: Final = 1 << 15
+"""The same in instructions: half of what a node's merger remembers (`merger.ORDERS_MAX`)."""
 MINUTE_NS: Final = 60 * 10**9
 FRESH_NS: Final = 3 * 10**9
 """A clock in a report counts for so long."""
@@ -285,8 +287,11 @@ class Leader:
 
     def _is_far_ahead(self) -> bool:
         """Whether a majority is so far behind in merging that no more may be planned."""
-        total = self._state.merged.total_bytes
-        near = sum(total - node.merged.bytes < BACKLOG_BYTES_MAX for node in self._nodes.values())
+        total, last = self._state.merged.total_bytes, self._state.instruction
+        near = sum(
+            total - node.merged.bytes < BACKLOG_BYTES_MAX and last - node.merged.instruction < BACKLOG_MAX
+            for node in self._nodes.values()
+        )
         return near < self.board.majority
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
+from replicator.items import Place
 from rt.errors import Damaged, Diverged, RtError, StorageFailed
 from rt.net.tls import TLS
 from sequencer.config import NodeConfig
+from sequencer.data.copies import Copies
 from sequencer.data.mending import Damages
 from sequencer.data.merger import Merger, Missing
 from sequencer.data.merging import Merging
@@ -23,7 +25,7 @@ from sequencer.data.replica import Replica
 LOOK_S: Final = 0.1
 """How often the merger is looked at."""
 STUCK_S: Final = 1.0
-"""So long the merger waits for its input before merged bytes are fetched: a publisher may yet bring it."""
+"""So long the merger waits for input that does not come nearer before merged bytes are fetched."""
 
 logger = logging.getLogger("sequencer")
 
@@ -37,6 +39,7 @@ class CatchingUp:
         tls: TLS,
         pool: Executor,
         replica: Replica,
+        copies: Copies,
         merging: Merging,
         damages: Damages,
         on_failed: Callable[[RtError], None],
@@ -44,13 +47,14 @@ class CatchingUp:
         """`damages` are the files that are being mended. `on_failed` gets what must end the process."""
         self._directory, self._stream, self._tls = config.merged_directory, config.stream, tls
         self._endpoints = [config.members[peer].data for peer in config.peers]
-        self._pool, self._replica, self._merging, self._damages = pool, replica, merging, damages
+        self._pool, self._replica, self._copies = pool, replica, copies
+        self._merging, self._damages = merging, damages
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
         """Look after the merger until cancelled. What it raises must end the process."""
-        waiting: Missing | None = None
+        waiting: tuple[Missing, Place | None] | None = None
         since = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
@@ -61,12 +65,19 @@ class CatchingUp:
                 await self._open_mended(merger, merger.damage)
                 continue
             missing = merger.missing
-            if missing != waiting:
-                waiting, since = missing, self._loop.time()
+            present = None if missing is None else (missing, self._on_its_way(missing))
+            if present != waiting:
+                waiting, since = present, self._loop.time()
             is_stuck = missing is not None and self._loop.time() - since >= STUCK_S
             if merger.gap is not None or is_stuck:
                 await self.catch_up(merger)
                 waiting = None
+
+    def _on_its_way(self, missing: Missing) -> Place | None:
+        """How far a publisher's stream has come that is bringing what is missing; None if none does."""
+        copy = self._copies.get(missing.session_id)
+        place = copy.receiver.place if copy is not None and copy.has_stream else None
+        return place if place is not None and place < Place(*missing.segment, missing.end) else None
 
     async def _open_mended(self, merger: Merger, damage: Damaged) -> None:
         """Open the merged log once what was damaged is mended; there may be more of it."""
@@ -100,4 +111,6 @@ class CatchingUp:
             logger.warning("catching_up_failed error=%r", str(error))
         finally:
             await self._loop.run_in_executor(self._pool, merger.resume)
+        if merger.damage is not None:
+            self._merging.have_mended(merger.damage)
         logger.info("caught_up to_position=%d", merger.position)

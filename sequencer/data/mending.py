@@ -19,10 +19,11 @@ from functools import partial
 from typing import Final
 
 from replicator.threads import run_to_end
-from rt.errors import Damaged, Diverged, RtError, StorageFailed
+from rt.errors import Damaged, Diverged, RtError, StorageFailed, Timeout
 from rt.log.disk import REAL, Disk, File, RealDisk, storage_errors
 from rt.log.mending import mend_segment, sound_end, synced_end
 from rt.log.segment import SegmentId, parse_segment_name
+from rt.net.rpc_errors import Unreachable
 
 AGAIN_S_MIN: Final = 0.5
 AGAIN_S_MAX: Final = 30.0
@@ -149,7 +150,8 @@ class Mender:
             if str(error) != patient.told:
                 patient.told = str(error)
                 logger.error("segment_not_mended path=%s error=%r", path, patient.told)
-        patient.tries += 1
+            # Who was not reached may have it.
+            patient.tries += not isinstance(error, Unreachable | Timeout)
         if self._give_up(patient.directory, patient.tries):
             return True
         patient.due_s = asyncio.get_running_loop().time() + patient.pause_s

@@ -1,13 +1,15 @@
 """The copies that this node must have: opened, told of, and final where a life was fenced.
 
-For one event loop. The law: a copy that cannot be opened now is tried again for as long as its session is
-known; that a disk has joined is answered only once all that was to be opened by then is.
+For one event loop. Laws. A copy that cannot be opened now is tried again for as long as its session is known.
+That a disk has joined is answered only once all is open that is here of sessions which were open by then; so
+not before what earlier terms committed was heard, for a snapshot knows nothing of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -45,6 +47,8 @@ class Opener:
         self._spawn, self._on_damaged = spawn, on_damaged
         self._opening: set[int] = set()
         """Sessions whose copies are being opened."""
+        self._control = 0
+        """Counts the control processes that were to be answered."""
 
     # What the process hears
 
@@ -59,30 +63,45 @@ class Opener:
                 if life.is_fenced and life.end is None and life.x not in copy.finals:
                     self._spawn(self.finish(session.id, life.x))
         elif session.lives:
-            self._spawn(self._open(session.id))
+            self._open_soon(session.id)
+
+    def begin(self) -> None:
+        """Control is away, or another one: what the last one was to be answered is void."""
+        self._control += 1
+
+    def on_opened(self, session_id: int) -> None:
+        """A life is open: a copy that is here of an earlier start of this process is told of."""
+        if self._copies.get(session_id) is None and os.path.isdir(self._copies.path(session_id)):
+            self._open_soon(session_id)
 
     def on_merged(self, end: SessionEnd) -> None:
         """The cluster merged a session up to there."""
         copy = self._copies.get(end.session_id)
         if copy is not None:
             copy.store.note_merged(Place(end.x, end.y, end.offset), end.number)
-        elif end.session_id not in self._opening:
-            self._spawn(self._open(end.session_id))
+        else:
+            self._open_soon(end.session_id)
 
     async def finish(self, session_id: int, x: int) -> None:
         """X is fenced: say what is final of it."""
         copy = self._copies.get(session_id)
         if copy is None:
-            await self._open(session_id)
+            self._open_soon(session_id)  # Which says it then.
         else:
             await self._copies.finish(copy, x)
 
-    async def confirm(self, joins: int) -> None:
-        """Say that all was told which is durable here now that so many disks have joined."""
+    def confirm(self, joins: int) -> None:
+        """Say, once it is so, that all was told which is durable here now that so many disks have joined."""
+        self._spawn(self._confirm(joins, self._control))
+
+    async def _confirm(self, joins: int, control: int) -> None:
+        while control == self._control and not self._replica.is_caught_up:
+            await asyncio.sleep(LOOK_S)
         unread = set(self._opening)
         while unread & self._opening:
             await asyncio.sleep(LOOK_S)
-        self._reports.joins(joins)
+        if control == self._control:
+            self._reports.joins(joins)
 
     # Opening
 
@@ -103,11 +122,13 @@ class Opener:
             await asyncio.sleep(OPEN_AGAIN_S)
         return None
 
-    async def _open(self, session_id: int) -> None:
+    def _open_soon(self, session_id: int) -> None:
         """Open a copy, unless that is under way, and say what is final of it."""
-        if session_id in self._opening:
-            return
-        self._opening.add(session_id)
+        if session_id not in self._opening:
+            self._opening.add(session_id)  # From now on it is waited for.
+            self._spawn(self._open(session_id))
+
+    async def _open(self, session_id: int) -> None:
         try:
             copy = await self.opened(session_id)
         finally:

@@ -16,7 +16,7 @@ from replicator.items import Chunk, Life, Place, Sealed
 from replicator.pull_client import PullClient
 from replicator.pull_copy import PullCopy
 from replicator.wire import PULL_METHOD, decode_pull_reply, encode_pull_request
-from rt.errors import ProtocolViolation, RtError, StorageError, Timeout
+from rt.errors import NotALog, ProtocolViolation, RtError, StorageError, Timeout
 from rt.log.directory import read_header
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
@@ -108,10 +108,11 @@ async def fetch_copy(
 ) -> None:
     """Pull a segment of a session's copy into `path`, up to `end` if anybody has it.
 
-    `rt.Unreachable` if no peer gave any of it; storage errors.
+    `rt.NotALog` if no peer has any of it, `rt.Unreachable` if one that may have it cannot be asked; storage
+    errors.
     """
     copy = await copies.open_aside(session, path, segment)
-    refusals: list[str] = []
+    refusals: list[RtError] = []
     try:
         for endpoint in endpoints:
             try:
@@ -120,9 +121,12 @@ async def fetch_copy(
             except StorageError:
                 raise
             except RtError as error:
-                refusals.append(str(error))
+                refusals.append(error)
+        said = "; ".join(map(str, refusals))
+        if any(isinstance(error, Unreachable | Timeout) for error in refusals):
+            raise Unreachable("not every peer could be asked for that segment", where=path, got=said)
         if copy.receiver.writer.last_id != segment:
-            raise Unreachable("no peer has that segment", where=path, got="; ".join(refusals))
+            raise NotALog("no peer has that segment", where=path, got=said)
     finally:
         await copy.store.close()
 

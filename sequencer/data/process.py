@@ -37,7 +37,7 @@ from sequencer.data.replica import Replica
 from sequencer.data.reports import Reports
 from sequencer.data.tasks import Tasks
 from sequencer.orders import MergeOrder
-from sequencer.outcomes import Closed, Fenced, Joined, Merged, Outcome
+from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome
 from sequencer.rest.clients import Clients, WatchedStores
 from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import TimedGroupSync
@@ -73,7 +73,9 @@ class Data:
         self.healing = Healing(config, tls, pool, replica, copies, tasks.fail)
         mender = self.healing.mender
         self.merging = Merging(config, pool, copies, self.reports, mender, tasks.fail)
-        self.catching_up = CatchingUp(config, tls, pool, replica, self.merging, mender.damages, tasks.fail)
+        self.catching_up = CatchingUp(
+            config, tls, pool, replica, copies, self.merging, mender.damages, tasks.fail
+        )
         self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
         self.fetcher = Fetcher(config, tls, replica, copies, self.opener.opened)
         self.configuring = Configuring(replica, self._propose)
@@ -170,6 +172,7 @@ class Data:
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
 
     def _on_lost(self) -> None:
+        self.opener.begin()
         self.intakes.on_changed()
 
     def _on_snapshot(self, orders: list[MergeOrder] | None) -> None:
@@ -180,12 +183,13 @@ class Data:
         if orders is not None:
             self.merging.begin(state, orders)
         self.merging.report()
+        self.opener.begin()
         for session in state.sessions.values():
             self.opener.take_up(session)
             if session.life is not None and session.life.end is not None:
                 x, end = session.life.x, session.life.end
                 self.tasks.spawn(self.fetcher.complete(session.id, Place(x, end.y, end.offset)))
-        self.tasks.spawn(self.opener.confirm(state.joins))
+        self.opener.confirm(state.joins)
         self.intakes.on_changed()
 
     def _on_applied(self, command: Command, outcome: Outcome) -> None:
@@ -195,13 +199,15 @@ class Data:
                 for end in order.consumed:
                     self.opener.on_merged(end)
                 self.intakes.on_changed()
+            case Opened(session_id):
+                self.opener.on_opened(session_id)
             case Fenced(session_id, x):
                 self.tasks.spawn(self.opener.finish(session_id, x))
             case Closed(session_id, x, end):
                 self.tasks.spawn(self.fetcher.complete(session_id, Place(x, end.y, end.offset)))
             case Joined():
                 assert self.replica.state is not None
-                self.tasks.spawn(self.opener.confirm(self.replica.state.joins))
+                self.opener.confirm(self.replica.state.joins)
         self.configuring.on_applied(command)
         self.intakes.on_applied(command, outcome)
 

@@ -30,6 +30,8 @@ class Replica:
         self.state: State | None = None
         """None before the first snapshot."""
         self.standing = pb.Standing()
+        self.is_caught_up = False
+        """Whether all that earlier terms committed was heard behind the last snapshot."""
         self._on_snapshot, self._on_applied = on_snapshot, on_applied
 
     def session(self, session_id: int) -> Session | None:
@@ -50,9 +52,11 @@ class Replica:
                 self._on_applied(command, apply(self.state, command))
             case "standing":
                 self.standing = message.standing
+                self.is_caught_up = message.standing.is_caught_up
 
     def _on_state(self, snapshot: pb.ControlSnapshot) -> None:
         state = decode_state(snapshot.state)
+        self.is_caught_up = False
         known = self.state
         if known is not None and known.cluster == state.cluster and snapshot.index < self.index:
             self._on_snapshot(None)

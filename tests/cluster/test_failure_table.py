@@ -273,7 +273,8 @@ def test_a_bit_flipped_in_a_session_copy_reaches_no_merged_log(faults: Faults) -
         )
         faults.wait_flow(sender)
         sender.close()
-        faults.verdict(allowed=["checksum|[Dd]amage"])
+        # Peers may have let go of what was merged meanwhile, and refuse it.
+        faults.verdict(allowed=["checksum|[Dd]amage|segment_not_mended"])
 
 
 def test_a_bit_flipped_in_the_merged_log_of_a_node_that_runs_is_found_and_mended(faults: Faults) -> None:

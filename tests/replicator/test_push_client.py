@@ -431,9 +431,26 @@ def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far
     levels.leave("n2")
     assert levels.lacking == 0
     levels.start("n2", 3, Place(1, 3, 64))
+    assert levels.lacking == 0
+    levels.report("n2", PushProgress(Place(1, 3, 64), 60, 1, 100, end))
     assert levels.lacking == 40
     levels.report("n1", PushProgress(end, 100, 1, 100, Place(1, NEAR_SEGMENTS + 4, 64)))
     assert levels.lacking == 0
+
+
+def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
+    """Its disk may be another one when it is back."""
+    levels = Levels()
+    for node, number in (("n1", 5), ("n2", 9)):
+        levels.start(node, 3, None)
+        levels.report(node, PushProgress(Place(0, 0, 64), number))
+    assert levels.replicated == Level(0, 5)
+    levels.leave("n2")
+    levels.report("n1", PushProgress(Place(0, 0, 128), 9))
+    assert (levels.replicated, levels.synced) == (NO_LEVEL, NOWHERE)
+    levels.start("n2", 3, None)
+    levels.report("n2", PushProgress(Place(0, 0, 64), 5))
+    assert levels.replicated == Level(0, 5)
 
 
 def test_a_higher_x_is_further_whatever_its_number() -> None:

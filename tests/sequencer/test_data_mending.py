@@ -20,6 +20,7 @@ from rt.log.catalog import segment_path
 from rt.log.directory import read_header, read_identity
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
+from rt.net.rpc_errors import Unreachable
 from rt.testing.merged import MergedLog
 from sequencer.data.copies import Copies
 from sequencer.data.mending import Damages, Fetch, Mender, SoundDisk
@@ -203,6 +204,27 @@ def test_a_directory_that_is_given_up_is_left_alone(tmp_path: Path) -> None:
             mender.on_damaged(error)
             await until(is_sound(mender))
         assert told == [(str(logs.path), tries) for tries in (1, 2, 3)]
+
+    asyncio.run(main())
+
+
+def test_who_could_not_be_asked_may_have_it(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    async def fetch(*_: object) -> None:
+        raise Unreachable("nobody listens")
+
+    def give_up(_directory: str, tries: int) -> bool:
+        told.append(tries)
+        return len(told) == 3
+
+    async def main() -> None:
+        logs = Logs(tmp_path, 1)
+        error = logs.damaged()
+        async with running(tmp_path, fetch, give_up=give_up) as mender:
+            mender.on_damaged(error)
+            await until(is_sound(mender))
+        assert told == [0, 0, 0]
 
     asyncio.run(main())
 

@@ -77,6 +77,9 @@ def snapshot_of(state: State, index: int = 1, orders: tuple[bytes, ...] = ()) ->
     return pb.ToData(snapshot=snapshot)
 
 
+CAUGHT_UP = pb.ToData(standing=pb.Standing(is_caught_up=True))
+
+
 def _is_echo(report: pb.DataReport) -> bool:
     return not report.segments and not report.HasField("merged") and not report.disk_bytes
 
@@ -634,6 +637,7 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
         do_open(state)
         async with Played(config) as played:
             played.say(snapshot_of(state))
+            played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
             assert played.joins == [0]
             played.heard.clear()
@@ -662,11 +666,50 @@ def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_wa
             monkeypatch.setattr(copies, "open_copy", opens_late)
             monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
             played.say(snapshot_of(state))
+            played.say(CAUGHT_UP)
             await asyncio.sleep(0.01)
             assert not played.joins
             is_open.set()
             await played.until(lambda: played.joins)
             assert copies.get(1) is not None
+
+    asyncio.run(play())
+
+
+def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(config, tmp_path, monkeypatch):
+    """A snapshot knows nothing of sessions that were opened behind it, whose copies are here all the same."""
+
+    async def play() -> None:
+        monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
+        lagging = Lagging(config, tmp_path / "publisher")
+        session = lagging.state.sessions[1]
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            await asyncio.sleep(0.01)
+            assert not played.joins
+            command = encode_command(Open("feed", session.incarnation, None, 0, session.lives[0].life))
+            played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
+            played.say(CAUGHT_UP)
+            await played.until(lambda: played.joins)
+            told = [one.y for said in played.heard for one in said.report.segments]
+            assert sorted(set(told)) == lagging.segments
+            assert played.heard[-1].report.joins == played.joins[-1]
+
+    asyncio.run(play())
+
+
+def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(config, monkeypatch):
+    async def play() -> None:
+        monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            played.data._on_lost()
+            played.say(CAUGHT_UP)
+            await asyncio.sleep(0.02)
+            assert not played.joins
+            played.say(snapshot_of(new_state(), index=2))
+            played.say(CAUGHT_UP)
+            await played.until(lambda: played.joins)
 
     asyncio.run(play())
 
