@@ -358,7 +358,8 @@ class RaftNode:
         newest, known = self._snapshots.newest, self.state.disks.get(peer)
         if newest is None or known is None or known.disk != hello.claim.disk:
             return
-        if newest.length <= CHUNK_BYTES_MAX:
+        is_known_there = newest.place.index >= known.joined.index  # Else the leader sends a newer one.
+        if is_known_there and newest.length <= CHUNK_BYTES_MAX:
             self._raft.send(peer, Adopt(self._snapshots.read()))
 
     def on_adopt(self, peer: str, adopt: Adopt) -> None:

@@ -229,8 +229,10 @@ def test_a_node_whose_disk_is_full_recovers_alone(
         nodes.wait_merged(position, name)
         faults.wait_flow(sender)
         sender.close()
-        faults.verdict(allowed=[r"No space left", r"disk.full|disk is full"])
-        nodes.stop(name)  # Its directory goes with the mount: the next test finds it wiped.
+        try:
+            faults.verdict(allowed=[r"No space left", r"disk.full|disk is full"])
+        finally:
+            nodes.stop(name)  # Its directory goes with the mount: the next test finds it wiped.
 
 
 def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(

@@ -63,18 +63,27 @@ def answer_to(port: int, tls: rt.TLS | None, said: bytes, *, until: bytes = b"")
     return heard
 
 
+LOST_STATUS = "Internal error from Core"
+
+
 def status_of(target: str, tls: rt.TLS, method: str, *said: bytes) -> grpc.StatusCode:
-    """How a stream ends that says these messages."""
+    """How a stream ends that says these messages.
+
+    Where the server ends a call while the client writes, gRPC's client may lose the status: it is made again.
+    """
 
     async def call() -> grpc.StatusCode:
-        async with open_channel(target, tls) as channel:
-            stream = channel.get().stream_stream(method)()
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                for message in said:
-                    await stream.write(message)
-                while await stream.read() is not grpc.aio.EOF:
-                    pass
-            return await stream.code()
+        while True:
+            async with open_channel(target, tls) as channel:
+                stream = channel.get().stream_stream(method)()
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    for message in said:
+                        await stream.write(message)
+                    while await stream.read() is not grpc.aio.EOF:
+                        pass
+                code = await stream.code()
+                if code is not grpc.StatusCode.INTERNAL or await stream.details() != LOST_STATUS:
+                    return code
 
     return asyncio.run(asyncio.wait_for(call(), WAIT_S))
 

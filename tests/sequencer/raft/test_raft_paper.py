@@ -36,6 +36,7 @@ from sequencer.raft.following import Matched, Refused, compare
 from sequencer.raft.log_entries import Entries
 from sequencer.raft.messages import (
     COMMAND_BYTES_MAX,
+    NO_ID,
     Adopt,
     Append,
     AppendReply,
@@ -1499,6 +1500,22 @@ def test_a_join_counts_from_where_it_stands_in_the_log_even_before_it_is_committ
     driven.acknowledge("n3", 3, claim=claim_of("n3", 1, Place(2, 2)))
     driven.step()
     assert driven.status.committed == 3
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_a_blank_disk_is_offered_only_a_snapshot_that_knows_of_its_join(
+    clock: Clock, has_snapshot: bool
+) -> None:
+    driven = member(clock)
+    driven.append(2, INITIAL, [Entry(encode_join(Join("n3", disk_id("n3", 1))), 2, 2)], commit=2)
+    if has_snapshot:
+        clock.advance(driven.config.snapshot_ms / 1000)
+        while driven.status.snapshot < 2:
+            driven.step()
+    driven.wire.drop("n3")
+    driven.up("n3", cluster=NO_ID, epoch=0, claims={"n3": Claim(disk_id("n3", 1))})
+    offered = [sent for sent in driven.step() + driven.step() if isinstance(sent[1], Adopt)]
+    assert bool(offered) == has_snapshot
 
 
 def test_a_join_that_was_cut_counts_no_more(clock: Clock) -> None:
