@@ -58,7 +58,7 @@ class PushedLog:
         """Set when a node refused the session; on the last look also when there may be nothing left."""
         self.is_ending = False
         """The publisher has ended: what is there now is all."""
-        self._rounds = Rounds(self._look, asyncio.get_running_loop())
+        self._rounds = Rounds(self._look, self._waiting_bytes, asyncio.get_running_loop())
         self._changed: list[asyncio.Event] = []
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
@@ -74,7 +74,7 @@ class PushedLog:
         """The directory may have changed; `is_last`: for the last time, so that what is left is all."""
         self.looks += is_last
         self.is_ending = self.is_ending or is_last
-        self._rounds.want(self._waiting_bytes, is_urgent=self.is_ending)
+        self._rounds.want(is_urgent=self.is_ending)
 
     def note_sent(self, end: Place) -> None:
         """A stream sends all before `end`."""

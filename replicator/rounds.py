@@ -23,27 +23,32 @@ QUIET_SECONDS: Final = 0.05
 FULL_BYTES: Final = CHUNK_BYTES_MAX
 """So much is worth a message of its own."""
 
-WaitingBytes = Callable[[Place], int | None]
-
 
 class Rounds:
-    """Calls `look` when the streams are to look. For one event loop."""
+    """Calls `look` when the streams are to look. For one event loop.
 
-    def __init__(self, look: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        self._look, self._loop = look, loop
+    `waiting_bytes` says how much there is behind a place, None if that cannot be said.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], None],
+        waiting_bytes: Callable[[Place], int | None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._look, self._waiting_bytes, self._loop = look, waiting_bytes, loop
         self._sent = self._synced = self._merged = NOWHERE
         self._before = NOWHERE
         """Where the round before the last one ended."""
-        self._waiting_bytes: WaitingBytes | None = None
-        """How much waits behind a place, None if that cannot be said; set while something waits."""
+        self._is_wanted = False
         self._latest: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
         self._begun_s = 0.0
 
-    def want(self, waiting_bytes: WaitingBytes, *, is_urgent: bool = False) -> None:
+    def want(self, *, is_urgent: bool = False) -> None:
         """There may be more to send."""
-        self._waiting_bytes = waiting_bytes
-        if is_urgent or self._is_free() or self._is_full(waiting_bytes):
+        self._is_wanted = True
+        if is_urgent or self._is_free() or self._is_full():
             self._begin()
         elif self._latest is None:
             self._latest = self._loop.call_later(WAIT_SECONDS_MAX, self._begin)
@@ -55,7 +60,7 @@ class Rounds:
     def note_progress(self, synced: Place, merged: Place) -> None:
         """A majority of the nodes has synced all before `synced`; all before `merged` is merged."""
         self._synced, self._merged = synced, merged
-        if self._waiting_bytes is not None and self._is_free():
+        if self._is_wanted and self._is_free():
             self._begin()
 
     def close(self) -> None:
@@ -68,8 +73,8 @@ class Rounds:
     def _is_free(self) -> bool:
         return self._synced >= self._sent and self._merged >= self._before
 
-    def _is_full(self, waiting_bytes: WaitingBytes) -> bool:
-        size = waiting_bytes(self._sent)
+    def _is_full(self) -> bool:
+        size = self._waiting_bytes(self._sent)
         return size is None or size >= FULL_BYTES
 
     def _begin(self) -> None:
@@ -81,7 +86,7 @@ class Rounds:
         self._look()
 
     def _forget(self) -> None:
-        self._waiting_bytes = None
+        self._is_wanted = False
         if self._latest is not None:
             self._latest.cancel()
             self._latest = None

@@ -77,7 +77,8 @@ def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
     with setup.open() as stage:
         stage.publishers(publishers, 1024)
         stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
-        time.sleep(2 * _WARM_UP_S)
+        # Their pushes are processes, which take long to start on few cores: that is not what counts here.
+        stage.wait_for(lambda: sum(map(bool, stage.merged())), publishers, "publishers that flow")
         before, begun = stage.merged(), time.monotonic()
         pauses = Pauses(list(before), [begun] * publishers)
         while (now := time.monotonic()) < begun + seconds:

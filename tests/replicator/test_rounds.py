@@ -58,11 +58,11 @@ class Paced:
         self.clock = Clock()
         self.looks = 0
         loop: Any = self.clock
-        self.rounds = Rounds(self._look, loop)
+        self.rounds = Rounds(self._look, lambda _: self.waiting, loop)
         self.waiting: int | None = 100
 
     def want(self, *, is_urgent: bool = False) -> None:
-        self.rounds.want(lambda _: self.waiting, is_urgent=is_urgent)
+        self.rounds.want(is_urgent=is_urgent)
 
     def _look(self) -> None:
         self.looks += 1
