@@ -36,6 +36,7 @@ def throughput(
             stage.subscriber()
             stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
             time.sleep(_WARM_UP_S)
+            stage.wait_for(lambda: stage.standing().received, 1, "the subscriber receives")
             before, begun = stage.standing(), time.monotonic()
             time.sleep(seconds)
             after, lasted_s = stage.standing(), time.monotonic() - begun

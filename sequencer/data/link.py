@@ -46,7 +46,8 @@ class ControlLink:
 
     def send(self, message: pb.ToControl) -> None:
         """Send a message; dropped if the connection is down."""
-        if self._writer is not None:
+        # The peer may be gone though `_serve` has not read so yet: a closed transport takes no write.
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message.SerializeToString()))
 
     async def run(self) -> None:

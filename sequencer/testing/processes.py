@@ -63,9 +63,12 @@ class Process:
         return self._child.poll()
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing if it has ended."""
+        """Send a signal; nothing if it has ended. After SIGSTOP it has stopped."""
         if self._child.poll() is None:
             self._child.send_signal(number)
+            if number == signal.SIGSTOP:
+                # The kernel wakes and hangs up what a dead parent left stopped, not what is about to stop.
+                os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
         """Kill -9, and return when it is gone."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from nodes_bench import wait_until
 
 from rt.errors import Damaged
@@ -120,3 +121,19 @@ def test_garbage_makes_the_link_anew(path, control, garbage):
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(play())
+
+
+def test_what_is_sent_to_a_connection_that_just_broke_is_dropped(path, control):
+    async def play() -> None:
+        link = ControlLink(path, pb.DataHello, lambda _: None, lambda: None)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: control.heard)
+        assert link._writer is not None
+        link._writer.transport.abort()
+        for _ in range(3):  # Before and after the loop has closed it; before and after the link knows.
+            link.send(pb.ToControl())
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    uvloop.run(play())
