@@ -320,8 +320,9 @@ def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
 # How far behind nodes may be
 
 
-def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench, monkeypatch):
-    monkeypatch.setattr(leading, "BACKLOG_BYTES_MAX", 10_000)
+@pytest.mark.parametrize(("limit", "most"), [("BACKLOG_BYTES_MAX", 10_000), ("BACKLOG_MAX", 1)])
+def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench, monkeypatch, limit, most):
+    monkeypatch.setattr(leading, limit, most)
     do_open(bench.state)
     one = writing(40, size=1000)
     for node in "ab":
