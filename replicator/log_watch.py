@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from inotify_simple import INotify, flags
 
@@ -19,9 +20,9 @@ from rt.log.disk import storage_errors
 
 logger = logging.getLogger("replicator")
 
-_CHANGES = flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE_SELF | flags.MOVE_SELF
+CHANGES: Final = flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE_SELF | flags.MOVE_SELF
 _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-_EVENTS_BYTES = 64 * 1024
+EVENTS_BYTES: Final = 64 * 1024
 _EVENT = struct.Struct("iIII")
 POLL_SECONDS = 0.02
 """How often to look at a directory whose watch has no descriptor."""
@@ -38,7 +39,7 @@ class LogWatch:
         with storage_errors(path, "watching a log directory"):
             try:
                 self._inotify = INotify(nonblocking=True)
-                self._inotify.add_watch(path, _CHANGES | flags.ONLYDIR)
+                self._inotify.add_watch(path, CHANGES | flags.ONLYDIR)
             except OSError as error:
                 self.close()
                 if error.errno not in _LIMITS:
@@ -53,12 +54,12 @@ class LogWatch:
         """Forget what was noticed so far; whether any of it may mean new items."""
         if self._inotify is None:
             return True
-        tells = False
+        told = False
         with contextlib.suppress(BlockingIOError):
             while True:
-                events = os.read(self._inotify.fileno(), _EVENTS_BYTES)
-                tells = tells or any(map(_tells, _names(events)))
-        return tells
+                events = os.read(self._inotify.fileno(), EVENTS_BYTES)
+                told = told or any(tells(event.name) for event in events_in(events))
+        return told
 
     def close(self) -> None:
         """Release the descriptor. Twice is allowed."""
@@ -67,15 +68,24 @@ class LogWatch:
             self._inotify = None
 
 
-def _names(events: bytes) -> Iterator[bytes]:
-    """The file that each event is about; empty for the directory itself. See inotify(7)."""
+class Event(NamedTuple):
+    """What inotify(7) tells."""
+
+    watch: int
+    mask: int
+    name: bytes
+    """The file that it is about; empty for the directory itself."""
+
+
+def events_in(data: bytes) -> Iterator[Event]:
+    """The events that were read."""
     at = 0
-    while at < len(events):
-        _, _, _, size = _EVENT.unpack_from(events, at)
+    while at < len(data):
+        watch, mask, _, size = _EVENT.unpack_from(data, at)
         at += _EVENT.size + size
-        yield events[at - size : at].rstrip(b"\0")
+        yield Event(watch, mask, data[at - size : at].rstrip(b"\0"))
 
 
-def _tells(name: bytes) -> bool:
-    """Not the files that are written beside the log: asides, `.progress`, indexes."""
+def tells(name: bytes) -> bool:
+    """Whether a change of this file may mean new items: of `.progress`, indexes and asides it does not."""
     return not name.startswith((b".", b"index."))

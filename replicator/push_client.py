@@ -13,10 +13,10 @@ import logging
 import os
 from collections.abc import Sequence
 
-from replicator.log_watch import POLL_SECONDS, LogWatch
 from replicator.push_lock import is_awaited, lock_push, wait_for_turn
 from replicator.push_stream import UNACKNOWLEDGED_BYTES_MAX, OwnLogFailed, PushStream
 from replicator.pushed_log import PushedLog
+from replicator.watch_hub import Watched, WatchHub
 from rt.errors import Fenced, RtError
 from rt.log.disk import REAL, Disk
 from rt.net.rpc import Channel, open_channel
@@ -33,7 +33,7 @@ class PushClient:
     """Pushes the session in `directory` to the nodes at `endpoints` ("host:port" each). `run` it.
 
     Without `tls` the endpoints must be of loopback, and `insecure` be set. `waits`: for another client that
-    serves the directory, rather than to raise `rt.DirectoryLocked`.
+    serves the directory, rather than to raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class PushClient:
         *,
         insecure: bool = False,
         waits: bool = False,
+        hub: WatchHub | None = None,
         unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
         disk: Disk = REAL,
     ) -> None:
@@ -58,6 +59,7 @@ class PushClient:
         self._tls = tls
         self._insecure = insecure
         self._waits = waits
+        self._hub = WatchHub() if hub is None else hub
         self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._disk = disk
         self._log: PushedLog | None = None
@@ -88,15 +90,14 @@ class PushClient:
                 else lock_push(self.directory, disk=self._disk)
             )
             opened.callback(lock.close)
-            watch = LogWatch(self.directory)
-            opened.callback(watch.close)
+            watched = opened.enter_context(self._hub.watching(self.directory))
             self._log = log = PushedLog(self.directory, self._stream, disk=self._disk)
             opened.callback(log.close)
             if self._is_finishing:
                 log.wake(is_last=True)
-            await self._run(log, watch)
+            await self._run(log, watched)
 
-    async def _run(self, log: PushedLog, watch: LogWatch) -> None:
+    async def _run(self, log: PushedLog, watched: Watched) -> None:
         channels: list[Channel] = []
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -109,7 +110,7 @@ class PushClient:
                     )
                 )
             tasks.append(asyncio.create_task(self._until_the_end(log)))
-            tasks.append(asyncio.create_task(_follow(log, watch)))
+            tasks.append(asyncio.create_task(_follow(log, watched)))
             tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -149,20 +150,8 @@ class PushClient:
         raise error
 
 
-async def _follow(log: PushedLog, watch: LogWatch) -> None:
+async def _follow(log: PushedLog, watched: Watched) -> None:
     """Wake the streams when the directory changes."""
-    if watch.fileno() < 0:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            log.wake()
-    loop = asyncio.get_running_loop()
-
-    def notice() -> None:
-        if watch.drain():
-            log.wake()
-
-    loop.add_reader(watch.fileno(), notice)
-    try:
-        await loop.create_future()
-    finally:
-        loop.remove_reader(watch.fileno())
+    while True:
+        await watched.changed(watched.version)
+        log.wake()

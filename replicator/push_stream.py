@@ -44,8 +44,10 @@ _T = TypeVar("_T")
 UNACKNOWLEDGED_BYTES_MAX: Final = 64 * 2**20
 BACKOFF_SECONDS_MIN: Final = 0.05
 BACKOFF_SECONDS_MAX: Final = 1.0
-START_SECONDS: Final = 10.0
-"""How long a node may take to say where to start: it may have to open and verify a tail first."""
+START_SECONDS_MIN: Final = 10.0
+START_SECONDS_MAX: Final = 80.0
+"""How long a node may take to say where to start: it may have to open and verify a tail first. Twice as long
+after each time that it was not enough, for a node that has too much to do would begin anew each time."""
 
 REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
 """What a node says that no retry will change. One node may be set up wrongly: it is asked again all the same,
@@ -87,6 +89,7 @@ class PushStream:
         self._sent = NOWHERE
         self._found_nothing_at = -1
         self._failures = 0
+        self._start_seconds = START_SECONDS_MIN
 
     @property
     def is_drained(self) -> bool:
@@ -154,12 +157,13 @@ class PushStream:
 
     async def _start(self, call: Any) -> PushStart:
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(self._start_seconds):
                 await call.write(encode_push_request(self._log.hello))
                 start = await _answer(call)
         except asyncio.InvalidStateError:
             start = await _answer(call)  # It ended before it took the hello: that says why.
         except TimeoutError as error:
+            self._start_seconds = min(2 * self._start_seconds, START_SECONDS_MAX)
             raise Timeout("the node does not say where to start", where=self.target) from error
         if not isinstance(start, PushStart):
             raise ProtocolViolation("a node must say first where to start", where=self.target)
@@ -176,6 +180,7 @@ class PushStream:
         self.node = start.node
         self.refused = None
         self._failures = 0
+        self._start_seconds = START_SECONDS_MIN
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
         self._opened_x = -1
@@ -226,8 +231,10 @@ class PushStream:
                 self._unacknowledged.append((item.end, len(item.data)))
                 self._unacknowledged_bytes += len(item.data)
                 self._sent = item.end
-                self._log.note_sent(item.end)
+                self._log.note_sending(item.end)
                 await call.write(self._log.shared.encoded(item))
+                if self.node is not None:
+                    self._log.note_sent(self.node, item.end)
             case Life(x):
                 await call.write(encode_push_request(item))
                 while self._opened_x < x:

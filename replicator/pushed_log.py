@@ -15,7 +15,7 @@ import os
 import struct
 from dataclasses import replace
 
-from replicator.handshake import PushHello, PushProgress, PushStart
+from replicator.handshake import NOWHERE, PushHello, PushProgress, PushStart
 from replicator.items import Place
 from replicator.levels import Levels
 from replicator.rounds import Rounds
@@ -60,6 +60,8 @@ class PushedLog:
         """The publisher has ended: what is there now is all."""
         self._rounds = Rounds(self._look, self._waiting_bytes, asyncio.get_running_loop())
         self._changed: list[asyncio.Event] = []
+        self._sent: dict[str, Place] = {}
+        """Up to where each stream that runs has sent, by its node."""
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
         self._write_progress(PushState.RUNNING)
@@ -76,9 +78,14 @@ class PushedLog:
         self.is_ending = self.is_ending or is_last
         self._rounds.want(is_urgent=self.is_ending)
 
-    def note_sent(self, end: Place) -> None:
-        """A stream sends all before `end`."""
+    def note_sending(self, end: Place) -> None:
+        """A stream sends all before `end` now."""
         self._rounds.note_sent(end)
+
+    def note_sent(self, node: str, end: Place) -> None:
+        """All before `end` was handed over to gRPC, for one node."""
+        self._sent[node] = end
+        self.shared.forget(min(self._sent.values()))
 
     def note_progress(self) -> None:
         """A node said something, or a stream found nothing more."""
@@ -100,10 +107,12 @@ class PushedLog:
             self.hello = replace(self.hello, cluster=start.cluster)
             self._remember(start.cluster)
         self.levels.start(start.node, start.members, start.place)
+        self._sent[start.node] = start.place or NOWHERE
 
     def leave(self, node: str) -> None:
         """The stream to a node has ended."""
         self.levels.leave(node)
+        self._sent.pop(node, None)
         self._write_progress(self._progress.record.state)
 
     def report(self, node: str, said: PushProgress) -> None:

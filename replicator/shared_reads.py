@@ -1,6 +1,7 @@
 """What several senders of one session directory read, read and verified once.
 
-Law: it is a cache. What it no longer has is read again; what it has was verified by whoever put it there.
+Law: it is a cache. What it no longer has is read again; what it has was verified by whoever put it there. It
+keeps what a stream is behind another one, and no more than `bytes_max` of it.
 Streams that are at the same place stay together: a sender's reads end at the same places wherever it began
 (`replicator.segment_reader`), and none sees more of a segment than the first that looked in this round, else
 each would read a little more than the one before.
@@ -60,6 +61,13 @@ class SharedReads:
         self._bytes += len(read.data)
         while self._bytes > self._bytes_max:
             self._bytes -= len(self._reads.pop(next(iter(self._reads))).data)
+
+    def forget(self, before: Place) -> None:
+        """No stream is behind `before` any more."""
+        for place in [place for place in self._reads if place < before]:
+            self._bytes -= len(self._reads.pop(place).data)
+        for key in [key for key in self._encoded if key[0] < before]:
+            self._encoded_bytes -= len(self._encoded.pop(key))
 
     def encoded(self, chunk: Chunk) -> bytes:
         """The chunk as a push request."""

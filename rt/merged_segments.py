@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rt.log.segment import SegmentId
 from rt.log.table import SealedSegment
@@ -19,6 +19,9 @@ class Trimmable(NamedTuple):
 
     before: SegmentId | None
     wait_ns: int | None
+
+
+NOTHING_TRIMMABLE: Final = Trimmable(None, None)
 
 
 def trimmable(

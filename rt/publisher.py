@@ -18,6 +18,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep, time_ns
 from types import TracebackType
@@ -45,9 +46,9 @@ from rt.log.layout import BATCH_BYTES_MAX, NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
 from rt.log.table import Identity, TrimReason
 from rt.log.writer import Frames, LogWriter, SyncPoint
-from rt.merged_segments import trimmable
+from rt.merged_segments import NOTHING_TRIMMABLE, Trimmable, trimmable
 from rt.names import check_name, check_session_name, name_from_host
-from rt.progress import Progress, ProgressRecord
+from rt.progress import NO_LEVEL, Progress, ProgressRecord
 from rt.replication import Replication, WaitLevel
 
 if TYPE_CHECKING:
@@ -83,9 +84,10 @@ class Publisher:
     `flush`: after each ("batch"), at least every 100 ms ("interval"), or when a segment is sealed ("never").
     `compression` is None or "zstd".
 
-    With `endpoints` ("host:port" of each node) and `tls` a process beside this one pushes the session to the
-    nodes, as long as it takes, also after this one has ended. Sealed segments whose messages are all merged
-    are deleted `local_persistence` seconds after they were sealed. Without endpoints all stays in files.
+    With `endpoints` ("host:port" of each node) and `tls` a process beside this one, which publishers share,
+    pushes the session to the nodes, as long as it takes, also after this one has ended. Sealed segments whose
+    messages are all merged are deleted `local_persistence` seconds after they were sealed. Without endpoints
+    all stays in files.
 
     Thread-safe. Not usable in a forked child: open one there.
     """
@@ -150,6 +152,9 @@ class Publisher:
         self._x = 0
         self._life_first = 0
         """The number this X began with."""
+        self._deletable = NO_LEVEL
+        self._trim_at = inf
+        """When to look next for segments that may be deleted."""
         self._replication: Replication | None = None
 
         identity = Identity(Kind.SESSION, os.urandom(16), self.session, dedup_id)
@@ -168,7 +173,7 @@ class Publisher:
                     endpoints,
                     tls,
                     incarnation=self._writer.identity.origin,
-                    on_progress=self._trim_merged,
+                    on_progress=self._note_progress,
                 )
             self._thread.start()
         except BaseException:
@@ -475,7 +480,7 @@ class Publisher:
         _open_publishers.discard(self)
 
     def _run(self) -> None:
-        """Write batches that are `linger_ms` old, sync what the policy asks for, try a full disk again."""
+        """Write what is `linger_ms` old, sync what is due, delete what is merged; try a full disk again."""
         seen: Gathering | None = None
         seen_at = 0.0
         wait: float | None = None
@@ -489,7 +494,7 @@ class Publisher:
                 seen, seen_at = self._batch, now
             try:
                 retry = self._write_if_old(seen, seen_at, now)
-                wait = _sooner(retry, self._sync_if_due(now))
+                wait = _sooner(_sooner(retry, self._sync_if_due(now)), self._trim_if_due(now))
             except StorageFailed as error:
                 logger.error("storage_failed session=%s reason=%s", self.session, error)
             except Exception as error:
@@ -556,25 +561,44 @@ class Publisher:
                 raise
             self._synced = point
 
-    def _trim_merged(self, record: ProgressRecord) -> float | None:
-        """Delete what is merged, in the thread that learned so; the seconds until there may be more."""
-        before, wait_ns = trimmable(
-            self._writer.table.segments,
-            record.deletable,
-            now_ns=time_ns(),
-            persistence_ns=self._persistence_ns,
-        )
+    def _trim_if_due(self, now: float) -> float | None:
+        """Delete what is merged; the seconds until there may be more, None if only progress can tell."""
+        left = self._trim_at - now
+        if left > 0:
+            return None if left == inf else left
+        self._trim_at = inf
+        before, wait_ns = self._trimmable()
+        if wait_ns is not None:
+            self._trim_at = now + wait_ns / 1e9
         if before is not None:
             try:
                 with self._lock, self._syncing:
                     if not isinstance(self._attention, Closed | StorageFailed):
                         self._writer.trim(before, TrimReason.MERGED)
             except DiskFull:
-                return _TRIM_AGAIN_SECONDS
+                self._trim_at = now + _TRIM_AGAIN_SECONDS
             except StorageFailed as error:
-                logger.error("storage_failed session=%s reason=%s", self.session, error)
                 self._attention = error
-        return None if wait_ns is None else wait_ns / 1e9
+                raise
+        return None if self._trim_at == inf else max(0.0, self._trim_at - now)
+
+    def _trimmable(self) -> Trimmable:
+        return trimmable(
+            self._writer.table.segments,
+            self._deletable,
+            now_ns=time_ns(),
+            persistence_ns=self._persistence_ns,
+        )
+
+    # In the thread that looks for all publishers of the process
+
+    def _note_progress(self, record: ProgressRecord) -> None:
+        """More may be deletable: have the background thread delete it, which waits for disks."""
+        if record.deletable != self._deletable:
+            self._deletable = record.deletable
+            if self._trimmable() != NOTHING_TRIMMABLE:
+                self._trim_at = 0.0
+                self._wake.put(None)
 
 
 _BROKEN_OFF = RtError("a write was broken off")

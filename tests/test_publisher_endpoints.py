@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from push_node import NodesInThread, PushNode
 
 import rt
 from replicator.push_lock import lock_push
+from rt import pushing
 from rt.log.segment import SegmentId
 from rt.log.table import SealedSegment, TrimReason
 from rt.merged_segments import Trimmable, trimmable
@@ -71,12 +73,28 @@ def is_served(directory: str | Path) -> bool:
     return False
 
 
-def child_of(publisher: rt.Publisher) -> subprocess.Popen[bytes]:
-    assert publisher._replication is not None
-    until(lambda: publisher._replication._process)  # type: ignore[union-attr]
-    process = publisher._replication._process
-    assert process is not None
-    return process
+@contextlib.contextmanager
+def one_node(pki: Path) -> Iterator[tuple[PushNode, NodesInThread]]:
+    """A cluster of one session's own: a node of these tests knows one."""
+    node = PushNode(members=1)
+    with NodesInThread(node, tls=tls_of(pki, "n1")) as nodes:
+        yield node, nodes
+    assert node.faults == []
+
+
+@pytest.fixture(params=[1])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """So many, and no push process yet."""
+    count = int(request.param)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr(pushing, "_shared", [pushing.Pushing()])
+    return count
+
+
+def pushes() -> list[int]:
+    """The push processes of this one."""
+    until(lambda: pushing.shared().pids)
+    return pushing.shared().pids
 
 
 # Without nodes
@@ -196,18 +214,56 @@ def test_a_fenced_publisher_is_told_so_and_its_push_client_stays_down(tmp_path: 
             number = publisher.publish(b"one")
             with pytest.raises(rt.Fenced, match="takes no more of this session"):
                 publisher.wait(number, timeout=WAIT_SECONDS)
-            until(lambda: publisher._replication._process is None)  # type: ignore[union-attr]
+            until(lambda: not is_served(publisher.directory))
+            asked = len(nodes.nodes[0].hellos)
+            with publisher_of(tmp_path / "other", pki, nodes, publisher_id="feed~2") as other:
+                for node in nodes.nodes:
+                    node.refusal = None
+                other.wait(other.publish(b"one"), timeout=WAIT_SECONDS)
+            assert [hello.session for hello in nodes.nodes[0].hellos[asked:]] == ["feed~2"]
             assert publisher.publish(b"two") == 1
 
 
 @pytest.mark.slow
-def test_a_push_client_that_dies_is_started_again(tmp_path: Path, pki: Path) -> None:
-    with three_nodes(pki) as nodes, publisher_of(tmp_path, pki, nodes) as publisher:
-        publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
-        first = child_of(publisher)
-        first.kill()
-        publisher.wait(publisher.publish(b"two"), timeout=WAIT_SECONDS)
-        assert child_of(publisher).pid != first.pid
+@pytest.mark.usefixtures("cores")
+def test_publishers_share_a_push_process_also_one_after_the_other(tmp_path: Path, pki: Path) -> None:
+    with one_node(pki) as (one, nodes), one_node(pki) as (other, others):
+        with (
+            publisher_of(tmp_path, pki, nodes) as first,
+            publisher_of(tmp_path, pki, others, publisher_id="feed~2") as second,
+        ):
+            for publisher in (first, second):
+                publisher.wait(publisher.publish(publisher.session.encode()), timeout=WAIT_SECONDS)
+            assert one.holds(first.directory)
+            assert other.holds(second.directory)
+            (pid,) = pushes()
+        for publisher in (first, second):
+            until(lambda publisher=publisher: not is_served(publisher.directory))
+        with publisher_of(tmp_path, pki, nodes) as third:
+            third.wait(third.publish(b"again"), timeout=WAIT_SECONDS)
+            assert pushes() == [pid]
+        assert [thread.name for thread in threading.enumerate()].count("rt-pushing") <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cores")
+def test_a_push_process_that_dies_is_started_again_also_for_a_publisher_that_was_closed(
+    tmp_path: Path, pki: Path
+) -> None:
+    with one_node(pki) as (_, nodes), one_node(pki) as (other, others):
+        others.do(other.stop)
+        with publisher_of(tmp_path, pki, nodes) as open_one:
+            closed = publisher_of(tmp_path, pki, others, publisher_id="feed~2")
+            closed.publish(b"left")
+            until(lambda: is_served(closed.directory))
+            closed.close(linger=0)
+            open_one.wait(open_one.publish(b"one"), timeout=WAIT_SECONDS)
+            (pid,) = pushes()
+            os.kill(pid, signal.SIGKILL)
+            open_one.wait(open_one.publish(b"two"), timeout=WAIT_SECONDS)
+            assert pushes() != [pid]
+            others.do(lambda: other.start(tls_of(pki, "n1")))
+            until(lambda: other.holds(closed.directory) and not is_served(closed.directory))
 
 
 @pytest.mark.slow
@@ -238,7 +294,9 @@ def test_close_lingers_until_a_majority_has_everything(tmp_path: Path, pki: Path
 
 
 @pytest.mark.slow
-def test_a_publisher_that_opens_again_takes_over_from_the_process_that_drains(
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("cores", [1, 2], indirect=True)
+def test_a_publisher_that_opens_again_takes_over_from_the_client_that_drains(
     tmp_path: Path, pki: Path
 ) -> None:
     with three_nodes(pki) as nodes:
@@ -286,48 +344,66 @@ def kept(publisher: rt.Publisher) -> list[str]:
 PROGRAM = """
 import os, sys
 import rt
-root, endpoints, *files = sys.argv[1:]
-publisher = rt.Publisher(
-    root, "s", publisher_id="feed", endpoints=endpoints.split(","), tls=rt.TLS(*files), linger_ms=0
-)
-for count in range(200):
-    publisher.publish_many([bytes(1000)] * 20)
-publisher.flush()
-os.write(1, b"flushed")
-sys.stdin.read()
+root, what, *arguments = sys.argv[1:]
+files, endpoints = arguments[:3], arguments[3:]
+publishers = [
+    rt.Publisher(
+        root, "s", publisher_id=f"feed~{number}", endpoints=[endpoint], tls=rt.TLS(*files), linger_ms=0
+    )
+    for number, endpoint in enumerate(endpoints)
+]
+for publisher in publishers:
+    for count in range(100):
+        publisher.publish_many([bytes(1000)] * 20)
+    publisher.flush()
+if what == "close":
+    for publisher in publishers:
+        publisher.close(linger=0)
+    sys.exit()
+if os.fork() == 0:
+    try:
+        publishers[0].wait(0)
+    except rt.Closed:
+        os.write(1, b"closed ")
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), 9)
 """
 
 
 @pytest.mark.slow
-def test_what_a_killed_publisher_has_written_still_comes_to_the_nodes(tmp_path: Path, pki: Path) -> None:
-    with three_nodes(pki) as nodes:
-        for node in nodes.nodes:
-            node.merges = False  # What one of them merges a majority would have.
-            nodes.do(node.stop)
-        directory = tmp_path / "s" / "sessions" / "feed"
-        tls = tls_of(pki)
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", PROGRAM, tmp_path),
-                ",".join(node.endpoint for node in nodes.nodes),
-                *(os.fspath(path) for path in (tls.ca, tls.cert, tls.key)),
-            ],
+@pytest.mark.parametrize("what", ["close", "kill"])
+def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_their_process(
+    tmp_path: Path, pki: Path, what: str
+) -> None:
+    with one_node(pki) as (one, nodes), one_node(pki) as (other, others):
+        nodes.do(one.stop)
+        others.do(other.stop)
+        directories = [tmp_path / "s" / "sessions" / f"feed~{number}" for number in (0, 1)]
+        files = [f"{pki}/{name}" for name in ("ca.crt", "feed.crt", "feed.key")]
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, tmp_path, what, *files, one.endpoint, other.endpoint],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.read(7) == b"flushed"
-        until(lambda: is_served(directory))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        process.stdin.close()
-        assert is_served(directory)
-        for node in nodes.nodes:
-            nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
-        until(lambda: not is_served(directory))
-        assert sum(node.holds(directory) for node in nodes.nodes) >= 2
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.wait(WAIT_SECONDS) == (0 if what == "close" else -signal.SIGKILL)
+            if what == "kill":
+                assert process.stdout.read(7) == b"closed "  # By a fork of it, which is still there.
+            until(lambda: all(map(is_served, directories)))
+            until(lambda: all((directory / "push.log").exists() for directory in directories))
+            nodes.do(lambda: one.start(tls_of(pki, "n1")))
+            others.do(lambda: other.start(tls_of(pki, "n1")))
+            until(lambda: not any(map(is_served, directories)))
+            assert one.holds(directories[0])
+            assert other.holds(directories[1])
+            process.stdin.close()
+            if what == "close":
+                process.stdout.read()  # Nobody holds it, or stderr, any more.
+                assert process.stderr is not None
+                process.stderr.read()
 
 
 @pytest.mark.slow

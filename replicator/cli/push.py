@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 from functools import partial
 
 import click
 import uvloop
 
+from replicator.cli.attached_push import push_attached
 from replicator.cli.common import FILE, on_signals, tls_of
 from replicator.push_client import PushClient
 from replicator.push_sessions import PushSessions
+from replicator.watch_hub import WatchHub
 from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import Interrupted
 from rt.garbage import spare_what_is_loaded
 from rt.log.directory import is_log_directory
 from rt.log.disk import REAL
 
-_LEFT_LOG = "push.log"
-_NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: bool) -> None:
+    """In place of all else that the command does."""
+    if is_attached and not ctx.resilient_parsing:
+        spare_what_is_loaded()
+        uvloop.run(push_attached())
+        ctx.exit()
 
 
 @click.command()
@@ -32,10 +37,15 @@ _NEW_LOG = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | 
 @option("--cert", type=FILE, help="PEM file of our certificate.")
 @option("--key", type=FILE, help="PEM file of its private key.")
 @option("--insecure", is_flag=True, help="No TLS; to nodes on this machine only.")
-@option(
+@click.option(
     "--attached",
     is_flag=True,
-    help="End when stdin has ended and all is replicated: it is the publisher's who started this.",
+    is_eager=True,
+    hidden=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_run_attached,
+    help="Push what is asked for on stdin: it is a publisher that started this.",
 )
 def push(
     directory: str,
@@ -45,7 +55,6 @@ def push(
     cert: str | None,
     key: str | None,
     insecure: bool,
-    attached: bool,
 ) -> None:
     """Push the session in DIR, or all sessions of a stream where DIR is the root they are kept in.
 
@@ -55,18 +64,15 @@ def push(
     tls = tls_of(ca, cert, key, insecure=insecure)
     nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
     spare_what_is_loaded()
-    make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, waits=attached)
+    make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, hub=WatchHub())
+    client = make(directory)  # What is wrong with the options is said now.
     if is_log_directory(REAL, directory):
-        uvloop.run(_run(make(directory), is_attached=attached))
-        return
-    if attached:
-        raise click.UsageError("--attached goes with the directory of one session.")
-    make(directory)  # What is wrong with the options is said now.
-    sessions = os.path.join(directory, stream, "sessions")
-    uvloop.run(_run(PushSessions(sessions, make)))
+        uvloop.run(_run(client))
+    else:
+        uvloop.run(_run(PushSessions(os.path.join(directory, stream, "sessions"), make)))
 
 
-async def _run(client: PushClient | PushSessions, *, is_attached: bool = False) -> None:
+async def _run(client: PushClient | PushSessions) -> None:
     """Push until it is done, or a signal ends it, in good order."""
     running = asyncio.ensure_future(client.run())
     stopped: list[int] = []
@@ -76,34 +82,9 @@ async def _run(client: PushClient | PushSessions, *, is_attached: bool = False) 
         running.cancel()
 
     on_signals(stop)
-    if is_attached and isinstance(client, PushClient):
-        _finish_with_stdin(client)
     try:
         await running
     except asyncio.CancelledError:
         if not stopped:
             raise
         raise Interrupted(stopped[0]) from None
-
-
-def _finish_with_stdin(client: PushClient) -> None:
-    """Let `client` finish when whoever holds the other end of stdin has closed it, or died.
-
-    What it has to say from then on goes to a file beside the log: whoever reads the publisher's stderr would
-    wait for its end as long as this process drains.
-    """
-    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
-
-    def heard() -> None:
-        if not os.read(stdin, 4096):
-            loop.remove_reader(stdin)
-            with contextlib.suppress(OSError):
-                log = os.open(os.path.join(client.directory, _LEFT_LOG), _NEW_LOG, 0o600)
-                os.dup2(log, sys.stderr.fileno())
-                os.close(log)
-            client.finish()
-
-    try:
-        loop.add_reader(stdin, heard)
-    except PermissionError:  # A file, or nothing at all: it ends at once.
-        client.finish()

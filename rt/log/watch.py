@@ -11,18 +11,18 @@ import logging
 import os
 import select
 import threading
+from time import monotonic
 
 from inotify_simple import INotify, flags
 
 from rt.errors import NotALog
 from rt.log.disk import storage_errors
+from rt.log.polling import LogPoll
 
 logger = logging.getLogger("rt.log")
 
 _CHANGES = flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE_SELF | flags.MOVE_SELF
 _GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
-_POLL_SECONDS = 0.02
-"""How often to look where the system has no inotify instance or watch left."""
 _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 
 
@@ -35,6 +35,8 @@ class DirectoryWatch:
         with storage_errors(path, "watching a log directory"):
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._inotify: INotify | None = None
+        self._polled: LogPoll | None = None
+        """Where the system has no inotify instance or watch left."""
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         try:
@@ -54,14 +56,27 @@ class DirectoryWatch:
                     raise
                 logger.warning("inotify_exhausted path=%s hint=raise fs.inotify.max_user_watches", path)
                 self._stop_inotify()
+                self._polled = LogPoll(path)
 
     def wait(self, timeout: float | None) -> bool:
         """Return True after a change or a `wake`, False after `timeout` seconds (None: no limit).
 
         `rt.NotALog` if the directory was removed or renamed. May wake for nothing.
         """
-        if self._inotify is None:
-            timeout = _POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS)
+        if self._polled is not None:
+            return self._wait_polling(self._polled, timeout)
+        return self._wait_once(timeout)
+
+    def _wait_polling(self, polled: LogPoll, timeout: float | None) -> bool:
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            left = polled.pace.seconds if deadline is None else max(0.0, deadline - monotonic())
+            if self._wait_once(min(left, polled.pace.seconds)) or polled.is_changed():
+                return True
+            if deadline is not None and monotonic() >= deadline:
+                return False
+
+    def _wait_once(self, timeout: float | None) -> bool:
         ready = self._poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
         for fd, _ in ready:
             if fd == self._wake_fd:

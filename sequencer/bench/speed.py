@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,7 @@ def throughput(
             stage.wait_for(lambda: stage.standing().received, 1, "the subscriber receives")
             before, begun = stage.standing(), time.monotonic()
             time.sleep(seconds)
+            stage.wait_for(lambda: stage.standing().majority, before.majority + 1, "more is merged")
             after, lasted_s = stage.standing(), time.monotonic() - begun
             peak_mb = stage.peak_mb()
         name = f"{setup.nodes} nodes, {publishers} publishers of {size} B"
@@ -77,17 +79,20 @@ def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
     """Whether many publishers that send all they can are treated alike."""
     with setup.open() as stage:
         stage.publishers(publishers, 1024)
-        stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
-        # Their pushes are processes, which take long to start on few cores: that is not what counts here.
+        # Pushes take long to start on few cores, the longer the busier these are: it does not count here.
+        stage.ask("fill", size_bytes=1)
         stage.wait_for(lambda: sum(map(bool, stage.merged())), publishers, "publishers that flow")
+        stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
+        time.sleep(_WARM_UP_S)
         before, begun = stage.merged(), time.monotonic()
         pauses = Pauses(list(before), [begun] * publishers)
         while (now := time.monotonic()) < begun + seconds:
             pauses.look(stage.merged(), now)
             time.sleep(_LOOK_S)
+        stage.wait_for(lambda: sum(map(gt, stage.merged(), before)), publishers, "publishers that go on")
         after, lasted_s = stage.merged(), time.monotonic() - begun
         pauses.look(after, begun + lasted_s)
-        peak_mb = stage.peak_mb()
+        peak_mb, push_mb = stage.peak_mb(), stage.push_peak_mb()
     merged = [count - first for count, first in zip(after, before, strict=True)]
     name = f"{setup.nodes} nodes, {publishers} publishers of 1 KiB"
     yield Figure(f"{name}: merged", (sum(merged) * 1024 / 1e6 / lasted_s,), "MB/s")
@@ -95,6 +100,7 @@ def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
     yield Figure(f"{name}: the slowest against the mean", (least,), "x")
     yield Figure(f"{name}: longest time without a merge for one of them", (pauses.longest_s,), "s")
     yield Figure(f"{name}: most memory of a node process", (peak_mb,), "MB")
+    yield Figure(f"{name}: most memory of a push", (push_mb,), "MB")
 
 
 @dataclass(slots=True)

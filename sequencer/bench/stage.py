@@ -26,8 +26,8 @@ PARTS: Final[tuple[Part, ...]] = ("control", "data")
 """Of a node: each is a process."""
 STILL_S: Final = 60.0
 """What has not moved for so long is not waited for any longer."""
-_TOGETHER: Final = 25
-"""Publishers of one process."""
+_TOGETHER: Final = 50
+"""Publishers of one process, at most."""
 _ASK_S: Final = 120.0
 _LOOK_S: Final = 0.1
 _LOG_BYTES_MAX: Final = 1 << 20

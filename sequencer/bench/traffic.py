@@ -22,7 +22,7 @@ _PACE_S: Final = 0.01
 
 
 class Publishing:
-    """Publishers, each with a thread that publishes as it is told."""
+    """Publishers that publish as they are told: floods in one thread, drips in one each."""
 
     def __init__(self, publishers: list[rt.Publisher], value_bytes: int) -> None:
         self._publishers, self._value_bytes = publishers, value_bytes
@@ -35,7 +35,8 @@ class Publishing:
             case "flood":
                 self._start(self._flood, float(arguments["lead_bytes"]), float(arguments.get("rate_mb", 0)))
             case "drip":
-                self._start(self._drip, float(arguments["rate_hz"]))
+                for publisher in self._publishers:
+                    self._start(self._drip, publisher, float(arguments["rate_hz"]))
             case "fill":
                 self._fill(int(arguments["size_bytes"]))
             case "stop":
@@ -47,11 +48,10 @@ class Publishing:
                 return {"counts": [publisher.progress.merged for publisher in self._publishers]}
         return {}
 
-    def _start(self, work: Any, *arguments: float) -> None:
-        for publisher in self._publishers:
-            thread = threading.Thread(target=work, args=(publisher, *arguments), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _start(self, work: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _stop(self) -> None:
         """Returns when nothing more is published, and all that was is synced here."""
@@ -70,19 +70,23 @@ class Publishing:
                 left -= len(publisher.publish_many(values[:left]))
             publisher.flush()
 
-    def _flood(self, publisher: rt.Publisher, lead_bytes: float, rate_mb: float) -> None:
+    def _flood(self, lead_bytes: float, rate_mb: float) -> None:
         # A publisher whose lead is short takes turns the more often.
         count = max(1, min(TOGETHER_BYTES, int(lead_bytes) // 4) // self._value_bytes)
         values = [os.urandom(self._value_bytes) for _ in range(count)]
         lead = max(count, int(lead_bytes / self._value_bytes))
-        begun, sent = time.monotonic(), 0
+        begun, sent = time.monotonic(), [0] * len(self._publishers)
         while not self._stopping.is_set():
-            is_ahead = publisher.next_number - publisher.progress.merged > lead
-            if is_ahead or (rate_mb and sent > rate_mb * 1e6 * (time.monotonic() - begun)):
+            is_idle = True
+            for at, publisher in enumerate(self._publishers):
+                is_ahead = publisher.next_number - publisher.progress.merged > lead
+                if is_ahead or (rate_mb and sent[at] > rate_mb * 1e6 * (time.monotonic() - begun)):
+                    continue
+                is_idle = False
+                publisher.publish_many(values)
+                sent[at] += count * self._value_bytes
+            if is_idle:
                 time.sleep(_PACE_S if rate_mb else _LOOK_S)
-                continue
-            publisher.publish_many(values)
-            sent += count * self._value_bytes
 
     def _drip(self, publisher: rt.Publisher, rate_hz: float) -> None:
         value = os.urandom(self._value_bytes)

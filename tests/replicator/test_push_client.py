@@ -74,7 +74,7 @@ async def pushing(directory: str, made: list[PushNode], **options: Any) -> Async
 def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path, roll_bytes=20_000) as publisher:
-            async with nodes() as made, pushing(publisher.directory, made):
+            async with nodes() as made, pushing(publisher.directory, made) as client:
                 for count in range(50):
                     publisher.publish_many([b"%d" % count * 100] * 10, topic="t")
                     await asyncio.sleep(0)
@@ -83,6 +83,9 @@ def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> 
                 await until(lambda: published_levels(publisher) == [Level(0, 500)] * 2)
                 assert all(len(node.sealed) == len(node.segments) - 1 for node in made)
                 assert {hello.session for hello in made[0].hellos} == {"feed"}
+                assert client._log is not None
+                shared = client._log.shared
+                await until(lambda: (len(shared._reads), len(shared._encoded)) == (0, 0))
 
     run(test())
 

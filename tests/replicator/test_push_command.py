@@ -53,7 +53,6 @@ def until(condition: Callable[[], object]) -> None:
     [
         ([], "Give --ca, --cert and --key"),
         (["--insecure", "--ca", __file__], "--insecure goes without"),
-        (["--insecure", "--attached"], "--attached goes with the directory of one session"),
     ],
 )
 def test_options_that_do_not_go_together_are_misuse(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -98,21 +97,19 @@ def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_th
 
 
 @pytest.mark.slow
-def test_attached_it_ends_when_stdin_has_ended_and_all_is_replicated(tmp_path: Path) -> None:
-    directory = published(tmp_path, "feed", b"one", b"two")
-    with one_node() as (node, nodes):
-        nodes.do(node.stop)
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "rt", "push", directory, "--stream", "s", "--attached"),
-                *("--insecure", "--endpoints", node.endpoint),
-            ],
-            stdin=subprocess.DEVNULL,
+@pytest.mark.parametrize("said", [b"", b"nonsense\n"])
+def test_attached_to_what_is_no_publisher_it_ends_when_all_is_heard(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "stdin").write_bytes(said)
+    with (tmp_path / "stdin").open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "rt", "push", "--attached"],
+            stdin=stdin,
+            capture_output=True,
+            check=False,
+            timeout=WAIT_SECONDS,
         )
-        until(lambda: (directory / "push.lock").exists())
-        nodes.do(node.start)
-        assert process.wait(WAIT_SECONDS) == 0
-        assert node.holds(directory)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert (b"request_not_understood" in done.stderr) == bool(said)
 
 
 @pytest.mark.slow

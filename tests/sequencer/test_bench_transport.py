@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rt.cli.bench import bench
+from sequencer.bench import speed
 from sequencer.bench.transport import PARTS
 
 FEW = [
@@ -27,6 +28,11 @@ def root() -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.fixture(autouse=True)
+def _little_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_WARM_UP_S", 0.2)
+
+
 def figures(root: Path, *arguments: str) -> dict[str, float]:
     result = CliRunner().invoke(bench, ["transport", *FEW, "--dir", str(root), *arguments])
     assert result.exit_code == 0, f"{result.output}{result.exception}"
@@ -36,8 +42,8 @@ def figures(root: Path, *arguments: str) -> dict[str, float]:
 def is_as_it_must_be(name: str, median: float) -> bool:
     if any(fault in name for fault in FAULTS):
         return median == 0
-    # A subscriber may have to wait for longer than the second that counts here.
-    return median >= 0 if "subscriber" in name else median > 0
+    # In the second that counts here a subscriber may get nothing, and a process not have its turn.
+    return median >= 0 if "subscriber" in name or "CPU of" in name else median > 0
 
 
 FLOOD, MANY = "3 nodes, 2 publishers of 1024 B", "3 nodes, 3 publishers of 1 KiB"
@@ -71,6 +77,7 @@ NAMES = {
         f"{MANY}: the slowest against the mean",
         f"{MANY}: longest time without a merge for one of them",
         f"{MANY}: most memory of a node process",
+        f"{MANY}: most memory of a push",
     ],
     "backlog": [
         f"{BACKLOG}: drained",

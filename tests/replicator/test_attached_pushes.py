@@ -1,0 +1,143 @@
+"""The push clients of one process: each for itself, tried again, and when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+import rt
+from replicator.attached_pushes import SERVED, AttachedPushes
+from replicator.push_client import PushClient
+from rt.push_requests import Finish, Serve
+
+WAIT_SECONDS = 30
+
+
+class FakeClient:
+    """Runs until it is told to finish, or as its directory says."""
+
+    def __init__(self, asked: Serve, log: list[str]) -> None:
+        self.directory, self._log = asked.directory, log
+        self._finishing = asyncio.Event()
+
+    def finish(self) -> None:
+        self._finishing.set()
+
+    async def run(self) -> None:
+        assert SERVED.get() == self.directory
+        self._log.append(f"{self.directory} begins")
+        match self.directory:
+            case "fenced":
+                raise rt.Fenced("a newer one took over")
+            case "bad" if len(self._log) < 3 or self._finishing.is_set():
+                raise rt.NotALog("no log")
+            case "broken":
+                raise AssertionError
+        await self._finishing.wait()
+        self._log.append(f"{self.directory} ends")
+
+
+class Pushes:
+    """Pushes of fake clients; `log` says what they did, `ended` which are over."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.ended: list[int] = []
+        self.pushes = AttachedPushes(self._make, self.ended.append)
+
+    def _make(self, asked: Serve) -> PushClient:
+        return cast(PushClient, FakeClient(asked, self.log))
+
+    def serve(self, number: int, directory: str) -> None:
+        self.pushes.take(Serve(number, directory, "s", (), "", "", ""))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def run(test: Callable[[Pushes], Awaitable[None]]) -> Pushes:
+    pushes: list[Pushes] = []
+
+    async def running() -> None:
+        pushes.append(made := Pushes())
+        task = asyncio.create_task(made.pushes.run())
+        await test(made)
+        made.pushes.finish()
+        await task
+
+    _in_time(running())
+    return pushes[0]
+
+
+def _in_time(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, WAIT_SECONDS))
+
+
+def test_each_is_finished_for_itself_and_the_end_finishes_all() -> None:
+    async def test(made: Pushes) -> None:
+        for number, name in enumerate("abc"):
+            made.serve(number, name)
+        made.pushes.take(Finish(1))
+        made.pushes.take(Finish(7))
+        await made.until(lambda: made.ended == [1])
+        assert made.pushes.directories == ["a", "c"]
+
+    made = run(test)
+    assert sorted(made.ended) == [0, 1, 2]
+    assert made.log[-2:] == ["a ends", "c ends"]
+
+
+def test_a_fenced_one_is_over_at_once_and_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(made: Pushes) -> None:
+        made.serve(1, "fenced")
+        made.serve(2, "good")
+        await made.until(lambda: made.ended == [1])
+        assert made.pushes.directories == ["good"]
+
+    assert run(test).log == ["fenced begins", "good begins", "good ends"]
+    assert "push_failed" not in caplog.text
+
+
+def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(made: Pushes) -> None:
+        made.serve(1, "bad")
+        await made.until(lambda: made.log == ["bad begins"] * 3)  # The third time all is well.
+        made.serve(2, "broken")
+        await made.until(lambda: made.log.count("broken begins") == 2)
+        made.pushes.take(Finish(2))
+        await made.until(lambda: made.ended == [2])
+        assert made.log.count("broken begins") == 3
+        made.pushes.take(Finish(1))
+
+    assert run(test).ended == [2, 1]
+    assert caplog.text.count("push_failed path=bad") == 2
+
+
+def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:
+    async def test(made: Pushes) -> None:
+        made.serve(1, "a")
+        made.pushes.take(Finish(1))
+        await made.until(lambda: made.ended == [1])
+
+    assert run(test).log == ["a begins", "a ends"]
+
+
+def test_stopping_it_stops_all() -> None:
+    async def running() -> None:
+        before, made = asyncio.all_tasks(), Pushes()
+        made.serve(1, "a")
+        task = asyncio.create_task(made.pushes.run())
+        await made.until(lambda: made.log)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert made.log == ["a begins"]
+        assert not made.ended
+        assert asyncio.all_tasks() == before
+
+    _in_time(running())

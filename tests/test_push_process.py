@@ -1,0 +1,159 @@
+"""A push process: which one serves a session, what it is told, and what happens when it dies."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rt.push_process import IDLE_SECONDS, PushProcess, choose
+from rt.push_requests import Serve
+
+WAIT_SECONDS = 30
+
+ECHO = """
+import json, os, sys
+heard = open(sys.argv[1], "ab", buffering=0)
+while line := sys.stdin.buffer.readline():
+    heard.write(line)
+    said = json.loads(line)
+    if "finish" in said and len(sys.argv) == 2:
+        os.write(1, json.dumps({"ended": said["finish"]}).encode() + b"\\n")
+heard.write(b"end\\n")
+"""
+"""Notes what it is told in a file; says that a session has ended when it is to finish it."""
+
+
+@pytest.mark.parametrize(
+    ("loads", "processes_max", "chosen"),
+    [
+        ([], 2, 0),
+        ([], 1, 0),
+        ([0], 2, 0),
+        ([1], 2, 1),
+        ([1], 1, 0),
+        ([3, 0], 2, 1),
+        ([3, 0], 4, 1),
+        ([3, 1], 4, 2),
+        ([3, 1, 2], 3, 1),
+        ([2, 2], 2, 0),
+        ([5, 4, 9], 1, 1),
+    ],
+)
+def test_the_one_with_the_fewest_is_chosen_and_another_one_only_where_all_are_busy(
+    loads: list[int], processes_max: int, chosen: int
+) -> None:
+    assert choose(loads, processes_max=processes_max) == chosen
+
+
+def test_many_sessions_are_spread_evenly() -> None:
+    loads: list[int] = []
+    for _ in range(200):
+        at = choose(loads, processes_max=2)
+        loads[at : at + 1] = [loads[at] + 1 if at < len(loads) else 1]
+    assert loads == [100, 100]
+
+
+def a_session(number: int) -> Serve:
+    return Serve(number, f"/{number}", "s", ("a:1",), "ca", "cert", "key")
+
+
+def stepped(process: PushProcess, condition: Callable[[], object], *, later: float = 0.0) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        process.step(time.monotonic() + later)
+        poll = select.poll()
+        process.register(poll)
+        poll.poll(5)
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Path:
+    return tmp_path / "heard"
+
+
+def told(heard: Path) -> list[str]:
+    lines = heard.read_text().splitlines() if heard.exists() else []
+    return [line.partition(",")[0].strip("{}").replace('"', "") for line in lines]
+
+
+@pytest.fixture
+def running(heard: Path, request: pytest.FixtureRequest) -> Iterator[PushProcess]:
+    process = PushProcess([sys.executable, "-S", "-c", ECHO, str(heard), *getattr(request, "param", ())])
+    yield process
+    pid = process.pid
+    process.disown()
+    if pid is not None:
+        os.waitpid(pid, 0)
+
+
+def test_it_has_nothing_to_do_before_its_first_session(running: PushProcess) -> None:
+    running.step(1.0)
+    assert (running.pid, running.is_over, running.is_told, running.due_in(1.0)) == (None, True, True, None)
+    running.finish(1)
+    assert running.is_over
+
+
+@pytest.mark.slow
+def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idle(
+    running: PushProcess, heard: Path
+) -> None:
+    for number in (1, 2):
+        running.serve(a_session(number))
+    assert not running.is_told
+    stepped(running, lambda: told(heard) == ["serve: 1", "serve: 2"])
+    assert (running.load, running.is_told) == (2, True)
+    running.finish(1)
+    stepped(running, lambda: running.load == 1)
+    running.finish(2)
+    stepped(running, lambda: running.load == 0)
+    assert told(heard) == ["serve: 1", "serve: 2", "finish: 1", "finish: 2"]
+    running.step(now := time.monotonic())
+    assert running.due_in(now) == pytest.approx(IDLE_SECONDS, abs=1)
+    running.serve(a_session(3))  # In time: it is not dismissed.
+    running.step(time.monotonic() + IDLE_SECONDS + 1)
+    assert not running.is_dismissed
+    running.finish(3)
+    stepped(running, lambda: running.load == 0)
+    running.step(time.monotonic())
+    stepped(running, lambda: running.is_over, later=IDLE_SECONDS + 1)
+    assert running.is_dismissed
+    assert told(heard)[-2:] == ["finish: 3", "end"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("running", [("deaf",)], indirect=True)
+def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_left(
+    running: PushProcess, heard: Path
+) -> None:
+    for number in (1, 2):
+        running.serve(a_session(number))
+    running.finish(1)
+    stepped(running, lambda: len(told(heard)) == 3)
+    pid = running.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    stepped(running, lambda: running.pid is None)
+    assert 0 < (running.due_in(time.monotonic()) or 0) < 1
+    assert not running.is_told
+    running.serve(a_session(3))
+    heard.unlink()
+    stepped(running, lambda: told(heard) == ["serve: 1", "finish: 1", "serve: 2", "serve: 3"])
+    assert running.pid != pid
+
+
+@pytest.mark.slow
+def test_one_that_cannot_be_started_is_tried_again(heard: Path) -> None:
+    process = PushProcess(["/no/such/program"])
+    process.serve(a_session(1))
+    process.step(now := time.monotonic())
+    assert process.pid is None
+    assert 0 < (process.due_in(now) or 0) < 1
+    assert not process.is_told

@@ -1,0 +1,193 @@
+"""The thread that looks after all publishers of a process: what it reads when, and when it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rt import progress_watch, pushing
+from rt.progress import PROGRESS_FILE
+from rt.push_requests import Serve
+from rt.pushing import Pushing
+
+WAIT_SECONDS = 30
+
+
+class FakeProcess:
+    """Serves until it is told to finish; tells at once what there is to tell, once `is_open`."""
+
+    made: list[FakeProcess]
+    is_open = True
+
+    def __init__(self) -> None:
+        self.made.append(self)
+        self.served: list[str] = []
+        self.load = 0
+        self.pid: int | None = None
+        self.is_dismissed = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.load == 0
+
+    @property
+    def is_told(self) -> bool:
+        return self.is_open
+
+    def serve(self, session: Serve) -> None:
+        self.served.append(session.directory)
+        self.load += 1
+
+    def finish(self, number: int) -> None:
+        assert number
+        self.load -= 1
+
+    def step(self, now: float) -> None:
+        assert now
+
+    def due_in(self, now: float) -> float | None:
+        assert now
+        return None
+
+    def register(self, poll: select.poll) -> None:
+        assert poll
+
+    def disown(self) -> None:
+        self.load = 0
+
+
+class FakeFollower:
+    """Counts how often it is looked at, and what it sees."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self.path = directory / PROGRESS_FILE
+        self.path.write_bytes(b"")
+        self.directory = str(directory)
+        self.is_awaited = False
+        self.seen: list[bytes] = []
+        self.is_released = False
+        self.fails = False
+
+    def look(self) -> bool:
+        assert threading.current_thread().name == "rt-pushing"
+        if self.fails:
+            raise AssertionError("cannot look")
+        now = self.path.read_bytes()
+        is_new = now != self.seen[-1:]
+        self.seen.append(now)
+        return is_new
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
+    FakeProcess.made = []
+    monkeypatch.setattr(pushing, "PushProcess", FakeProcess)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    return FakeProcess.made
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def started(made: Pushing, root: Path, count: int) -> tuple[list[FakeFollower], list[int]]:
+    followers = [FakeFollower(root / str(number)) for number in range(count)]
+    sessions = [Serve(0, follower.directory, "s", (), "", "", "") for follower in followers]
+    pairs = zip(sessions, followers, strict=True)
+    return followers, [made.start(session, follower) for session, follower in pairs]
+
+
+def ended(made: Pushing, numbers: list[int]) -> None:
+    for number in numbers:
+        made.finish(number)
+    until(lambda: made._thread is None)
+    assert made._wake_fd == -1
+
+
+def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_again(
+    tmp_path: Path, processes: list[FakeProcess]
+) -> None:
+    made = Pushing()
+    followers, numbers = started(made, tmp_path, 5)
+    until(lambda: sum(process.load for process in processes) == 5)
+    assert [len(process.served) for process in processes] == [3, 2]
+    ended(made, numbers)
+    assert all(follower.is_released for follower in followers)
+    (tmp_path / "again").mkdir()
+    _, numbers = started(made, tmp_path / "again", 1)
+    until(lambda: len(processes) == 3)
+    ended(made, numbers)
+
+
+def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Pushing()
+    followers, numbers = started(made, tmp_path, 3)
+    until(lambda: all(follower.seen for follower in followers))
+    followers[1].fails = True
+    for text in (b"1", b"2"):
+        for follower in followers:
+            follower.path.write_bytes(text)
+        until(lambda text=text: all(followers[at].seen[-1] == text for at in (0, 2)))
+    until(lambda: "progress_failed" in caplog.text)
+    ended(made, numbers)
+
+
+def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -> None:
+    made = Pushing()
+    (awaited, other), numbers = started(made, tmp_path, 2)
+    awaited.is_awaited = True
+    with made.awaited():
+        other.path.write_bytes(b"x")
+        deadline = time.monotonic() + WAIT_SECONDS
+        writes = 0
+        while not other.seen or other.seen[-1] != b"x":
+            awaited.path.write_bytes(str(writes := writes + 1).encode())
+            assert time.monotonic() < deadline
+        last = str(writes).encode()
+        until(lambda: awaited.seen[-1] == last)
+    ended(made, numbers)
+
+
+def test_without_inotify_what_is_written_is_seen_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(**_: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(progress_watch, "INotify", exhausted)
+    made = Pushing()
+    (follower,), numbers = started(made, tmp_path, 1)
+    for text in (b"1", b"2"):
+        follower.path.write_bytes(text)
+        until(lambda text=text: follower.seen and follower.seen[-1] == text)
+    ended(made, numbers)
+
+
+def test_it_is_settled_when_the_processes_know_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeProcess, "is_open", False)
+    made = Pushing()
+    made.settle(WAIT_SECONDS)
+    _, numbers = started(made, tmp_path, 1)
+    made.settle(0)
+    assert not made._is_settled
+    monkeypatch.setattr(FakeProcess, "is_open", True)
+    with made.awaited():  # Wakes it.
+        made.settle(WAIT_SECONDS)
+    assert made._is_settled
+    ended(made, numbers)
