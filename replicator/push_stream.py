@@ -236,6 +236,7 @@ class PushStream:
                 if self.node is not None:
                     self._log.note_sent(self.node, item.end)
             case Life(x):
+                _own(lambda: self._log.settle(x))
                 await call.write(encode_push_request(item))
                 while self._opened_x < x:
                     await self._answer_comes()

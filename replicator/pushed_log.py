@@ -62,6 +62,7 @@ class PushedLog:
         self._changed: list[asyncio.Event] = []
         self._sent: dict[str, Place] = {}
         """Up to where each stream that runs has sent, by its node."""
+        self._settled_x = -1
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
         self._write_progress(PushState.RUNNING)
@@ -77,6 +78,17 @@ class PushedLog:
         self.looks += is_last
         self.is_ending = self.is_ending or is_last
         self._rounds.want(is_urgent=self.is_ending)
+
+    def settle(self, x: int) -> None:
+        """That session number X has begun is on the medium: only then may a node hear of it.
+
+        A segment is seen as soon as it has its name, and after a power cut a name that no sync covered may be
+        gone: the publisher would give X to another life, which no node would take. Storage errors.
+        """
+        if x > self._settled_x:
+            with storage_errors(self.path, "syncing a session's directory"):
+                self.disk.sync_directory(self.path)
+            self._settled_x = x
 
     def note_sending(self, end: Place) -> None:
         """A stream sends all before `end` now."""

@@ -21,7 +21,9 @@ from replicator.items import CHUNK_BYTES_MAX, Place
 from replicator.levels import NEAR_SEGMENTS, Levels, majority_level
 from replicator.push_client import PushClient
 from replicator.push_lock import is_awaited, lock_push
+from rt.log.disk import REAL
 from rt.progress import NO_LEVEL, Level, PushState, read_progress
+from rt.testing.disk import FaultyDisk
 
 WAIT_SECONDS = 30
 
@@ -458,3 +460,22 @@ def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
 
 def test_a_higher_x_is_further_whatever_its_number() -> None:
     assert majority_level([Level(2, 0), Level(1, 90), Level(2, 5)], 3) == Level(2, 0)
+
+
+def test_no_node_hears_of_an_x_whose_beginning_could_not_be_synced(tmp_path: Path) -> None:
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            publisher.publish(b"a")
+            publisher.flush()
+            disk = FaultyDisk(REAL)
+            disk.fail("sync_directory", times=100)
+            async with nodes() as made:
+                endpoints = [node.endpoint for node in made]
+                client = PushClient(publisher.directory, "s", endpoints, insecure=True, disk=disk)
+                with pytest.raises(rt.StorageFailed, match="syncing a session's directory"):
+                    await client.run()
+                assert [node.lives for node in made] == [{}] * 3
+                async with pushing(publisher.directory, made):
+                    await until(lambda: all(node.lives for node in made))
+
+    run(test())
