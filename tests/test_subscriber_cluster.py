@@ -14,7 +14,7 @@ import rt
 import rt.aio
 from sequencer.testing.nodes import Nodes
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,13 @@ what passes here leans on no file system's kindness.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import posixpath
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -51,6 +52,12 @@ class PowerCut(BaseException):
 
 def _absolute(path: str) -> str:
     return posixpath.normpath(posixpath.join("/", path))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    """The names on the way from the root; programs ask for the same few paths again and again."""
+    return tuple(filter(None, _absolute(path).split("/")))
 
 
 def _error(code: int, path: str | None = None) -> OSError:
@@ -513,6 +520,26 @@ class MemoryDisk(Faults):
             names = self._surviving_names(coin)
             return self._survivor(names, names, [], lambda inode: inode.after_power_cut(coin))
 
+    def state(self) -> Hashable:
+        """Equal for disks that neither a program nor a power cut can tell apart; nothing may be open."""
+        with self._lock:
+            numbers: dict[_Node, int] = {}
+
+            def numbered(edit: Mapping[_Key, _Node | None]) -> Hashable:
+                return tuple(
+                    (parent, name, node and numbers.setdefault(node, len(numbers)))
+                    for (parent, name), node in edit.items()
+                )
+
+            edits: list[Mapping[_Key, _Node | None]] = [self._names, self._durable, *self._edits]
+            names = tuple(map(numbered, edits))
+            files = tuple(
+                (number, bytes(node.content), bytes(node.durable), tuple(node.pending))
+                for node, number in numbers.items()
+                if isinstance(node, _Inode)
+            )
+            return names, files, self.capacity_bytes
+
     def paths(self) -> list[str]:
         """Every file, sorted."""
         with self._lock:
@@ -565,7 +592,7 @@ class MemoryDisk(Faults):
             raise _error(errno.ENOENT, path)
         key: _Key = (_ROOT, "")
         node: _Node | None = _ROOT
-        for part in filter(None, _absolute(path).split("/")):
+        for part in _parts(path):
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOENT if node is None else errno.ENOTDIR, path)
             key = (node, part)

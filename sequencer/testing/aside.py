@@ -96,7 +96,10 @@ class _Stepper:
         self.error: BaseException | None = None
         self._work = work
         self._is_over = self._is_running = False
-        self._may_go, self._stands_still = threading.Semaphore(0), threading.Semaphore(0)
+        # Each is released by the one thread and acquired by the other, in turn: no need for semaphores.
+        self._may_go, self._stands_still = threading.Lock(), threading.Lock()
+        self._may_go.acquire()
+        self._stands_still.acquire()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

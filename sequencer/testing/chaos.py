@@ -7,6 +7,7 @@ in a run, no process is left behind it.
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -22,7 +23,7 @@ from sequencer.testing.chaos_cluster import Cluster
 from sequencer.testing.chaos_faults import Faults
 from sequencer.testing.processes import Answer
 
-HEAL_S_MAX = 60.0
+HEAL_S_MAX = 180.0
 """How long a healed cluster may take until every node has applied what was proposed since."""
 _POLL_S = 0.05
 
@@ -52,20 +53,26 @@ class Outcome:
 
 
 class Chaos:
-    """One run. `pause_s` is how long a proposer rests on average, between bursts."""
+    """One run, of so many `seconds` or `strikes` of the generator of faults, whichever comes first.
+
+    `rest_s_max` is how long it rests at most between two of them; `pause_s` is how long a proposer rests on
+    average, between bursts.
+    """
 
     def __init__(
         self,
         root: Path,
         *,
         nodes: int = 3,
-        seconds: float,
+        seconds: float = math.inf,
+        strikes: float = math.inf,
         seed: int,
+        rest_s_max: float = 1.5,
         pause_s: float = 0.03,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._draw = random.Random(seed)
-        self._seconds = seconds
+        self._seconds, self._strikes, self._rest_s_max = seconds, strikes, rest_s_max
         self._say = say
         self._cluster = Cluster(root, nodes, seed=seed, pause_s=pause_s)
         self._faults = Faults(self._cluster, seed, say)
@@ -92,12 +99,14 @@ class Chaos:
         return outcome
 
     def _torment(self, until: float) -> None:
-        while time.monotonic() < until:
+        struck = 0
+        while True:
             for _ in range(self._draw.randint(5, 12)):
-                if time.monotonic() > until:
+                if struck >= self._strikes or time.monotonic() > until:
                     return
                 self._faults.strike()
-                self._faults.wait(self._draw.uniform(0.05, 1.5))
+                struck += 1
+                self._faults.wait(self._draw.uniform(0.05, self._rest_s_max))
             self._settle()
             if self._draw.random() < 0.6:
                 self._faults.wipe()
@@ -117,7 +126,7 @@ class Chaos:
         statuses = self._await("the same end on all nodes", _is_same)
         self._outcome.term = max(status["term"] for status in statuses)
         for name, process in self._cluster.running.items():
-            if status := process.terminate(10):
+            if status := process.terminate(60):
                 self._outcome.problems.append(f"{name} did not end well: status {status}")
         self._cluster.running.clear()
 

@@ -15,7 +15,7 @@ from sequencer.testing.processes import Answer, Process
 from sequencer.testing.wires import Wires
 
 STREAM: Final = "chaos"
-_ANSWER_S_MAX: Final = 60.0
+_ANSWER_S_MAX: Final = 120.0
 _SMALL: Final = {"snapshot_ms": 700, "keep_entries": 50, "keep_bytes": 100_000}
 """So that nodes that were away for seconds need a snapshot."""
 

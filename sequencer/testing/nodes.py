@@ -35,9 +35,9 @@ from sequencer.testing.processes import Ended
 Part: TypeAlias = Literal["node", "control", "data"]
 """A whole node, or one of its two child processes, which the node starts again."""
 
-WAIT_S: Final = 60.0
+WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
-_STOP_S: Final = 25.0
+_STOP_S: Final = 60.0
 """A node gives each of its two children 10 s."""
 
 

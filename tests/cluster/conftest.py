@@ -1,4 +1,7 @@
-"""One cluster of real nodes for all tests here, each of which leaves it whole or has the next one mend it."""
+"""One cluster of real nodes for all tests here, each of which leaves it whole or has the next one mend it.
+
+One worker of pytest-xdist runs all of them: see support/scheduling.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from faults import Faults
 from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[WiredNodes]:
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:

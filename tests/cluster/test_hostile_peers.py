@@ -27,7 +27,7 @@ from sequencer.testing.wired_nodes import WiredNodes
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 30
+WAIT_S = 120
 GROWTH_BYTES_MAX = 256 * 2**20
 """What one process may take more, whatever hostile peers send."""
 IDLE = 300

@@ -370,6 +370,24 @@ def test_shared_reads_are_bounded() -> None:
     assert sum(map(len, shared._encoded.values())) <= 2**20
 
 
+def test_what_all_streams_have_passed_is_forgotten_and_read_again_by_who_comes_late() -> None:
+    disk = MemoryDisk()
+    published(disk, *[50_000] * 100, roll_bytes=2**22)
+    shared = SharedReads()
+    chunks = [chunk for chunk in sender_of(disk, shared=shared).items(2**30) if isinstance(chunk, Chunk)]
+    for chunk in chunks:
+        shared.encoded(chunk)
+    middle = chunks[len(chunks) // 2].place
+    shared.forget(middle)
+    assert min(shared._reads) >= middle
+    assert min(shared._encoded)[0] == middle
+    assert shared._bytes == sum(len(read.data) for read in shared._reads.values())
+    assert shared._encoded_bytes == sum(map(len, shared._encoded.values()))
+    assert drained(sender_of(disk, shared=shared)).segments == files_of(disk)
+    shared.forget(Place(9, 0, 0))
+    assert (shared._bytes, shared._encoded_bytes) == (0, 0)
+
+
 def merged_on(disk: MemoryDisk, *sizes: int) -> MergedLog:
     published(disk, *(sizes or [700] * 10))
     return MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)

@@ -28,7 +28,7 @@ class Bench:
     def connected(self) -> Iterator[socket.socket]:
         """A connection that the link has taken."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-            peer.settimeout(10)
+            peer.settimeout(60)
             peer.connect(self.path)
             count = len(self.came)
             peer.sendall(frame(b"hello"))
@@ -41,7 +41,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(str(tmp_path / "control"))
     yield bench
     bench.link.stop()
-    bench.thread.join(10)
+    bench.thread.join(60)
     assert not bench.thread.is_alive()
 
 

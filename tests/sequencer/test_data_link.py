@@ -31,7 +31,7 @@ class Control:
 
     def stop(self) -> None:
         self.link.stop()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def say(self, index: int) -> None:
         self.link.send(pb.ToData(applied=pb.Applied(index=index)).SerializeToString())
@@ -100,7 +100,7 @@ def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
         await until(lambda: control.heard)
         control.say(1)
         with pytest.raises(Damaged):
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
 
     asyncio.run(play())
 

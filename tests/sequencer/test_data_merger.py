@@ -358,7 +358,7 @@ class _SlowSync:
     def _slowly(self, point: SyncPoint) -> None:
         if threading.current_thread().name != "rt-merger":
             self.began.set()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
         self._sync_to(point)
 
 
@@ -382,7 +382,7 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
 
     syncing = threading.Thread(target=sync)
     syncing.start()
-    assert slow.began.wait(10)
+    assert slow.began.wait(60)
     if what == "hold":
         acting = threading.Thread(target=merger.hold)
     else:
@@ -390,8 +390,8 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
     acting.start()
     acting.join(0.2)
     slow.go_on.set()
-    acting.join(10)
-    syncing.join(10)
+    acting.join(60)
+    syncing.join(60)
     assert [one.instruction for one in found] == [rolls]
     if what == "roll":
         merger.wait_written(rolls + 1)

@@ -42,7 +42,7 @@ def pushing(nodes: Nodes, path: str, endpoints: list[str]) -> Iterator[None]:
         yield
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(20)
+        thread.join(60)
         loop.close()
 
 

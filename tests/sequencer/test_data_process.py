@@ -109,7 +109,7 @@ class Played:
         return [one.report.joins for one in self.heard if one.HasField("report") and _is_echo(one.report)]
 
     async def until(self, is_so) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not is_so():
                 await asyncio.sleep(0.001)
 
@@ -190,7 +190,7 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
             played.say(snapshot_of(state))
             place = Place(0, *end)
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait_for(played.data.fetcher.complete(1, place), 10)
+                await asyncio.wait_for(played.data.fetcher.complete(1, place), 60)
             assert bool(fetched) == wants
 
     asyncio.run(play())
@@ -232,7 +232,7 @@ def control(config: NodeConfig) -> Iterator[tuple[Link, list[bytes]]]:
     thread.start()
     yield link, heard
     link.stop()
-    thread.join(10)
+    thread.join(60)
 
 
 def _damage_merged(config: NodeConfig) -> None:
@@ -261,7 +261,7 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
         await asyncio.to_thread(wait_until, lambda: bool(heard))
         link.send(snapshot_of(new_state()).SerializeToString())
         with pytest.raises(Damaged):
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
 
     asyncio.run(play())
 
@@ -572,13 +572,13 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
 
 def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
     opened: list[str] = []
-    slow, both = threading.Event(), threading.Barrier(2, timeout=10)
+    slow, both = threading.Event(), threading.Barrier(2, timeout=60)
     real = SessionReceiver.open
 
     def open_slowly(path: str, *arguments: object, **options: object) -> SessionReceiver:
         opened.append(path)
         both.wait()
-        assert slow.wait(10)
+        assert slow.wait(60)
         return real(path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SessionReceiver, "open", open_slowly)

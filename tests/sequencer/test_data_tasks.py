@@ -17,7 +17,7 @@ async def raises(error: BaseException) -> None:
 
 def run(play: Callable[[Tasks], Awaitable[None]]) -> Tasks:
     async def within() -> Tasks:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             tasks = Tasks()
             await play(tasks)
             await tasks.cancel()

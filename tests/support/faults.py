@@ -11,7 +11,7 @@ from verdict import Trial
 import rt
 from sequencer.testing.wired_nodes import WiredNodes
 
-WAIT_S = 45.0
+WAIT_S = 180.0
 
 
 class Faults(Trial):

@@ -17,7 +17,7 @@ from sending import Sender, read_value
 import rt
 from sequencer.testing.nodes import Nodes
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 _LOUD = re.compile(r" level=(error|critical) ")
 _LINE = re.compile(r"time=\S+ level=\w+ process=\w+ ")

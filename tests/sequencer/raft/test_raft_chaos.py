@@ -28,13 +28,18 @@ from sequencer.testing.processes import Ended, Process
 # --- clusters
 
 
-def run_chaos(root: Path, *, nodes: int, seconds: float, seed: int) -> None:
-    outcome = Chaos(root, nodes=nodes, seconds=seconds, seed=seed, say=said).run()
+FAULTS = {"kill", "power", "pause", "cut", "hold", "delay", "reset", "hand_over", "wipe"}
+
+
+def run_chaos(root: Path, *, nodes: int, strikes: int, seed: int) -> set[str]:
+    """Which kinds of faults there were."""
+    outcome = Chaos(root, nodes=nodes, strikes=strikes, rest_s_max=0.7, seed=seed, say=said).run()
     said(str(outcome))
     assert not outcome.problems, outcome
     assert outcome.verdict.commands >= outcome.verdict.acknowledged > 0
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         assert str(root) not in command_line(pid)
+    return set(outcome.faults)
 
 
 def said(text: str) -> None:
@@ -48,14 +53,14 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def test_a_few_seconds_of_faults_break_no_promise(tmp_path: Path) -> None:
-    run_chaos(tmp_path, nodes=3, seconds=3, seed=1)
+def test_a_few_faults_break_no_promise(tmp_path: Path) -> None:
+    assert run_chaos(tmp_path, nodes=3, strikes=4, seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "seconds", "seed"), [(3, 75, 2), (5, 35, 3)])
-def test_faults_of_all_kinds_break_no_promise(tmp_path: Path, nodes: int, seconds: float, seed: int) -> None:
-    run_chaos(tmp_path, nodes=nodes, seconds=seconds, seed=seed)
+@pytest.mark.parametrize(("nodes", "strikes", "seed"), [(3, 64, 2), (5, 32, 3)])
+def test_faults_of_all_kinds_break_no_promise(tmp_path: Path, nodes: int, strikes: int, seed: int) -> None:
+    assert run_chaos(tmp_path, nodes=nodes, strikes=strikes, seed=seed) >= FAULTS
 
 
 @pytest.mark.slow
@@ -72,7 +77,7 @@ def test_leadership_is_handed_over_again_and_again_under_load_and_nothing_is_los
             process.ask("quiet")
         wait_for(lambda: {status["in_flight"] for status in cluster.statuses()} == {0})
         wait_for(lambda: len({status["hash"] for status in cluster.statuses()}) == 1)
-        assert [process.terminate(10) for process in cluster.running.values()] == [0, 0, 0]
+        assert [process.terminate(60) for process in cluster.running.values()] == [0, 0, 0]
         cluster.running.clear()
         assert any("called_to_stand" in (cluster.out(name) / "stderr").read_text() for name in cluster.names)
     assert not check_lives({name: cluster.out(name) for name in cluster.names}, is_settled=True).problems
@@ -103,7 +108,7 @@ def test_a_log_that_is_not_synced_is_found_out_by_a_power_cut(tmp_path: Path) ->
 
 
 def wait_for(is_met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not is_met():
         assert time.monotonic() < deadline
 
@@ -125,7 +130,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Proce
 def test_a_process_answers_and_ends_on_sigterm(child: Callable[[], Process]) -> None:
     with child() as process:
         assert process.ask("this", value=1) == {"said": "this", "value": 1}
-        assert process.terminate(10) == 0
+        assert process.terminate(60) == 0
 
 
 def test_an_answer_that_came_too_late_is_dropped(child: Callable[[], Process]) -> None:
@@ -343,4 +348,4 @@ def test_a_run_whose_nodes_cannot_start_fails_with_their_last_words(
 ) -> None:
     monkeypatch.setattr("sequencer.testing.chaos_cluster.STREAM", "not a name")
     with pytest.raises(RtError, match="not a name"):
-        Chaos(tmp_path, seconds=1, seed=1).run()
+        Chaos(tmp_path, strikes=1, seed=1).run()

@@ -1,0 +1,17 @@
+"""How the workers of pytest-xdist share the tests: one by one, but what shares a cluster stays together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+SHARED: Final = ("tests/cluster/", "tests/test_subscriber_cluster.py")
+"""Whose tests share a cluster of real nodes: of two workers each would start one, and keep it to its end."""
+
+
+class Scheduling(LoadScopeScheduling):
+    """The largest group first, then each test by itself in the order of collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((shared for shared in SHARED if nodeid.startswith(shared)), nodeid)
