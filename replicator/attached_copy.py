@@ -2,23 +2,31 @@
 
 Laws. It has caught up when all is here that the first node had when it was asked: that is told once. With
 retention "own" sealed segments go when the subscriber has said so (`rt.positions.TRIMMABLE_FILE`), at the
-next sync.
+next sync. What the subscriber has acknowledged, or where it began, is in files as well: that of the name in
+the certificate is told to the nodes, whichever of the subscribers that share the copy has that name.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
-from replicator.handshake import PullStart
+from replicator.handshake import Acknowledged, PullStart
 from replicator.pull_copy import PullCopy
+from rt.errors import Damaged
 from rt.log.table import TrimReason
-from rt.positions import TRIMMABLE, TRIMMABLE_FILE, read_position
+from rt.positions import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
+
+logger = logging.getLogger("replicator")
 
 
 class AttachedCopy(PullCopy):
-    """A `PullCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told."""
+    """A `PullCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told.
+
+    `subscriber` is the name in the certificate, if that is a subscriber's.
+    """
 
     def __init__(
         self,
@@ -26,10 +34,13 @@ class AttachedCopy(PullCopy):
         stream: str,
         *,
         on_reached: Callable[[int], None],
+        subscriber: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(path, stream, **options)
         self._on_reached = on_reached
+        self._subscriber = subscriber
+        self._is_unreadable = False
         self._has_reached = False
         self._trimmed_to = 0
 
@@ -39,6 +50,20 @@ class AttachedCopy(PullCopy):
         if not self._has_reached:
             self._has_reached = True
             self._on_reached(start.end)
+
+    def acknowledged(self) -> Acknowledged | None:
+        """As the base class. What cannot be read is logged once, and holds nothing: whoever reads is told."""
+        if self._subscriber is None:
+            return None
+        try:
+            position = read_needed(self._disk, self.path, self._subscriber)
+        except Damaged as error:
+            if not self._is_unreadable:
+                self._is_unreadable = True
+                logger.error("acknowledgement_unreadable error=%r", str(error))
+            return None
+        self._is_unreadable = False
+        return None if position is None else Acknowledged(self._subscriber, position)
 
     def tidy(self) -> None:
         """Trim what may go."""

@@ -86,12 +86,25 @@ class PushProgress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The subscriber of that name, which is the certificate's, wants nothing below `position` any more."""
+
+    name: str
+    position: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+        _check_bound("position", self.position, NUMBER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
 class PullMerged:
     """The merged log is wanted.
 
     A receiver that has some of it says where its whole blocks end (`place`, position `end`), of which cluster
     they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). One that
     has none (`place` None) says at which position it wants to start. `topics`: empty for all of them.
+    `acknowledged`: what a named subscriber needs no more, if one is known that needs the rest.
     """
 
     cluster: bytes = b""
@@ -101,6 +114,7 @@ class PullMerged:
     position: Wanted = "earliest"
     topics: tuple[str, ...] = ()
     name: str | None = None
+    acknowledged: Acknowledged | None = None
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster, may_be_empty=self.place is None)

@@ -44,6 +44,8 @@ class MergedReceiver(Receiver[MergedScanner]):
         self._first: int | None = None
         """The position at which `_welcome` must begin; None if any above the end will do."""
         self._is_trimming = True
+        self._reason = TrimReason.FOLLOWED
+        """Why the sender has trimmed what it trimmed last, as far as it has said so."""
         self._blocks: list[PlacedBlock] = []
         """Blocks behind `place` that have begun."""
         self._times: list[tuple[int, int, int]] = []
@@ -152,11 +154,13 @@ class MergedReceiver(Receiver[MergedScanner]):
 
         The copy's own segments before it are trimmed for the sender's reason, if the copy follows trims.
         """
+        self._reason = trimmed.reason or TrimReason.FOLLOWED
         last = self.writer.last_id
         if last is None or trimmed.before > last:
-            self._welcome, self._first = trimmed.before, None
+            if self._welcome is None or trimmed.before > self._welcome:  # Else it goes on further behind.
+                self._welcome, self._first = trimmed.before, None
         elif self._is_trimming:
-            self.trim(trimmed.before, trimmed.reason or TrimReason.FOLLOWED)
+            self.trim(trimmed.before, self._reason)
 
     def complete(self, up_to: CompleteUpTo) -> None:
         """Filtered: below that position nothing is missing but what was filtered out. Durable with a sync."""
@@ -269,7 +273,7 @@ class MergedReceiver(Receiver[MergedScanner]):
 
     def _leave_behind(self, header: SegmentHeader) -> None:
         if self._welcome is not None and self._is_trimming:
-            self.writer.trim(header.id, TrimReason.FOLLOWED)
+            self.writer.trim(header.id, self._reason)
 
     def _finish_skip(self, active: SegmentHeader) -> None:
         """A skip that was cut off between its two steps: the segment began, what is before it was kept."""

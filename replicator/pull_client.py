@@ -3,7 +3,8 @@
 Laws. The copy goes on exactly where it ends, with whichever node: all have the same bytes. A node that fails,
 is silent, or has less than the copy is left for the next one. One whose log differs from the copy ends it all
 loudly (`rt.Diverged`), for one of the two is wrong; so does a local disk that failed. What is written is
-synced in rounds of `SYNC_SECONDS`.
+synced in rounds of `SYNC_SECONDS`. What the subscriber acknowledges is told within `ACKNOWLEDGED_SECONDS`,
+also when nothing comes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from replicator.calls import first_of
-from replicator.handshake import PullHello, PullProgress, PullStart
+from replicator.handshake import Acknowledged, PullHello, PullProgress, PullStart
 from replicator.pull_copy import PullCopy
 from replicator.threads import run_to_end
-from replicator.wire import PULL_METHOD, decode_pull_reply, encode_pull_request
+from replicator.wire import PULL_METHOD, PullAsked, decode_pull_reply, encode_pull_request
 from rt.errors import (
     CertificateError,
     ClusterMismatch,
@@ -50,6 +51,8 @@ START_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 30.0
 """After so long without an item the next node is asked: this one may be cut off from the others."""
 SYNC_SECONDS: Final = 0.1
+ACKNOWLEDGED_SECONDS: Final = 1.0
+"""How often it is looked whether the subscriber has acknowledged more."""
 
 _FAILURES_FULL: Final = 10
 """A full disk is waited for as long as many failures: nothing but room helps."""
@@ -93,6 +96,8 @@ class PullClient:
         """One thread for the copy, which is for one at a time, and one that syncs beside it."""
         self._heard_at = 0.0
         self._unsynced = asyncio.Event()
+        self._saying = asyncio.Lock()
+        """Held while something is written: gRPC takes one message at a time."""
         self._alone = asyncio.Lock()
         """Held while the copy is used in another thread, or must not change."""
         self.node: str | None = None
@@ -147,12 +152,17 @@ class PullClient:
         call: Any = channel.get().stream_stream(PULL_METHOD)()
         try:
             wanted = await self._in_thread(self.copy.wanted)
-            await _say(call, PullHello(self._stream, wanted))
+            await self._say(call, PullHello(self._stream, wanted))
             start = await self._read_start(call, channel.target)
             await self._in_thread(lambda: self.copy.begin(start))
             self.node = start.node
             logger.info("node_followed endpoint=%s node=%s place=%s", channel.target, start.node, start.place)
-            await first_of(self._receive(call), self._sync(call), self._notice_silence(channel.target))
+            await first_of(
+                self._receive(call),
+                self._sync(call),
+                self._acknowledge(call, wanted.acknowledged),
+                self._notice_silence(channel.target),
+            )
         finally:
             call.cancel()
 
@@ -195,7 +205,16 @@ class PullClient:
             # Beside what goes on coming: on a busy disk a sync may take as long as a second.
             position = await run_to_end(self._pool, partial(self.copy.sync_to, point))
             await self._in_thread(self.copy.tidy)
-            await _say(call, PullProgress(position, is_synced=True))
+            await self._say(call, PullProgress(position, is_synced=True))
+
+    async def _acknowledge(self, call: Any, told: Acknowledged | None) -> None:
+        """Tell what the subscriber acknowledges, from when it differs from what was told."""
+        while True:
+            await asyncio.sleep(ACKNOWLEDGED_SECONDS)
+            said = await run_to_end(self._pool, self.copy.acknowledged)
+            if said is not None and said != told:
+                told = said
+                await self._say(call, said)
 
     async def _notice_silence(self, target: str) -> None:
         loop = asyncio.get_running_loop()
@@ -218,8 +237,8 @@ class PullClient:
         self._pool.shutdown(wait=False)
         await asyncio.gather(*(channel.close() for channel in self._channels), return_exceptions=True)
 
-
-async def _say(call: Any, said: PullHello | PullProgress) -> None:
-    """Write it; a call that has ended is left to the reading side, which alone is told why."""
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        await call.write(encode_pull_request(said))
+    async def _say(self, call: Any, said: PullAsked) -> None:
+        """Write it; a call that has ended is left to the reading side, which alone is told why."""
+        async with self._saying:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(encode_pull_request(said))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from replicator.handshake import PullMerged, PullStart, Wanted
+from replicator.handshake import Acknowledged, PullMerged, PullStart, Wanted
 from replicator.items import Chunk, CompleteUpTo, Item, Sealed, Trimmed
 from replicator.merged_receiver import MergedReceiver
 from rt.errors import ClusterMismatch, InvalidName, ProtocolViolation
@@ -90,19 +91,21 @@ class PullCopy:
     def wanted(self) -> PullMerged:
         """What to ask a node for: to go on where the copy ends."""
         receiver = self._receiver
-        if receiver is None:
-            return PullMerged(position=self._position, topics=self._topics, name=self._name)
-        receiver.forget_unfinished()
-        place = receiver.place
-        if place is None:
-            position = self._position
-            return PullMerged(
-                receiver.identity.origin, position=position, topics=self._topics, name=self._name
-            )
-        end, checksum = receiver.end, receiver.last_checksum
-        return PullMerged(
-            receiver.identity.origin, place, end, checksum, "earliest", self._topics, self._name
+        wanted = PullMerged(
+            position=self._position, topics=self._topics, name=self._name, acknowledged=self.acknowledged()
         )
+        if receiver is None:
+            return wanted
+        receiver.forget_unfinished()
+        wanted = replace(wanted, cluster=receiver.identity.origin)
+        if receiver.place is None:
+            return wanted
+        end, chain = receiver.end, receiver.last_checksum
+        return replace(wanted, place=receiver.place, end=end, chain=chain, position="earliest")
+
+    def acknowledged(self) -> Acknowledged | None:
+        """What is not needed any more, for a subscriber that needs the rest; it may run beside `take`."""
+        return None
 
     def begin(self, start: PullStart) -> None:
         """A node has answered: go on as it says. `rt.ClusterMismatch`, `rt.ProtocolViolation`."""

@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol
 
 from replicator.calls import Call, first_of, read_first
 from replicator.filtering import Filtering
-from replicator.handshake import PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.handshake import Acknowledged, PullHello, PullMerged, PullProgress, PullSession, PullStart
 from replicator.items import Chunk, Item, Life, Sealed
+from replicator.overtaking import Overtaking
 from replicator.pull_start import begin_filtered, begin_merged, begin_session, log_end
 from replicator.sender import Sender
 from replicator.threads import run_to_end
@@ -91,13 +92,26 @@ def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
         raise CertificateError(
             "a subscriber's name must be its certificate's", got=wanted.name, wanted=identity.name
         )
+    if isinstance(wanted, PullMerged) and wanted.acknowledged is not None:
+        check_acknowledged(identity, wanted.acknowledged)
+
+
+def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
+    """`rt.CertificateError` unless the certificate is of the subscriber that is said to acknowledge."""
+    if (identity.role, identity.name) != ("subscriber", said.name):
+        raise CertificateError(
+            "only a subscriber itself can acknowledge",
+            got=identity.uri,
+            wanted=f"role subscriber, name {said.name}",
+        )
 
 
 class PullServicer:
     """Answers `Replication.Pull`. `refused` counts what was refused, by the error's class.
 
     For a server of `rt.net.rpc.serve`, whose gate turns what is raised into statuses. `identify` says who
-    makes the call that is being served; `on_progress` is told what a receiver says it has.
+    makes the call that is being served; `on_progress` is told what a receiver says it has, `on_acknowledged`
+    below which position a named subscriber, which was checked, wants nothing any more.
     """
 
     def __init__(
@@ -108,19 +122,22 @@ class PullServicer:
         *,
         identify: Callable[[], Identity] = caller,
         on_progress: Callable[[Pull], None] = lambda _: None,
+        on_acknowledged: Callable[[str, int], None] = lambda _name, _position: None,
         disk: Disk = REAL,
     ) -> None:
         self._logs = logs
         self._stream = stream
         self._pool = pool
         self._identify = identify
-        self._on_progress = on_progress
+        self._on_progress, self._on_acknowledged = on_progress, on_acknowledged
         self._disk = disk
         self._hub = WatchHub()
         self.pulls: dict[int, Pull] = {}
         """The streams that run now."""
         self._next_id = 0
         self.refused: Counter[str] = Counter()
+        self.overtaken = 0
+        """How often a subscriber had to skip forward: what it wanted next was trimmed."""
 
     async def pull(self, _requests: Any, context: Call) -> None:
         """Serve one stream to its end."""
@@ -140,6 +157,8 @@ class PullServicer:
         pull = Pull(identity, context.peer(), hello.log, time.time_ns())
         self._next_id = key = self._next_id + 1
         self.pulls[key] = pull
+        if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
+            self._on_acknowledged(said.name, said.position)
         try:
             await self._send(context, pull)
         finally:
@@ -149,6 +168,7 @@ class PullServicer:
         source = await run_to_end(self._pool, partial(self._begin, pull.wanted))
         try:
             with self._hub.watching(source.sender.path) as watched:
+                self._note_overtaken(pull, source)
                 await context.write(encode_pull_reply(source.start))
                 parts = self._send_items(context, pull, source, watched), self._listen(context, pull)
                 await first_of(*parts)
@@ -178,7 +198,8 @@ class PullServicer:
             return self._begin_filtered(path, wanted)
         beginning = begin_merged(disk, path, wanted)
         start = PullStart(logs.cluster, logs.epoch, logs.node, *beginning, end=log_end(disk, path))
-        return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
+        overtaking = Overtaking(wanted, *beginning)
+        return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [], overtaking)
 
     def _begin_filtered(self, path: str, wanted: PullMerged) -> _Source:
         logs, disk = self._logs, self._disk
@@ -201,7 +222,15 @@ class PullServicer:
         source = beginning.place if middle is None else middle.place
         end_now = log_end(disk, path)
         start = PullStart(logs.cluster, logs.epoch, logs.node, place, beginning.first, end=end_now)
-        return _Source(start, Sender(path, source, disk=disk, watch=False), filtering, first_items)
+        sender = Sender(path, source, disk=disk, watch=False)
+        return _Source(start, sender, filtering, first_items, Overtaking(wanted, source, beginning.first))
+
+    def _note_overtaken(self, pull: Pull, source: _Source) -> None:
+        overtaking = source.overtaking
+        if overtaking is not None and overtaking.is_overtaken and pull.identity.role == "subscriber":
+            self.overtaken += 1
+            logger.warning("subscriber_overtaken peer=%s name=%s", pull.peer, pull.identity.name)
+            overtaking.is_overtaken = False
 
     async def _send_items(self, context: Call, pull: Pull, source: _Source, watched: Watched) -> None:
         is_behind = True
@@ -211,6 +240,7 @@ class PullServicer:
                 items = await run_to_end(self._pool, partial(source.items, READ_AHEAD_BYTES))
             else:
                 items = source.items(TAIL_BYTES)
+            self._note_overtaken(pull, source)
             size = sum(len(item.data) for item in items if isinstance(item, Chunk))
             is_behind = size >= TAIL_BYTES
             for item in items:
@@ -224,11 +254,15 @@ class PullServicer:
 
     async def _listen(self, context: Call, pull: Pull) -> None:
         while isinstance(data := await context.read(), bytes):
-            said = decode_pull_request(data)
-            if not isinstance(said, PullProgress):
-                raise ProtocolViolation("a second hello")
-            pull.has = said
-            self._on_progress(pull)
+            match decode_pull_request(data):
+                case PullProgress() as has:
+                    pull.has = has
+                    self._on_progress(pull)
+                case Acknowledged() as said:
+                    check_acknowledged(pull.identity, said)
+                    self._on_acknowledged(said.name, said.position)
+                case PullHello():
+                    raise ProtocolViolation("a second hello")
 
 
 @dataclass(slots=True)
@@ -239,6 +273,8 @@ class _Source:
     sender: Sender
     filtering: Filtering | None
     first_items: list[Item]
+    overtaking: Overtaking | None = None
+    """Of a merged log."""
     is_idle: bool = False
     """Whether the last look found nothing new in the log."""
 
@@ -246,5 +282,7 @@ class _Source:
         """What comes next; with `is_idle`, nothing more before the log changes."""
         ready, self.first_items = self.first_items, []
         found = self.sender.items(bytes_max)
+        if self.overtaking is not None:
+            self.overtaking.follow(found)
         self.is_idle = not found
         return ready + (found if self.filtering is None else self.filtering.items(found))

@@ -139,13 +139,13 @@ class PushClient:
                     return
 
     def _raise_if_refused(self, log: PushedLog) -> None:
-        """All nodes say so: tell the publisher, and end."""
+        """All nodes say so, or a majority that it is fenced: tell the publisher, and end."""
         refusals = [stream.refused for stream in self._streams if stream.refused is not None]
-        if len(refusals) < len(self._streams):
+        fenced = [error for error in refusals if isinstance(error, Fenced)]
+        if len(refusals) < len(self._streams) and 2 * len(fenced) <= len(self._streams):
             return
-        fenced = next((error for error in refusals if isinstance(error, Fenced)), None)
-        log.give_up(PushState.REFUSED if fenced is None else PushState.FENCED)
-        error: RtError = fenced or refusals[0]
+        log.give_up(PushState.FENCED if fenced else PushState.REFUSED)
+        error: RtError = (fenced or refusals)[0]
         logger.error("push_refused path=%s reason=%s", self.directory, error)
         raise error
 

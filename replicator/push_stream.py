@@ -30,6 +30,7 @@ from rt.errors import (
     RtError,
     Timeout,
 )
+from rt.log.directory import list_segments, read_table
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.net.rpc import Channel
 from rt.net.rpc_errors import Unreachable, asking
@@ -51,7 +52,7 @@ after each time that it was not enough, for a node that has too much to do would
 
 REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
 """What a node says that no retry will change. One node may be set up wrongly: it is asked again all the same,
-while not all of them say so."""
+while not all of them say so, or a majority that it is fenced."""
 
 
 class OwnLogFailed(Exception):
@@ -139,6 +140,7 @@ class PushStream:
         try:
             start = await self._start(call)
             self._log.start(start)
+            self._check_is_wanted(start.place)
             self._begin(start)
             self._log.wake()  # So that there is a look behind the first one.
             sender = _own(lambda: self._sender(start.place))
@@ -154,6 +156,18 @@ class PushStream:
             sender.close()
             raise Fenced("the session directory was made anew", where=log.path, hint="Start again.")
         return sender
+
+    def _check_is_wanted(self, place: Place | None) -> None:
+        """`rt.Fenced` if the node wants only what a later start of the publisher brings."""
+        newest = -1 if place is None else _own(lambda: _newest_x(self._log))
+        if place is not None and place.x > newest:
+            raise Fenced(
+                "the cluster takes nothing more of this start of the publisher",
+                where=self._log.path,
+                got=f"X {newest}",
+                wanted=f"X {place.x} or above",
+                hint="Open the publisher again.",
+            )
 
     async def _start(self, call: Any) -> PushStart:
         try:
@@ -248,6 +262,13 @@ class PushStream:
     async def _answer_comes(self) -> None:
         self._answered.clear()
         await self._answered.wait()
+
+
+def _newest_x(log: PushedLog) -> int:
+    """The last start of the publisher; -1 before the first."""
+    table, segments = read_table(log.disk, log.path), list_segments(log.disk, log.path)
+    known = [*segments, *(sealed.id for sealed in (table.segments if table else ()))]
+    return max((segment.x for segment in known), default=-1)
 
 
 def _size(items: list[Item]) -> int:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from replicator.framing import checked_chunk, frame_chunk, framed_chunk
 from replicator.handshake import (
     PROTOCOL_VERSION,
+    Acknowledged,
     LifeOpened,
     PullHello,
     PullMerged,
@@ -39,7 +40,7 @@ PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 
 PushSaid: TypeAlias = PushHello | Life | Chunk | Sealed
 PushAnswered: TypeAlias = PushStart | LifeOpened | PushProgress
-PullAsked: TypeAlias = PullHello | PullProgress
+PullAsked: TypeAlias = PullHello | PullProgress | Acknowledged
 PullAnswered: TypeAlias = PullStart | Chunk | Sealed | Trimmed | CompleteUpTo
 
 _Said = TypeVar("_Said", bound=Message)
@@ -124,6 +125,8 @@ def encode_pull_request(asked: PullAsked) -> bytes:
         case PullProgress(position, is_synced):
             progress = pb.PullProgress(position=position, is_synced=is_synced)
             return pb.PullRequest(progress=progress).SerializeToString()
+        case Acknowledged():
+            return pb.PullRequest(acknowledged=_acknowledged(asked)).SerializeToString()
 
 
 def decode_pull_request(data: bytes) -> PullAsked:
@@ -233,6 +236,8 @@ def _pull_request(message: pb.PullRequest) -> PullAsked:
                     raise ValueError("it asks for no log")
         case "progress":
             return PullProgress(message.progress.position, message.progress.is_synced)
+        case "acknowledged":
+            return _read_acknowledged(message.acknowledged)
         case _:
             raise ValueError("it says nothing")
 
@@ -288,7 +293,12 @@ def _read_merged(said: pb.PullMerged) -> PullMerged:
         position if position is not None else "latest" if said.from_latest else "earliest",
         tuple(said.topics),
         said.name or None,
+        _read_acknowledged(said.acknowledged) if said.HasField("acknowledged") else None,
     )
+
+
+def _read_acknowledged(said: pb.Acknowledged) -> Acknowledged:
+    return Acknowledged(said.name, said.position)
 
 
 def _check_version(version: int) -> None:
@@ -328,4 +338,9 @@ def _merged(wanted: PullMerged) -> pb.PullMerged:
         from_latest=True if wanted.position == "latest" else None,
         topics=wanted.topics,
         name=wanted.name or "",
+        acknowledged=None if wanted.acknowledged is None else _acknowledged(wanted.acknowledged),
     )
+
+
+def _acknowledged(said: Acknowledged) -> pb.Acknowledged:
+    return pb.Acknowledged(name=said.name, position=said.position)

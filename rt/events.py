@@ -44,11 +44,15 @@ class SkipForward:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The stream was reset by an operator: messages from `position` on belong to a new merged X."""
+    """An operator reset the stream and let go of its data: what comes from `position` on is all there is.
+
+    What was merged before and not read is told by `SkipForward`; what was published before and not merged is
+    gone without a position.
+    """
 
     position: int
     merged_x: int
-    reason: str
+    """X of the merged segments from there on: the epoch of the cluster that began with the reset."""
 
 
 Event: TypeAlias = BadTail | BadMessage | SkipForward | Reset

@@ -1,4 +1,4 @@
-"""A position kept in a file of its own: how far a subscriber has acknowledged, or may be trimmed.
+"""A position in a file of its own: where a subscriber began, what it has acknowledged, what may be trimmed.
 
     offset  bytes  field
          0      8  magic: whose position it is
@@ -10,6 +10,7 @@ Law: a crash leaves the old position or the new one; a damaged one is an error, 
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Final
 
@@ -18,6 +19,7 @@ from rt.log.checksum import crc32c
 from rt.log.disk import Disk, storage_errors, write_whole
 
 ACKNOWLEDGED: Final = b"RTACKNOW"
+BEGUN: Final = b"RTBEGUNS"
 TRIMMABLE: Final = b"RTTRIMUP"
 
 TRIMMABLE_FILE: Final = "trimmable"
@@ -47,3 +49,21 @@ def read_position(disk: Disk, path: str, magic: bytes) -> int | None:
     if not is_whole or crc32c(data[:16]) != int.from_bytes(data[16:], "little"):
         raise Damaged("a position fails its checksum", path=path, offset=0, hint="Give a position instead.")
     return int.from_bytes(data[8:16], "little")
+
+
+def acknowledged_path(directory: str, name: str) -> str:
+    """Where the subscriber of that name, which reads a log in `directory`, keeps what it has acknowledged."""
+    return os.path.join(directory, f"acknowledged.{name}")
+
+
+def begun_path(directory: str, name: str) -> str:
+    """Where it keeps the position at which it began; that counts before it has acknowledged anything."""
+    return os.path.join(directory, f"begun.{name}")
+
+
+def read_needed(disk: Disk, directory: str, name: str) -> int | None:
+    """From which position on that subscriber needs the log; None if there is none. As `read_position`."""
+    acknowledged = read_position(disk, acknowledged_path(directory, name), ACKNOWLEDGED)
+    if acknowledged is not None:
+        return acknowledged
+    return read_position(disk, begun_path(directory, name), BEGUN)

@@ -23,7 +23,7 @@ from rt.helper_process import RESTART_SECONDS_MAX
 from rt.progress import PROGRESS_FILE
 from rt.progress_watch import ProgressWatch
 from rt.push_process import PushProcess, choose
-from rt.push_requests import Serve
+from rt.push_requests import Serve, encode_line
 
 logger = logging.getLogger("rt.publisher")
 
@@ -86,8 +86,9 @@ class Pushing:
     def start(self, session: Serve, follower: Follower) -> int:
         """Have a session pushed until it is finished; the number to finish it by, whatever `session` says.
 
-        `OSError` where the system has no descriptor or thread left.
+        `OSError` where the system has no descriptor or thread left; `TypeError` if it cannot be told.
         """
+        encode_line(session)  # What is wrong with it is the caller's matter, not that of all others.
         with self._changed:
             if self._thread is None:
                 self._begin()

@@ -152,7 +152,8 @@ class Replication:
                 raise Fenced(
                     "the cluster takes no more of this session",
                     where=self.directory,
-                    hint="Another publisher, or another copy of this directory, took over its name.",
+                    hint="Another publisher, or another copy of this directory, took over its name; or an "
+                    "operator reset the cluster: then open it again.",
                 )
             case PushState.REFUSED:
                 raise RtError(

@@ -24,7 +24,16 @@ from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.reader import EventHandler, LogReader, Place
 from rt.log.watch import DirectoryWatch
 from rt.names import check_name
-from rt.positions import ACKNOWLEDGED, TRIMMABLE, TRIMMABLE_FILE, read_position, write_position
+from rt.positions import (
+    ACKNOWLEDGED,
+    BEGUN,
+    TRIMMABLE,
+    TRIMMABLE_FILE,
+    acknowledged_path,
+    begun_path,
+    read_position,
+    write_position,
+)
 from rt.pull_settings import PullSettings, Retention, copy_directory
 from rt.pulling import Pulling
 
@@ -51,7 +60,11 @@ class Subscriber:
 
     `position` is as in `rt.LogReader`; None means: where this `name` acknowledged, else "earliest". With
     endpoints it may lie beyond the end of the copy, and "latest" is the end of the log when a node was
-    reached, so that messages merged before are not handed out. `name` must be the certificate's then.
+    reached, so that messages merged before are not handed out. `name` must be the certificate's then. If that
+    is of role subscriber the nodes hold the log back for it, within their limits: from where it began, then
+    from what it has acknowledged, of which they hear within seconds. Of several copies of one name the
+    farthest counts; a hold never goes back, and stays until an operator releases it. The process that fills
+    the copy tells of its own certificate's name alone: share a copy only with subscribers that have the same.
     `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
 
     What no other node and no new start can mend (a certificate that all nodes refuse, a copy that is not the
@@ -93,6 +106,8 @@ class Subscriber:
         self._is_opening = False
         """Whether a thread uses it; that one closes it then."""
         self._pulling: Pulling | None = None
+        self._begun: int | None = None
+        """What was noted last of where it began."""
         root = os.path.abspath(os.fspath(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
@@ -188,7 +203,7 @@ class Subscriber:
         self._check_handed_out(position)
         if self._reader is not None:
             self._reader.make_durable()
-        write_position(self._disk, self._acknowledged_path(), ACKNOWLEDGED, position)
+        write_position(self._disk, acknowledged_path(self.directory, self.name), ACKNOWLEDGED, position)
 
     def trim(self, position: int) -> None:
         """Let the pull client delete the sealed segments of the copy that end at or below `position`.
@@ -284,6 +299,8 @@ class Subscriber:
         )
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
+        if self._wanted != "latest":  # That is known when a node was reached.
+            self._note_beginning(0 if self._wanted == "earliest" else self._wanted)
         self._watch = DirectoryWatch(self.directory)
         try:
             self._pulling = Pulling(self.directory, settings, on_change=self._change)
@@ -340,6 +357,12 @@ class Subscriber:
             may_be_ahead=self._pulling is not None,
             disk=self._disk,
         )
+        if self._pulling is not None:
+            try:
+                self._note_beginning(reader.position)
+            except BaseException:
+                reader.close()
+                raise
         self._reader = reader
         if self._is_closed:
             reader.close()
@@ -357,13 +380,22 @@ class Subscriber:
         if not 0 <= position <= self.position:
             raise ValueError(f"position {position} was not handed out yet: the next is {self.position}")
 
-    def _acknowledged_path(self) -> str:
-        return os.path.join(self.directory, f"acknowledged.{self.name}")
+    def _note_beginning(self, position: int) -> None:
+        """Keep where it began, as long as it has acknowledged nothing: the log is held back from there."""
+        if self.name is None or self._begun == position:
+            return
+        path = acknowledged_path(self.directory, self.name)
+        with storage_errors(path, "looking for a position"):
+            if self._disk.size(path) is not None:
+                return
+        write_position(self._disk, begun_path(self.directory, self.name), BEGUN, position)
+        self._begun = position
 
     def _resumed(self) -> Place:
         if self.name is None:
             return "earliest"
-        acknowledged = read_position(self._disk, self._acknowledged_path(), ACKNOWLEDGED)
+        path = acknowledged_path(self.directory, self.name)
+        acknowledged = read_position(self._disk, path, ACKNOWLEDGED)
         return "earliest" if acknowledged is None else acknowledged
 
 

@@ -11,10 +11,26 @@ from dataclasses import replace
 from typing import assert_never
 
 from rt.log.segment import SEGMENT_HEADER_BYTES
-from sequencer.commands import Close, Command, Configure, Fence, Join, Merge, Open, Restore, Roll
+from sequencer.commands import (
+    Close,
+    Command,
+    Configure,
+    Fence,
+    Hold,
+    Join,
+    Merge,
+    Open,
+    Release,
+    Reset,
+    Restore,
+    Roll,
+    Trim,
+)
+from sequencer.keeping import hold, release, trim
 from sequencer.lives import close_life, fence_life, open_life
 from sequencer.merges import merge
 from sequencer.outcomes import Changed, Joined, Outcome, Refused, Restored
+from sequencer.resets import reset
 from sequencer.state import NodeDisk, State
 
 
@@ -37,6 +53,14 @@ def apply(state: State, command: Command) -> Outcome:
             return _join(state, command)
         case Restore():
             return _restore(state, command)
+        case Trim():
+            return trim(state, command)
+        case Hold():
+            return hold(state, command)
+        case Release():
+            return release(state, command)
+        case Reset():
+            return reset(state, command)
     assert_never(command)
 
 
@@ -52,18 +76,8 @@ def _roll(state: State, command: Roll) -> Outcome:
 
 
 def _configure(state: State, command: Configure) -> Outcome:
-    now = state.configuration
-    state.configuration = replace(
-        now,
-        roll_bytes=_changed(now.roll_bytes, command.roll_bytes),
-        roll_minutes=_changed(now.roll_minutes, command.roll_minutes),
-        session_bytes_max=_changed(now.session_bytes_max, command.session_bytes_max),
-    )
+    state.configuration = replace(state.configuration, **command.changes)
     return Changed()
-
-
-def _changed(now: int, wanted: int | None) -> int:
-    return now if wanted is None else wanted
 
 
 # Disks

@@ -22,7 +22,7 @@ from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtErr
 from rt.garbage import spare_what_is_loaded
 from sequencer import node_logs
 from sequencer.config import BadSetting, NodeConfig
-from sequencer.supervision import ExitStatus
+from sequencer.supervision import ExitStatus, StartAgain
 
 STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (Diverged, ExitStatus.DIVERGED),
@@ -31,6 +31,7 @@ STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (ClusterMismatch, ExitStatus.FAILED),
     (BadSetting, ExitStatus.FAILED),
     (InvalidName, ExitStatus.FAILED),
+    (StartAgain, ExitStatus.RESET),
 )
 """The first that fits counts. Whatever else it was (a disk that failed or is full, a port or a directory that
 an earlier child still holds, a certificate in the middle of its rotation, a fault of ours) a new start may
@@ -71,7 +72,7 @@ def run_control(config: NodeConfig) -> None:
     from sequencer.control.process import Control
 
     spare_what_is_loaded()
-    control = Control(config, on_failure=_leave)
+    control = Control(config, on_failure=_leave, on_epoch_over=lambda _: _end(ExitStatus.RESET))
     signal.signal(signal.SIGTERM, lambda *_: control.stop())
     control.run()
 
@@ -130,7 +131,9 @@ def _watch_parent() -> None:
 def _leave(error: BaseException) -> NoReturn:
     """Say why, and end at once, from any thread: nothing may follow what failed."""
     status = exit_status(error)
-    if isinstance(error, RtError | OSError):
+    if isinstance(error, StartAgain):
+        logger.warning("process_starts_again reason=%r", str(error))
+    elif isinstance(error, RtError | OSError):
         logger.critical("process_failed status=%d error=%r", status, str(error))
     else:
         logger.critical("process_failed status=%d error=%r", status, repr(error), exc_info=error)

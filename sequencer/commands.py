@@ -14,8 +14,10 @@ from google.protobuf.message import DecodeError
 from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.layout import NEWER_HINT, NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES
+from rt.log.table import TrimReason
 from rt.names import check_name, check_session_name
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.state import CONFIGURABLE
 
 VERSION: Final = 1
 RANGES_MAX: Final = 1024
@@ -24,6 +26,7 @@ COUNT_MAX: Final = 2**32 - 1
 INCARNATION_BYTES: Final = 16
 LIFE_BYTES: Final = 8
 DISK_BYTES: Final = 16
+REQUEST_BYTES: Final = 16
 _UINT32_END: Final = 1 << 32
 
 
@@ -130,19 +133,32 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Change the replicated configuration; None leaves a value as it is."""
+    """Change the replicated configuration, by its names; None leaves a value as it is."""
 
     roll_bytes: int | None = None
     roll_minutes: int | None = None
     """0: never by age."""
     session_bytes_max: int | None = None
+    time_minutes: int | None = None
+    """0: nothing is trimmed by age."""
+    limit_bytes: int | None = None
+    """0: nothing is trimmed by size."""
+    disk_percent: int | None = None
+    """0: nothing is trimmed for want of space."""
+    hold_limit_bytes: int | None = None
+    """0: holds hold nothing back."""
 
     def __post_init__(self) -> None:
-        for size in (self.roll_bytes, self.session_bytes_max):
-            if size is not None and not 1 <= size < NUMBER_MAX:
-                raise ValueError(f"a configuration of {size} bytes")
-        if self.roll_minutes is not None and not 0 <= self.roll_minutes < _UINT32_END:
-            raise ValueError(f"a configuration of {self.roll_minutes} minutes")
+        for name, value in self.changes.items():
+            least, end = CONFIGURABLE[name]
+            if not least <= value < end:
+                raise ValueError(f"a configuration with {name} {value}, not {least} to {end - 1}")
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """What it changes, by name."""
+        values = ((name, getattr(self, name)) for name in CONFIGURABLE)
+        return {name: value for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +183,84 @@ class Restore:
         _check_disk(self.node, self.disk)
 
 
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Every sealed merged segment before (`x`, `y`) is trimmed at that time, which is only a label."""
+
+    x: int
+    y: int
+    reason: TrimReason
+    trimmed_ns: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.x < _UINT32_END and 0 <= self.y < _UINT32_END):
+            raise ValueError(f"no segment: {self.x}, {self.y}")
+        if self.reason not in TRIM_REASONS:
+            raise ValueError(f"a trim of the merged log for reason {self.reason.name}")
+        if not 1 <= self.trimmed_ns < 2**63:
+            raise ValueError(f"trimmed at {self.trimmed_ns} ns")
+
+
+TRIM_REASONS: Final = frozenset(
+    {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
+)
+"""Why a cluster trims its merged log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A named subscriber has everything below `position`; what follows is held back for it."""
+
+    name: str
+    position: int
+    at_ns: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+        if not 0 <= self.position < NUMBER_MAX or not 0 <= self.at_ns < 2**63:
+            raise ValueError(f"a hold at position {self.position}, {self.at_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing is held back any more for the subscriber of that name."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The cluster goes on in another epoch; a hard one lets go of all that is merged and was to be."""
+
+    is_hard: bool
+    epoch: int
+    """The one that begins."""
+    at_ns: int
+    """When it was asked for, by the clock of the node that was asked."""
+    request: bytes
+    """Names the request."""
+    is_forced: bool = False
+    """One node decided it, without a majority."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.epoch < _UINT32_END or not 0 <= self.at_ns < 2**63:
+            raise ValueError(f"a reset to epoch {self.epoch} at {self.at_ns} ns")
+        if len(self.request) != REQUEST_BYTES:
+            raise ValueError(f"request id of {len(self.request)} bytes")
+
+
 def _check_disk(node: str, disk: bytes) -> None:
     check_name(node, kind="node")
     if len(disk) != DISK_BYTES:
         raise ValueError(f"disk id of {len(disk)} bytes")
 
 
-Command: TypeAlias = Merge | Open | Fence | Close | Roll | Configure | Join | Restore
+Command: TypeAlias = (
+    Merge | Open | Fence | Close | Roll | Configure | Join | Restore | Trim | Hold | Release | Reset
+)
 
 
 def encode_command(command: Command) -> bytes:
@@ -203,17 +290,23 @@ def encode_command(command: Command) -> bytes:
         case Roll():
             message.roll.x, message.roll.y = command.x, command.y
         case Configure():
-            message.configure.CopyFrom(
-                pb.Configure(
-                    roll_bytes=command.roll_bytes,
-                    roll_minutes=command.roll_minutes,
-                    session_bytes_max=command.session_bytes_max,
-                )
-            )
+            message.configure.CopyFrom(pb.Configure(**command.changes))
         case Join():
             message.join.node, message.join.disk = command.node, command.disk
         case Restore():
             message.restore.node, message.restore.disk = command.node, command.disk
+        case Trim():
+            message.trim.x, message.trim.y = command.x, command.y
+            message.trim.reason, message.trim.trimmed_ns = command.reason, command.trimmed_ns
+        case Hold():
+            message.hold.name, message.hold.position = command.name, command.position
+            message.hold.at_ns = command.at_ns
+        case Release():
+            message.release.name = command.name
+        case Reset():
+            message.reset.is_hard, message.reset.epoch = command.is_hard, command.epoch
+            message.reset.at_ns, message.reset.request = command.at_ns, command.request
+            message.reset.is_forced = command.is_forced
         case _:
             assert_never(command)
     return message.SerializeToString(deterministic=True)
@@ -249,18 +342,34 @@ def decode_command(data: bytes) -> Command:
                 return Roll(message.roll.x, message.roll.y)
             case "configure":
                 wanted = message.configure
-                return Configure(
-                    wanted.roll_bytes if wanted.HasField("roll_bytes") else None,
-                    wanted.roll_minutes if wanted.HasField("roll_minutes") else None,
-                    wanted.session_bytes_max if wanted.HasField("session_bytes_max") else None,
-                )
+                return Configure(**{field.name: value for field, value in wanted.ListFields()})
             case "join":
                 return Join(message.join.node, message.join.disk)
             case "restore":
                 return Restore(message.restore.node, message.restore.disk)
+            case "trim":
+                trim = message.trim
+                return Trim(trim.x, trim.y, TrimReason(trim.reason), trim.trimmed_ns)
+            case "hold":
+                hold = message.hold
+                return Hold(hold.name, hold.position, hold.at_ns)
+            case "release":
+                return Release(message.release.name)
+            case "reset":
+                asked = message.reset
+                return Reset(asked.is_hard, asked.epoch, asked.at_ns, asked.request, asked.is_forced)
     except (ValueError, InvalidName) as error:
         raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
     raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)
+
+
+def reset_of(data: bytes) -> Reset | None:
+    """The reset that these bytes are; None if they are something else."""
+    try:
+        command = decode_command(data) if pb.Command.FromString(data).HasField("reset") else None
+    except (DecodeError, FormatError):
+        return None
+    return command if isinstance(command, Reset) else None
 
 
 def _encode_range(one: Range) -> pb.Range:

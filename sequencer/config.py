@@ -16,6 +16,7 @@ from typing import Final
 from rt.errors import InvalidName, RtError
 from rt.names import check_name
 from sequencer.raft.config import CLUSTER_SIZES
+from sequencer.state import CONFIGURABLE
 
 DATA_PORT: Final = 5002
 RAFT_PORT: Final = 7000
@@ -71,6 +72,15 @@ class NodeConfig:
     """0: none."""
     log_level: str = "info"
     log_format: str = "text"
+    # Of the replicated configuration (`sequencer.state.Configuration`), where None leaves it to others:
+    roll_bytes: int | None = None
+    roll_minutes: int | None = None
+    archive_time_minutes: int | None = None
+    archive_limit: int | None = None
+    """Bytes."""
+    archive_disk_percent: int | None = None
+    archive_hold_limit: int | None = None
+    """Bytes."""
 
     def __post_init__(self) -> None:
         check_member_name(self.stream, kind="stream")
@@ -96,6 +106,7 @@ class NodeConfig:
                 wanted=f"fewer than {SOCKET_PATH_BYTES}",
                 hint="Set directory to a shorter path.",
             )
+        self._check_replicated()
         if self.log_level not in LOG_LEVELS or self.log_format not in LOG_FORMATS:
             raise BadSetting("no such way of logging", got=f"{self.log_level!r}, {self.log_format!r}")
 
@@ -109,6 +120,19 @@ class NodeConfig:
             if port and port in ports:
                 raise BadSetting("the port is taken twice", where=f"{ports[port]} and {field}", got=port)
             ports[port] = field
+
+    def _check_replicated(self) -> None:
+        for field, name in REPLICATED.items():
+            value, (least, end) = getattr(self, field), CONFIGURABLE[name]
+            if value is not None and not least <= value < end:
+                wanted = f"{least} to {end - 1}"
+                raise BadSetting("outside of what can be", where=field, got=value, wanted=wanted)
+
+    @property
+    def replicated(self) -> dict[str, int]:
+        """What this node says of the replicated configuration, by the names there."""
+        said = {name: getattr(self, field) for field, name in REPLICATED.items()}
+        return {name: value for name, value in said.items() if value is not None}
 
     @property
     def raft_directory(self) -> str:
@@ -150,6 +174,17 @@ class NodeConfig:
         fields = json.loads(text)
         members = {name: Member(**member) for name, member in fields.pop("members").items()}
         return cls(members=members, **fields)
+
+
+REPLICATED: Final = {
+    "roll_bytes": "roll_bytes",
+    "roll_minutes": "roll_minutes",
+    "archive_time_minutes": "time_minutes",
+    "archive_limit": "limit_bytes",
+    "archive_disk_percent": "disk_percent",
+    "archive_hold_limit": "hold_limit_bytes",
+}
+"""The settings of a node that are of the replicated configuration: what each is called there."""
 
 
 def split_address(address: str) -> tuple[str, int]:

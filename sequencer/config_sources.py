@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from archiver.units import SIZE_END, SIZE_FORM, parse_size
 from sequencer.config import (
     LOG_FORMATS,
     LOG_LEVELS,
@@ -183,6 +184,33 @@ def _optional_port(said: Said) -> int:
     return _port(said, least=0)
 
 
+def _number(end: int) -> Callable[[Said], int]:
+    def number(said: Said) -> int:
+        value = said.value
+        if said.is_text and value.isascii() and value.isdecimal() and len(value) < 20:
+            value = int(value)
+        if type(value) is not int or not 0 <= value < end:
+            raise said.bad("no number that can be", f"a whole number from 0 to {end - 1}")
+        return value
+
+    return number
+
+
+def _size(least: int) -> Callable[[Said], int]:
+    def size(said: Said) -> int:
+        value = said.value
+        if isinstance(value, str):
+            try:
+                value = parse_size(value)
+            except ValueError:
+                raise said.bad("no size", SIZE_FORM) from None
+        if type(value) is not int or not least <= value < SIZE_END:
+            raise said.bad("no size", SIZE_FORM)
+        return value
+
+    return size
+
+
 def _truth(said: Said) -> bool:
     if isinstance(said.value, bool):
         return said.value
@@ -263,5 +291,11 @@ KEYS: Final[Mapping[str, Callable[[Said], Any]]] = {
     "health_port": _optional_port,
     "log_level": _one_of(LOG_LEVELS),
     "log_format": _one_of(LOG_FORMATS),
+    "roll_bytes": _size(1),
+    "roll_minutes": _number(1 << 32),
+    "archive_time_minutes": _number(1 << 32),
+    "archive_limit": _size(0),
+    "archive_disk_percent": _number(101),
+    "archive_hold_limit": _size(0),
 }
 """Each setting, and what makes its value of what a source says."""

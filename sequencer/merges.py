@@ -86,13 +86,18 @@ def _begin_segment(state: State, sequenced_ns: int) -> MergedEnd:
             MergedSegment(last, merged.first, state.position, merged.offset, merged.created_ns, sequenced_ns)
         )
     state.merged = MergedEnd(
-        segment=SegmentId(0, 0) if last is None else SegmentId(last.x, last.y + 1),
+        segment=_first_segment(state) if last is None else SegmentId(last.x, last.y + 1),
         first=state.position,
         created_ns=sequenced_ns,
         chain=merged.chain,
         total_bytes=merged.total_bytes + SEGMENT_HEADER_BYTES,
     )
     return state.merged
+
+
+def _first_segment(state: State) -> SegmentId:
+    """Where the merged log begins: a hard reset raises its X."""
+    return SegmentId(0 if state.cleared is None else state.cleared.epoch, 0)
 
 
 def _blocks(state: State, command: Merge, taken: list[Taken]) -> Iterator[OrderBlock]:

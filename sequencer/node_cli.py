@@ -30,6 +30,7 @@ from sequencer.supervisor import lock_directory, supervise
 _setting = partial(option, allow_from_autoenv=False)
 _file = partial(_setting, metavar="FILE")
 _port = partial(_setting, metavar="PORT")
+_size = partial(_setting, metavar="SIZE")
 
 
 @click.command()
@@ -56,11 +57,27 @@ _port = partial(_setting, metavar="PORT")
 @_port("--health-port", help=f"Health and metrics; 0 for none, {HEALTH_PORT} if not given.")
 @_setting("--log-level", metavar="|".join(LOG_LEVELS), help="What is logged to stderr; info if not given.")
 @_setting("--log-format", metavar="|".join(LOG_FORMATS), help="How: key=value or JSON; text if not given.")
+@_size("--roll-bytes", help="A merged file of so much is followed by the next; 1Gi by custom.")
+@_setting("--roll-minutes", metavar="N", help="So is one so old; 0 for never, as by custom.")
+@_setting(
+    "--archive-time-minutes",
+    metavar="N",
+    help="Merged files are trimmed so long after their last message; 0 for never, 10080 by custom.",
+)
+@_size("--archive-limit", help="So are the oldest while all have more than, say, 90Gi; 0 for no limit.")
+@_setting(
+    "--archive-disk-percent",
+    metavar="N",
+    help="And while the disks of a majority of nodes are fuller than this; 0 for never, 90 by custom.",
+)
+@_size("--archive-hold-limit", help="Most that is kept for named subscribers alone; 10Gi by custom.")
 @click.pass_context
 def node(ctx: click.Context, /, **flags: Any) -> None:
     """Run a node: consensus, the copies of sessions, the merged log.
 
-    Flags beat RT_<SETTING> (RT_NODE_<SETTING> first), which beats the file, which beats defaults.
+    Flags beat RT_<SETTING> (RT_NODE_<SETTING> first), which beats the file, which beats defaults. Settings of
+    rolling and archiving are the cluster's: they hold once a node that says them leads, and stay until
+    another one, or an operator, says otherwise.
 
     The node runs until SIGTERM or SIGINT and then ends with 0. It ends with 1 if it cannot start or go on, 2
     for wrong settings, 71 if its data differs from that of the others.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
 from sequencer.orders import MergeOrder
 from sequencer.state import End
 
@@ -56,6 +58,46 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Every sealed merged segment before `before` goes, if it is not gone."""
+
+    before: SegmentId
+    reason: TrimReason
+    trimmed_ns: int
+    log_start: int
+    """The first position that is kept."""
+    segments: int
+    """How many of them went now."""
+    size_bytes: int
+    """What they held."""
+    overridden: tuple[str, ...] = ()
+    """The subscribers for whom some of it was held back, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A subscriber's hold is where it said."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A subscriber's hold is gone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WasReset:
+    """The epoch is over; the cluster goes on in that one."""
+
+    is_hard: bool
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """Configuration, or that a roll is wanted."""
 
@@ -68,4 +110,17 @@ class Refused:
     is_fenced: bool = False
 
 
-Outcome: TypeAlias = Merged | Opened | Fenced | Closed | Joined | Restored | Changed | Refused
+Outcome: TypeAlias = (
+    Merged
+    | Opened
+    | Fenced
+    | Closed
+    | Joined
+    | Restored
+    | Trimmed
+    | Held
+    | Released
+    | WasReset
+    | Changed
+    | Refused
+)

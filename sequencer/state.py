@@ -9,12 +9,18 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from rt.log.layout import NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.table import TrimReason
 
 ROLL_BYTES: Final = 1 << 30
 ROLL_MINUTES: Final = 0
 SESSION_BYTES_MAX: Final = 16 << 20
+TIME_MINUTES: Final = 7 * 24 * 60
+DISK_PERCENT: Final = 90
+HOLD_LIMIT_BYTES: Final = 10 << 30
+HOLDS_MAX: Final = 1_000
+"""Named subscribers that hold data back: some 100 KB of every snapshot."""
 LIVES_MAX: Final = 1024
 """Starts of one publisher that wait to be merged."""
 BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
@@ -39,6 +45,26 @@ class Configuration:
     """So is one that is so old; 0: never by age."""
     session_bytes_max: int = SESSION_BYTES_MAX
     """Most bytes of one session in one instruction; one batch may be larger."""
+    time_minutes: int = TIME_MINUTES
+    """Merged segments are trimmed so long after they were sealed; 0: never by age."""
+    limit_bytes: int = 0
+    """So are the oldest while all that is kept has more bytes; 0: never by size."""
+    disk_percent: int = DISK_PERCENT
+    """And while a majority's disks are fuller than this; 0: never for want of space."""
+    hold_limit_bytes: int = HOLD_LIMIT_BYTES
+    """Most bytes that are kept for holds alone; 0: holds hold nothing back."""
+
+
+CONFIGURABLE: Final = {
+    "roll_bytes": (1, NUMBER_MAX),
+    "roll_minutes": (0, 1 << 32),
+    "session_bytes_max": (1, NUMBER_MAX),
+    "time_minutes": (0, 1 << 32),
+    "limit_bytes": (0, NUMBER_MAX),
+    "disk_percent": (0, 101),
+    "hold_limit_bytes": (0, NUMBER_MAX),
+}
+"""Each value of `Configuration`: the least, and one past the greatest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +105,8 @@ class Session:
     """Of the first of `lives`; None before its first range."""
     done: tuple[int, End] | None = None
     """The last X that was merged whole, and where it ended."""
+    fenced_end: int = 0
+    """Of every X below nothing more will be merged: a hard reset ended them."""
 
     @property
     def life(self) -> Life | None:
@@ -105,6 +133,36 @@ class NodeDisk(NamedTuple):
     """Whatever the node ever said to hold of an open life, it still holds: see `sequencer.ends`."""
 
 
+class Hold(NamedTuple):
+    """What a named subscriber wants to be kept."""
+
+    position: int
+    """It has everything below."""
+    at_ns: int
+    """When it last said so, by the clock of the node that it told."""
+
+
+class LastReset(NamedTuple):
+    """The reset with which the present epoch began."""
+
+    is_hard: bool
+    epoch: int
+    at_ns: int
+    request: bytes
+    is_forced: bool
+
+
+class Cleared(NamedTuple):
+    """The last hard reset: nothing is kept of what was merged, or was to be, before it."""
+
+    epoch: int
+    """Also the X of merged segments from then on."""
+    position: int
+    """The first one from then on."""
+    session_id: int
+    """Sessions below are older."""
+
+
 @dataclass(frozen=True, slots=True)
 class MergedSegment:
     """A merged segment that is sealed, and perhaps trimmed."""
@@ -117,6 +175,15 @@ class MergedSegment:
     sealed_ns: int
     trimmed_ns: int = 0
     reason: TrimReason = TrimReason.NONE
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether its bytes are gone, or about to be."""
+        return self.reason is not TrimReason.NONE
+
+    def trimmed(self, reason: TrimReason, now_ns: int) -> MergedSegment:
+        """This segment with its bytes gone."""
+        return replace(self, trimmed_ns=now_ns, reason=reason)
 
 
 @dataclass(slots=True)
@@ -152,14 +219,23 @@ class State:
     wanted: dict[str, int] = field(default_factory=dict)
     """The next id of each dedup id, once one was merged."""
     segments: deque[MergedSegment] = field(default_factory=deque)
-    """Sealed merged segments, oldest first."""
+    """Sealed merged segments, oldest first; the trimmed ones come before the others."""
     next_session_id: int = 1
     disks: dict[str, NodeDisk] = field(default_factory=dict)
     """By node: the disk that joined last."""
     joins: int = 0
     """How many disks have joined."""
+    holds: dict[str, Hold] = field(default_factory=dict)
+    """By name of the subscriber."""
+    last_reset: LastReset | None = None
+    cleared: Cleared | None = None
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
+
+    @property
+    def log_start(self) -> int:
+        """The first position that is not trimmed."""
+        return next((one.first for one in self.segments if not one.is_trimmed), self.merged.first)
 
     def session_of(self, name: str) -> Session | None:
         """The newest incarnation of that name."""

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import asdict
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -16,9 +17,12 @@ from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import (
+    Cleared,
     Configuration,
     Consumed,
     End,
+    Hold,
+    LastReset,
     Life,
     MergedEnd,
     MergedSegment,
@@ -32,15 +36,10 @@ VERSION: Final = 1
 
 def encode_state(state: State) -> bytes:
     """The bytes of a state."""
-    configuration = state.configuration
     message = pb.SequencerState(
         version=VERSION,
         cluster=state.cluster,
-        configuration=pb.Configure(
-            roll_bytes=configuration.roll_bytes,
-            roll_minutes=configuration.roll_minutes,
-            session_bytes_max=configuration.session_bytes_max,
-        ),
+        configuration=pb.Configure(**asdict(state.configuration)),
         instruction=state.instruction,
         sequenced_ns=state.sequenced_ns,
         position=state.position,
@@ -65,6 +64,12 @@ def encode_state(state: State) -> bytes:
         )
     for node, disk in sorted(state.disks.items()):
         message.disks.add(node=node, disk=disk.id, joined=disk.joined, is_whole=disk.is_whole)
+    for name, hold in sorted(state.holds.items()):
+        message.holds.add(name=name, position=hold.position, at_ns=hold.at_ns)
+    if state.last_reset is not None:
+        message.last_reset.CopyFrom(pb.Reset(**state.last_reset._asdict()))
+    if state.cleared is not None:
+        message.cleared.CopyFrom(pb.Cleared(**state.cleared._asdict()))
     return message.SerializeToString(deterministic=True)
 
 
@@ -86,10 +91,9 @@ def decode_state(data: bytes) -> State:
 
 
 def _decode_state(message: pb.SequencerState) -> State:
-    configuration = message.configuration
     state = State(
         message.cluster,
-        Configuration(configuration.roll_bytes, configuration.roll_minutes, configuration.session_bytes_max),
+        Configuration(**{field.name: value for field, value in message.configuration.ListFields()}),
         message.instruction,
         message.sequenced_ns,
         message.position,
@@ -100,10 +104,21 @@ def _decode_state(message: pb.SequencerState) -> State:
         message.next_session_id,
         {one.node: NodeDisk(one.disk, one.joined, one.is_whole) for one in message.disks},
         message.joins,
+        {one.name: Hold(one.position, one.at_ns) for one in message.holds},
+        _decode_last_reset(message.last_reset) if message.HasField("last_reset") else None,
+        _decode_cleared(message.cleared) if message.HasField("cleared") else None,
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id
     return state
+
+
+def _decode_last_reset(message: pb.Reset) -> LastReset:
+    return LastReset(message.is_hard, message.epoch, message.at_ns, message.request, message.is_forced)
+
+
+def _decode_cleared(message: pb.Cleared) -> Cleared:
+    return Cleared(message.epoch, message.position, message.session_id)
 
 
 def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
@@ -145,6 +160,7 @@ def _encode_session(session: Session) -> pb.Session:
         last_x=max(session.last_x, 0),
         was_opened=session.last_x >= 0,
         waits_for=session.waits_for,
+        fenced_end=session.fenced_end,
     )
     for life in session.lives:
         y, offset, number = life.end or (0, 0, 0)
@@ -186,6 +202,7 @@ def _decode_session(message: pb.Session) -> Session:
         tuple(lives),
         consumed if message.has_consumed else None,
         done if message.has_done else None,
+        message.fenced_end,
     )
 
 

@@ -3,6 +3,7 @@
 Pure: events and the time go in, what to do comes out. Laws:
 - A child that ended is started again, after a pause that doubles while it keeps ending soon, unless its exit
   status says that starting it again cannot help. Then the others are stopped, and the node ends with it too.
+  Behind a reset of the cluster there is no pause.
 - Children stop one after the other, the last of `children` first: each is asked, and killed if it has not
   ended in time. Once stopping has begun, nothing is started.
 """
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
+
+from rt.errors import RtError
 
 
 class ExitStatus(IntEnum):
@@ -29,6 +32,12 @@ class ExitStatus(IntEnum):
     """The disk or consensus failed, or the program is broken; a new start may recover. EX_SOFTWARE."""
     DIVERGED = 71
     """This replica differs from the others: it must not go on, and its files are kept."""
+    RESET = 72
+    """A reset of the cluster: it goes on when it is started again, at once."""
+
+
+class StartAgain(RtError):
+    """The process has to be started again, as nothing is open then."""
 
 
 FINAL: Final = frozenset({ExitStatus.FAILED, ExitStatus.MISUSED, ExitStatus.DIVERGED})
@@ -131,6 +140,9 @@ class Supervision:
         if status in FINAL:
             self._result = ExitStatus.DIVERGED if status == ExitStatus.DIVERGED else ExitStatus.FAILED
             return self.stop(now_s)
+        if status == ExitStatus.RESET:
+            child.start_at_s = now_s
+            return self.tick(now_s)
         times = self._times
         if now_s - child.started_s >= times.calm_s:
             child.pause_s = 0.0

@@ -154,21 +154,24 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         self._told_read, self._told_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, self._note)}
+        # Handlers run between two steps of Python: a signal just before a wait would be heard only after it.
+        wakeup_fd = signal.set_wakeup_fd(self._told_write, warn_on_full_buffer=False)
+        before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, _told)}
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, _told)
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Children inherit that.
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup_fd)
             os.close(self._told_read)
             os.close(self._told_write)
 
-    def _note(self, number: int, _frame: object) -> None:
-        with contextlib.suppress(BlockingIOError):  # Asked often enough.
-            os.write(self._told_write, bytes([number]))
+
+def _told(_number: int, _frame: object) -> None:
+    """The interpreter has written the number to the wake-up descriptor."""
 
 
 def _close(running: _Running) -> None:

@@ -133,6 +133,17 @@ def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_agai
     ended(made, numbers)
 
 
+def test_what_cannot_be_told_to_a_process_is_refused_to_the_caller_alone(tmp_path: Path) -> None:
+    made = Pushing()
+    follower = FakeFollower(tmp_path / "bad")
+    with pytest.raises(TypeError):
+        made.start(Serve(0, follower.directory, "s", (b"host:1",), "", "", ""), follower)  # type: ignore[arg-type]
+    assert made._thread is None
+    followers, numbers = started(made, tmp_path, 1)
+    until(lambda: followers[0].seen)
+    ended(made, numbers)
+
+
 def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

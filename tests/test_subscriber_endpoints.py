@@ -230,6 +230,29 @@ def test_a_copy_that_was_deleted_begins_anew_and_says_what_is_missing(
     assert [(event.wanted, event.resumed) for event in events if isinstance(event, SkipForward)] == [(2, 3)]
 
 
+def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    for value in (b"0", b"1", b"2"):
+        source.publish(value)
+        source.roll()
+    source.trim(SegmentId(0, 1))
+    with subscriber_of(tmp_path, pki, source) as anonymous:
+        take(anonymous, 2)
+        with subscriber_of(tmp_path, pki, source, name="sub") as named:
+            assert take(named, 1) == [b"1"]
+            until(lambda: source.acknowledged[-1:] == [("sub", 1)])
+            named.ack(2)
+            until(lambda: source.acknowledged[-1] == ("sub", 2))
+    heard = len(source.acknowledged)
+    with subscriber_of(tmp_path, pki, source, name="sub", position="latest") as named:
+        until(lambda: named.log_end is not None)
+        source.publish(b"3")
+        assert take(named, 1) == [b"3"]
+        until(lambda: len(source.acknowledged) > heard)
+        assert source.acknowledged[-1] == ("sub", 2)
+
+
 @pytest.mark.parametrize("retention", ["follow", "own"])
 @pytest.mark.parametrize("topics", [None, ["b"]])
 def test_what_was_trimmed_while_it_was_away_is_told(

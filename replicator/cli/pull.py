@@ -91,10 +91,18 @@ def pull(
             topics=topics,
             retention=retention,
             name=name,
+            subscriber=_subscriber(tls, name),
         )
         keep_freed_memory()
         spare_what_is_loaded()
         raise Interrupted(uvloop.run(_run(copy, stream, nodes, tls, is_attached=attached)))
+
+
+def _subscriber(tls: TLS | None, name: str | None) -> str | None:
+    """Whose acknowledgements the nodes are told."""
+    if tls is None:
+        return name
+    return tls.identity.name if tls.identity.role == "subscriber" else None
 
 
 @contextlib.contextmanager

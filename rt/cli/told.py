@@ -29,5 +29,5 @@ def in_words(event: Event) -> str:
             return f"{path} ends in a batch that is not whole: {torn_bytes} bytes at offset {offset} left out"
         case BadMessage(start, end, path, offset, reason):
             return f"messages {start} to {end - 1} ({path}, offset {offset}) cannot be read: {reason}"
-        case Reset(position, _, reason):
-            return f"the stream was reset at position {position}: {reason}"
+        case Reset(position, merged_x):
+            return f"the stream was reset: position {position} is the first of epoch {merged_x}"

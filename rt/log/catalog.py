@@ -80,6 +80,11 @@ class Catalog:
         sealed = self.table.segments if self.table else ()
         return next((known.end for known in reversed(sealed) if known.id == segment), 0)
 
+    def x_before(self, segment: SegmentId) -> int | None:
+        """X of the segment before, as far as the table remembers."""
+        earlier = [known.id.x for known in (self.table.segments if self.table else ()) if known.id < segment]
+        return earlier[-1] if earlier else None
+
     def trim_reason(self, position: int) -> TrimReason:
         """Why `position` is gone, as far as the table remembers."""
         trimmed = [segment for segment in self.trimmed() if segment.first <= position]

@@ -130,13 +130,20 @@ class _Comparing:
                 self._differ(Difference(f"{_who(log)} and {_who(first)} are two logs", log.path, first.path))
 
     def _compare_lengths(self, segment: SegmentId) -> None:
-        """What is sealed is as long as the longest; what is missing between others must have been trimmed."""
+        """What is sealed is as long as the longest; what is missing between others must have been trimmed.
+
+        Where a copy was overtaken by trimming it went on behind a gap, with less of the segment before that.
+        """
         known = [(log, found) for log in self.logs if (found := self._find(log, segment))]
         if not known:
             return
         longest_log, longest = max(known, key=lambda pair: pair[1].size_bytes)
         for log, found in known:
-            is_unknown = found.state is State.ACTIVE or found.reason is TrimReason.LOST
+            is_unknown = (
+                found.state is State.ACTIVE
+                or found.reason is TrimReason.LOST
+                or (found.state is State.TRIMMED and _is_before_gap(log, found))
+            )
             if not is_unknown and found.size_bytes != longest.size_bytes:
                 what = f"{found.state} at {found.size_bytes} bytes, the other has {longest.size_bytes}"
                 self._differ_at(what, log, longest_log, segment, found.size_bytes)
@@ -258,6 +265,12 @@ class _Comparing:
 def _who(log: LogStatus) -> str:
     identity = log.identity
     return f"{identity.kind.name.lower()} {identity.name} ({identity.origin.hex()})"
+
+
+def _is_before_gap(log: LogStatus, segment: SegmentStatus) -> bool:
+    """Whether the log goes on further behind than the segment ends."""
+    following = next((other for other in log.segments if other.id > segment.id), None)
+    return following is not None and following.first > segment.end
 
 
 def _first_difference(piece: bytes, wanted: bytes) -> int:

@@ -79,7 +79,8 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
     """Overwrite what differs, below `end`, from the copy in `good_path`: bytes changed, durable on return.
 
     The copy was verified up to `end` by who made it. `rt.Diverged`, with nothing changed, if it is no copy
-    of this segment; `OSError` as the disk raises it. Where the file is gone, the copy takes its place.
+    of this segment; `OSError` as the disk raises it. Where the file is gone, the copy takes its place. A
+    segment that is trimmed meanwhile is left empty.
     """
     file_path, source_path = segment_path(path, segment), segment_path(good_path, segment)
     sound = sound_end(disk, path, segment, end)
@@ -91,16 +92,37 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
             source.sync()
             disk.rename(source_path, file_path)
             disk.sync_directory(path)
-            return end
-        file = disk.open(file_path, write=True)
-        try:
-            changed = _overwrite(file, source, file_path, sound, end)
-            file.sync()
-        finally:
-            file.close()
+            changed = end
+        else:
+            changed = _mend(disk, source, file_path, sound, end)
+    except Diverged:
+        if synced_end(disk, path, segment):
+            raise
+        changed = 0  # It was emptied while it was compared.
     finally:
         source.close()
+    if not synced_end(disk, path, segment):
+        _empty(disk, file_path)  # Who trims says so before, and may have emptied it before this was written.
+        return 0
     return changed
+
+
+def _mend(disk: Disk, source: File, file_path: str, sound: int, end: int) -> int:
+    file = disk.open(file_path, write=True)
+    try:
+        changed = _overwrite(file, source, file_path, sound, end)
+        file.sync()
+    finally:
+        file.close()
+    return changed
+
+
+def _empty(disk: Disk, file_path: str) -> None:
+    file = disk.open(file_path, write=True)
+    try:
+        file.truncate(0)
+    finally:
+        file.close()
 
 
 def _overwrite(file: File, source: File, file_path: str, sound: int, end: int) -> int:

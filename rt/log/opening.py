@@ -66,14 +66,18 @@ def recover_directory(
     clock: Callable[[], int],
     *,
     resume_with: ScannerFactory | None = None,
+    gone: Sequence[SealedSegment] = (),
 ) -> Recovered:
     """Recover the directory, which the caller has locked; one that is new becomes `wanted`.
 
     Where `resume_with` makes scanners, the newest segment is not sealed, and is walked by one of them; the
     directory is a copy then, or a merged log, and its origin must be the wanted one (`rt.ClusterMismatch`).
+    What is still here of the segments `gone`, which others trimmed, is trimmed too, whatever its bytes are.
     `rt.Damaged` and `rt.UnknownVersion` leave the segments as they are; `OSError` as the disk raises it.
     """
-    return _Recovery(disk, path, wanted, clock, resume_with).run()
+    recovery = _Recovery(disk, path, wanted, clock, resume_with)
+    recovery.let_go(gone)
+    return recovery.run()
 
 
 def empty_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
@@ -128,6 +132,20 @@ class _Recovery:
         self._check_numbers()
         self._check_nothing_vanished(durable, recovered.end)
         return recovered
+
+    def let_go(self, gone: Sequence[SealedSegment]) -> None:
+        """List as trimmed what is here of these segments."""
+        here = set(list_segments(self._disk, self.path))
+        listed = {segment.id: segment for segment in self.table.segments}
+        trimmed = {
+            segment.id: segment
+            for segment in gone
+            if segment.id in here and (segment.id not in listed or not listed[segment.id].is_trimmed)
+        }
+        if trimmed:
+            entries = listed | trimmed
+            self.table = Table(self.table.identity, tuple(entries[segment] for segment in sorted(entries)))
+            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
 
     def _remove_leftovers(self) -> None:
         for name in self._disk.list_directory(self.path):

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
+from dataclasses import astuple
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rt.errors import Damaged, Gap, NotALog
-from rt.events import BadMessage, BadTail, Event, SkipForward
+from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
 from rt.log.batch import BadBatch
 from rt.log.catalog import Catalog, Kept, read_catalog, scanner_at, segment_path
 from rt.log.columns import Message, MessageBatch, Placed, decode, groups
@@ -78,6 +79,8 @@ class LogReader:
         self._list_again_at = 0.0
         self._file: File | None = None
         self._segment: SegmentId | None = None
+        self._x: int | None = None
+        """Of the segment that was read last."""
         self._scanner: Scanner
         self._read_bytes = READ_BYTES
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -158,6 +161,7 @@ class LogReader:
     def seek(self, position: Place) -> None:
         """Go on reading at `position`, backwards or forwards."""
         self._forget()
+        self._x = None
         with storage_errors(self.path, "seeking in a log"):
             self._position = self._resolve(position)
 
@@ -309,7 +313,10 @@ class LogReader:
             return False
         if self.identity.dedup_id is not None and not is_gap:
             self._position = max(self._position, kept.first)
+        is_at_begin = self._position <= kept.first
         self._skip_to(catalog, kept.first)
+        if is_at_begin:
+            self._note_reset(kept, catalog.x_before(kept.id) if self._x is None else self._x)
         return self._open(kept, self._position)
 
     def _open(self, kept: Kept, position: int) -> bool:
@@ -328,7 +335,7 @@ class LogReader:
             file.close()
             raise Damaged("segment of another log", path=path, offset=0, got=header.origin.hex())
         self._leave()
-        self._file, self._segment = file, kept.id
+        self._file, self._segment, self._x = file, kept.id, kept.id.x
         self._scanner = scanner_at(self._disk, self.path, header, file, position)
         return True
 
@@ -399,7 +406,14 @@ class LogReader:
                 # What was filtered out behind the last block is not missing, up to the end that was sealed.
                 self._position = max(self._position, catalog.sealed_end(self._segment))
             self._skip_to(catalog, kept.first)
+        self._note_reset(kept, self._segment.x)
         return self._open(kept, max(self._position, kept.first))
+
+    def _note_reset(self, kept: Kept, earlier_x: int | None) -> None:
+        """Tell of it where a merged log begins anew with another X."""
+        if self.identity.kind is not Kind.SESSION and earlier_x is not None and earlier_x < kept.id.x:
+            self._x = kept.id.x
+            self._tell(Reset(kept.first, kept.id.x))
 
     def _trimmed(self) -> bool:
         """The open segment was trimmed under us: look again for where the position is now."""
@@ -434,6 +448,8 @@ class LogReader:
             logger.warning(
                 "bad_tail path=%s offset=%d torn_bytes=%d", event.path, event.offset, event.torn_bytes
             )
+        elif isinstance(event, Reset):
+            logger.warning("stream_was_reset path=%s position=%d x=%d", self.path, *astuple(event))
         else:
             raise Gap(
                 "messages are missing",

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from rt.log.directory import LOCK_FILE
 from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
 from rt.log.durable import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.frames import Scanner, scanner_for
+from rt.log.index import index_file_name
 from rt.log.opening import Recovered, empty_segments, recover_directory, remove_segments
 from rt.log.segment import (
     SEGMENT_HEADER_BYTES,
@@ -77,6 +78,10 @@ class LogWriter:
         self._active: ActiveSegment | None = None
         self._durable_file: File | None = None
         self._durable_sequence = 0
+        self._to_empty: list[SegmentId] = []
+        """Trimmed by the table, and about to be emptied."""
+        self._to_remove: list[SegmentId] = []
+        """Forgotten by the table, and about to be removed."""
         self._failure: StorageFailed | None = None
 
     @classmethod
@@ -86,6 +91,7 @@ class LogWriter:
         identity: Identity,
         *,
         resume: bool = False,
+        gone: Sequence[SealedSegment] = (),
         scanner_for: Callable[[SegmentHeader], Scanner] = scanner_for,
         disk: Disk = REAL,
         clock: Callable[[], int] = time.time_ns,
@@ -99,7 +105,8 @@ class LogWriter:
         all of it is durable; the origin must be that of `identity` as well (`rt.ClusterMismatch`). It is
         walked by the scanner that `scanner_for` makes of its header, so what that scanner carries (chain,
         marks, sessions, last block) is the caller's without a second walk: true at its `boundary`, where the
-        segment was cut. `scanner_for` is called for no other segment.
+        segment was cut. `scanner_for` is called for no other segment. What is still here of the segments
+        `gone` is trimmed as they are, even if it is damaged.
 
         `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Damaged`, `rt.UnknownVersion`, storage errors.
         """
@@ -109,7 +116,10 @@ class LogWriter:
         try:
             with storage_errors(path, "recovering a log directory"):
                 factory = scanner_for if resume else None
-                writer._take_over(recover_directory(disk, writer.path, identity, clock, resume_with=factory))
+                recovered = recover_directory(
+                    disk, writer.path, identity, clock, resume_with=factory, gone=gone
+                )
+                writer._take_over(recovered)
         except BaseException:
             writer.close()
             raise
@@ -268,25 +278,40 @@ class LogWriter:
 
         The table says so, durably, before a byte goes. The active segment is never trimmed.
         """
+        why = (reason, self._clock())
+        return self.trim_each({segment.id: why for segment in self.table.segments if segment.id < before})
+
+    def trim_each(self, gone: Mapping[SegmentId, tuple[TrimReason, int]]) -> Sequence[SealedSegment]:
+        """Trim these sealed segments as `trim` does, each for its reason and at its time, in ns.
+
+        They are the oldest ones. May be called again after `rt.DiskFull`.
+        """
         self.check_usable()
-        now_ns = self._clock()
         trimmed = [
-            segment for segment in self.table.segments if segment.id < before and not segment.is_trimmed
+            segment for segment in self.table.segments if segment.id in gone and not segment.is_trimmed
         ]
-        if not trimmed:
-            return []
-        gone = {segment.id for segment in trimmed}
-        table, forgotten = Table(
-            self.identity,
-            tuple(
-                segment.trimmed(reason, now_ns) if segment.id in gone else segment
-                for segment in self.table.segments
-            ),
-        ).forgotten()
-        self._write_table(table)
-        with self._guarded("", "trimming segments"):
-            empty_segments(self._disk, self.path, [*gone])
-            remove_segments(self._disk, self.path, forgotten)
+        if trimmed:
+            table, forgotten = Table(
+                self.identity,
+                tuple(
+                    segment
+                    if segment.is_trimmed or segment.id not in gone
+                    else segment.trimmed(*gone[segment.id])
+                    for segment in self.table.segments
+                ),
+            ).forgotten()
+            try:
+                self._write_table(table)
+            except DiskFull:
+                self._make_room(trimmed)
+                self._write_table(table)
+            self._to_empty += [segment.id for segment in trimmed]
+            self._to_remove += forgotten
+        if self._to_empty or self._to_remove:
+            with self._guarded("", "trimming segments"):
+                empty_segments(self._disk, self.path, self._to_empty)
+                remove_segments(self._disk, self.path, self._to_remove)
+            self._to_empty, self._to_remove = [], []
         return trimmed
 
     def close(self) -> None:
@@ -333,6 +358,16 @@ class LogWriter:
             active.header.life,
         )
         self._write_table(self.table.with_sealed(sealed))
+
+    def _make_room(self, trimmed: Sequence[SealedSegment]) -> None:
+        """On a full disk even the table that says what is trimmed may not fit: their indexes go first.
+
+        They would go with the segments; who still reads one of these reads it whole instead.
+        """
+        with self._guarded("", "making room for the segments table"):
+            names = set(self._disk.list_directory(self.path))
+            for name in {index_file_name(segment.id) for segment in trimmed} & names:
+                self._disk.remove(os.path.join(self.path, name))
 
     def _write_table(self, table: Table) -> None:
         with self._guarded(TABLE_FILE, "writing the segments table"):

@@ -23,7 +23,13 @@ from rt.net.identity import Identity
 from rt.net.material import Credentials
 from rt.net.rpc_credentials import Reloaded, server_credentials
 from rt.net.rpc_gate import Gate, Roles, StreamCaps, caller, peer_identity
-from rt.net.rpc_options import CONNECTION_AGE_MS, Options, channel_options, server_options
+from rt.net.rpc_options import (
+    CONNECTION_AGE_MS,
+    MESSAGE_BYTES_MAX,
+    Options,
+    channel_options,
+    server_options,
+)
 from rt.net.tls import TLS
 
 # isort: split
@@ -105,18 +111,24 @@ async def serve(
     return RpcServer(server, port, gate)
 
 
-def open_channel(target: str, tls: TLS | None, *, insecure: bool = False) -> Channel:
+def open_channel(
+    target: str,
+    tls: TLS | None,
+    *,
+    insecure: bool = False,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+) -> Channel:
     """What hands out channels to `target`, host:port, where the host is the node's own name.
 
-    Without `tls` and with `insecure` the host must be loopback (`ValueError`). Connects when it is called
-    for.
+    A message that comes may have `message_bytes_max`. Without `tls` and with `insecure` the host must be
+    loopback (`ValueError`). Connects when it is called for.
     """
     if (tls is None) != insecure:
         raise ValueError("a channel has either tls or insecure=True")
     if insecure and not _is_loopback(target):
         raise ValueError(f"without TLS a channel leads to loopback only, not to {target!r}")
     keep_freed_memory()
-    return Channel(target, tls)
+    return Channel(target, tls, message_bytes_max)
 
 
 class Channel:
@@ -127,8 +139,9 @@ class Channel:
     closed behind them.
     """
 
-    def __init__(self, target: str, tls: TLS | None) -> None:
+    def __init__(self, target: str, tls: TLS | None, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self.target: Final = target
+        self._options = channel_options(message_bytes_max=message_bytes_max)
         self._material = Reloaded(tls) if tls else None
         self._made_of: Credentials | None = None
         self._present: grpc.aio.Channel | None = None
@@ -165,9 +178,9 @@ class Channel:
 
     def _make(self, credentials: Credentials | None) -> grpc.aio.Channel:
         if credentials is None:
-            return grpc.aio.insecure_channel(self.target, options=channel_options())
+            return grpc.aio.insecure_channel(self.target, options=self._options)
         native = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.cert)
-        return grpc.aio.secure_channel(self.target, native, options=channel_options())
+        return grpc.aio.secure_channel(self.target, native, options=self._options)
 
     def _retire(self) -> None:
         if self._present is not None:

@@ -65,8 +65,6 @@ BACKOFF_MS_MAX = 1000
 minutes)."""
 
 _BOTH: Options = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # Not for sending: there grpc.aio ends the call with "internal error" and no reason; the receiver says it.
     ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),  # else a random share between the two is refused
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
@@ -84,6 +82,7 @@ def server_options(*, handshake_timeout_ms: int = HANDSHAKE_TIMEOUT_MS) -> Optio
     """What a server is made with."""
     return (
         *_BOTH,
+        *_held_to(MESSAGE_BYTES_MAX),
         ("grpc.so_reuseport", 0),  # else a second process gets a share of the connections, silently
         ("grpc.server_handshake_timeout_ms", handshake_timeout_ms),
         ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
@@ -98,10 +97,11 @@ def server_options(*, handshake_timeout_ms: int = HANDSHAKE_TIMEOUT_MS) -> Optio
     )
 
 
-def channel_options() -> Options:
+def channel_options(*, message_bytes_max: int = MESSAGE_BYTES_MAX) -> Options:
     """What a channel is made with."""
     return (
         *_BOTH,
+        *_held_to(message_bytes_max),
         ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS_MIN),
         ("grpc.max_reconnect_backoff_ms", BACKOFF_MS_MAX),
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # by its name; it bounds one attempt
@@ -120,3 +120,8 @@ def channel_options() -> Options:
         ("grpc.enable_http_proxy", 0),  # http_proxy of the environment is for the web
         ("grpc.service_config_disable_resolution", 1),  # DNS says where, never how
     )
+
+
+def _held_to(message_bytes_max: int) -> Options:
+    """For what is received. Where more is sent, grpc.aio would end the call without saying why."""
+    return (("grpc.max_receive_message_length", message_bytes_max),)

@@ -119,12 +119,14 @@ class Progress(_message.Message):
     def __init__(self, durable: _Optional[_Union[Place, _Mapping]] = ..., durable_number: _Optional[int] = ..., merged_x: _Optional[int] = ..., merged_number: _Optional[int] = ..., merged: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("hello", "progress")
+    __slots__ = ("hello", "progress", "acknowledged")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     hello: PullHello
     progress: PullProgress
-    def __init__(self, hello: _Optional[_Union[PullHello, _Mapping]] = ..., progress: _Optional[_Union[PullProgress, _Mapping]] = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, hello: _Optional[_Union[PullHello, _Mapping]] = ..., progress: _Optional[_Union[PullProgress, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
 
 class PullHello(_message.Message):
     __slots__ = ("version", "stream", "merged", "session")
@@ -139,7 +141,7 @@ class PullHello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ...) -> None: ...
 
 class PullMerged(_message.Message):
-    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name")
+    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name", "acknowledged")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class PullMerged(_message.Message):
     FROM_LATEST_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     place: Place
     has_place: bool
@@ -158,7 +161,16 @@ class PullMerged(_message.Message):
     from_latest: bool
     topics: _containers.RepeatedScalarFieldContainer[str]
     name: str
-    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ...) -> None: ...
+    acknowledged: Acknowledged
+    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+
+class Acknowledged(_message.Message):
+    __slots__ = ("name", "position")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    position: int
+    def __init__(self, name: _Optional[str] = ..., position: _Optional[int] = ...) -> None: ...
 
 class PullSession(_message.Message):
     __slots__ = ("session_id", "place", "chain")

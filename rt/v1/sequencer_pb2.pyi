@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,10 @@ class Command(_message.Message):
     CONFIGURE_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    TRIM_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -26,7 +30,11 @@ class Command(_message.Message):
     configure: Configure
     join: Join
     restore: Restore
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+    trim: Trim
+    hold: Hold
+    release: Release
+    reset: Reset
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -107,14 +115,22 @@ class Roll(_message.Message):
     def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ...) -> None: ...
 
 class Configure(_message.Message):
-    __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max")
+    __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max", "time_minutes", "limit_bytes", "disk_percent", "hold_limit_bytes")
     ROLL_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROLL_MINUTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TIME_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    HOLD_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     roll_bytes: int
     roll_minutes: int
     session_bytes_max: int
-    def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ...) -> None: ...
+    time_minutes: int
+    limit_bytes: int
+    disk_percent: int
+    hold_limit_bytes: int
+    def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ..., time_minutes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., disk_percent: _Optional[int] = ..., hold_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("node", "disk")
@@ -132,8 +148,50 @@ class Restore(_message.Message):
     disk: bytes
     def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
+class Trim(_message.Message):
+    __slots__ = ("x", "y", "reason", "trimmed_ns")
+    X_FIELD_NUMBER: _ClassVar[int]
+    Y_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_NS_FIELD_NUMBER: _ClassVar[int]
+    x: int
+    y: int
+    reason: int
+    trimmed_ns: int
+    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., reason: _Optional[int] = ..., trimmed_ns: _Optional[int] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("name", "position", "at_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    position: int
+    at_ns: int
+    def __init__(self, name: _Optional[str] = ..., position: _Optional[int] = ..., at_ns: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class Reset(_message.Message):
+    __slots__ = ("is_hard", "epoch", "at_ns", "request", "is_forced")
+    IS_HARD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    IS_FORCED_FIELD_NUMBER: _ClassVar[int]
+    is_hard: bool
+    epoch: int
+    at_ns: int
+    request: bytes
+    is_forced: bool
+    def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., is_forced: _Optional[bool] = ...) -> None: ...
+
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +205,9 @@ class SequencerState(_message.Message):
     NEXT_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     DISKS_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_RESET_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -160,7 +221,20 @@ class SequencerState(_message.Message):
     next_session_id: int
     disks: _containers.RepeatedCompositeFieldContainer[NodeDisk]
     joins: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
+    holds: _containers.RepeatedCompositeFieldContainer[Hold]
+    last_reset: Reset
+    cleared: Cleared
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ...) -> None: ...
+
+class Cleared(_message.Message):
+    __slots__ = ("epoch", "position", "session_id")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    position: int
+    session_id: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., session_id: _Optional[int] = ...) -> None: ...
 
 class NodeDisk(_message.Message):
     __slots__ = ("node", "disk", "joined", "is_whole")
@@ -199,7 +273,7 @@ class MergedEnd(_message.Message):
     def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., is_roll_wanted: _Optional[bool] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for")
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for", "fenced_end")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +293,7 @@ class Session(_message.Message):
     DONE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DONE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    FENCED_END_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     incarnation: bytes
@@ -238,7 +313,8 @@ class Session(_message.Message):
     done_offset: int
     done_number: int
     waits_for: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_x: _Optional[int] = ..., was_opened: _Optional[bool] = ..., lives: _Optional[_Iterable[_Union[SessionLife, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_x: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_y: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ...) -> None: ...
+    fenced_end: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_x: _Optional[int] = ..., was_opened: _Optional[bool] = ..., lives: _Optional[_Iterable[_Union[SessionLife, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_x: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_y: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ...) -> None: ...
 
 class SessionLife(_message.Message):
     __slots__ = ("x", "life", "is_fenced", "is_closed", "y", "offset", "number")
@@ -447,16 +523,22 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOTAL_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     merged: MergedReport
     disk_bytes: int
     disk_free_bytes: int
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
+    step: str
+    step_done: int
+    step_total: int
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ...) -> None: ...
 
 class ToControl(_message.Message):
     __slots__ = ("hello", "propose", "report")
@@ -479,32 +561,54 @@ class DataHello(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class DataReport(_message.Message):
-    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins")
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
     merged: MergedReport
     disk_bytes: int
     disk_free_bytes: int
     forgotten: _containers.RepeatedCompositeFieldContainer[SessionEnd]
     joins: int
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
+    step: DataStep
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ...) -> None: ...
+
+class DataStep(_message.Message):
+    __slots__ = ("step", "done", "total")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    step: str
+    done: int
+    total: int
+    def __init__(self, step: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ToData(_message.Message):
-    __slots__ = ("snapshot", "applied", "standing", "fetch")
+    __slots__ = ("snapshot", "applied", "standing", "fetch", "reset_refused")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
+    RESET_REFUSED_FIELD_NUMBER: _ClassVar[int]
     snapshot: ControlSnapshot
     applied: Applied
     standing: Standing
     fetch: Fetch
-    def __init__(self, snapshot: _Optional[_Union[ControlSnapshot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
+    reset_refused: ResetRefused
+    def __init__(self, snapshot: _Optional[_Union[ControlSnapshot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., reset_refused: _Optional[_Union[ResetRefused, _Mapping]] = ...) -> None: ...
+
+class ResetRefused(_message.Message):
+    __slots__ = ("request", "why")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    why: str
+    def __init__(self, request: _Optional[bytes] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlSnapshot(_message.Message):
     __slots__ = ("index", "state", "orders")

@@ -1,7 +1,8 @@
-"""`rt bench raft`, `rt bench transport`: measure nodes on this machine. Figures go to stdout, one a line."""
+"""`rt bench raft`, `transport`, `soak`: measure nodes on this machine. Figures go to stdout, one a line."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,6 +10,8 @@ import click
 
 from rt.cli.bench import directory_option, json_option, rounds_option, show
 from sequencer.bench.raft import PARTS, Part, RaftBench
+from sequencer.bench.soak import Soak
+from sequencer.bench.soak_faults import KINDS, Kind
 from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
 from sequencer.bench.transport import Part as TransportPart
 from sequencer.bench.transport import TransportBench
@@ -142,5 +145,44 @@ def transport(
         backlog_bytes=int(backlog_gb * 1e9),
         merging_bytes=int(merging_gb * 1e9),
         parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
+    )
+    run.run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@directory_option
+@click.option(
+    "--seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(1, 1_000_000),
+    help="How long there are faults; healing and judging come on top.",
+)
+@click.option(
+    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
+)
+@click.option("--publishers", default=3, show_default=True, type=click.IntRange(1, 64), help="Sessions.")
+@click.option("--seed", type=click.IntRange(0), help="Which faults come when (default: drawn, and said).")
+@click.option("--fault", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be repeated.")
+@json_option
+def soak(
+    directory: str | None,
+    seconds: float,
+    nodes: str,
+    publishers: int,
+    seed: int | None,
+    kinds: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Send messages under random faults, then verify every promise."""
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    click.echo(f"seed {seed}", err=True)
+    run = Soak(
+        directory,
+        seed,
+        seconds=seconds,
+        nodes=int(nodes),
+        publishers=publishers,
+        kinds=cast("Sequence[Kind]", kinds or KINDS),
     )
     run.run(lambda figure: show(figure, as_json=as_json))

@@ -53,6 +53,10 @@ class Kept:
         parts = tuple(self._parts)
         return lambda: b"".join(parts)
 
+    def digest(self) -> bytes:
+        """Of how far it is."""
+        return self.index.to_bytes(8, "little")
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """The parts are one now."""
         self.index, self._parts = index, [state] if state else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,24 @@ def memory(pid: int) -> Memory:
     # A process that has ended, and nobody has waited for, has no memory.
     peak, file = (int(found.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
     return Memory(peak * 1024 / 1e6, file * 1024 / 1e6)
+
+
+def anonymous_mb(pid: int) -> float:
+    """Memory that a process has now and shares with nobody, MB: no pages of files. 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon:"))
+
+
+def age_s(pid: int) -> float:
+    """How long ago a process was started; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
 
 
 def together_mb(processes: Iterable[Memory]) -> float:

@@ -30,6 +30,17 @@ class _Held:
     reported: int = 0
     """So many of `marks` the present leader was told."""
 
+    def add(self, marks: list[Mark]) -> None:
+        """These are durable. What became so while a data process begins to tell all may come before that."""
+        if not self.marks or not marks or marks[0].offset > self.marks[-1].offset:
+            self.marks.extend(marks)
+            return
+        known = {mark.offset for mark in self.marks}
+        new = [mark for mark in marks if mark.offset not in known]
+        if new and new[0].offset < self.marks[-1].offset:
+            self.reported = 0
+        self.marks = sorted([*self.marks, *new])
+
 
 @dataclass(slots=True)
 class Standings:
@@ -38,6 +49,7 @@ class Standings:
     merged: pb.MergedReport = field(default_factory=pb.MergedReport)
     disk_bytes: int = 0
     disk_free_bytes: int = 0
+    step: pb.DataStep = field(default_factory=pb.DataStep)
 
 
 class Holdings:
@@ -63,10 +75,7 @@ class Holdings:
             key = SegmentKey(one.session_id, one.x, one.y)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            marks = unpack_marks(one.marks)
-            if held.marks and marks and marks[0].offset <= held.marks[-1].offset:
-                marks = [mark for mark in marks if mark.offset > held.marks[-1].offset]
-            held.marks.extend(marks)
+            held.add(unpack_marks(one.marks))
             if one.HasField("announced"):
                 self._announced.setdefault(key.session_id, {})[key.x] = one.announced
             if one.HasField("final"):
@@ -76,9 +85,15 @@ class Holdings:
         self._joins = max(self._joins, report.joins)
         if report.HasField("merged"):
             self.standings.merged = report.merged
+        if report.HasField("step"):
+            self.standings.step = report.step
         if report.disk_bytes:
             self.standings.disk_bytes = report.disk_bytes
             self.standings.disk_free_bytes = report.disk_free_bytes
+
+    def forget_disk(self) -> None:
+        """What was said of the disk was long ago: nothing is known of it."""
+        self.standings.disk_bytes = self.standings.disk_free_bytes = 0
 
     def forget_below(self, end: SessionEnd) -> None:
         """That is merged: nobody plans it again."""

@@ -7,17 +7,30 @@ is dropped as soon as something is applied otherwise than planned. The consensus
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from statistics import median_low
+from types import MappingProxyType
 from typing import Final, Protocol
 
+from archiver.policy import DiskUse
 from rt.errors import FormatError, Overloaded, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.board import Board, SegmentKey, unpack_marks
-from sequencer.commands import Close, Command, Fence, Merge, Restore, Roll, encode_command
+from sequencer.commands import (
+    Close,
+    Command,
+    Configure,
+    Fence,
+    Merge,
+    Restore,
+    Roll,
+    Trim,
+    encode_command,
+)
 from sequencer.comparing import Chains, Difference
+from sequencer.control.archiving import Archiving, Heard
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import SessionEnd
 from sequencer.outcomes import Joined, Merged, Outcome, Refused
@@ -61,6 +74,7 @@ class _Node:
         """Something of its reports is not on the board before the next full one."""
         self.merged = pb.MergedReport()
         self.clock_ns = 0
+        self.disk = DiskUse(0, 0)
         self.heard_ns = 0
 
 
@@ -76,8 +90,9 @@ class Leader:
         now_ns: Callable[[], int],
         tell_lack: Callable[[Lack], None] = lambda _: None,
         on_difference: Callable[[Difference], None] = lambda _: None,
+        wanted: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`on_difference` hears of nodes that must stop."""
+        """`on_difference` hears of nodes that must stop. `wanted` is what the configuration is to be."""
         self.board = Board(members)
         self._state, self._proposer, self._ask_again, self._now_ns = state, proposer, ask_again, now_ns
         self._speculation = Speculation(state)
@@ -85,6 +100,7 @@ class Leader:
         self._endings = Endings(state, self.board)
         self._restoring = Restoring(state, self.board)
         self._supplying, self._tell_lack = Supplying(state, self.board), tell_lack
+        self._archiving = Archiving(state, members, wanted, now_ns())
         self._in_flight = 0
         self._is_adrift = False
         """Something was applied otherwise than planned: nothing is planned until nothing is in flight."""
@@ -109,6 +125,7 @@ class Leader:
             return
         node.sequence = report.sequence
         node.clock_ns, node.heard_ns = report.clock_ns, self._now_ns()
+        node.disk = DiskUse(report.disk_bytes, report.disk_free_bytes)
         if report.merged.instruction != node.merged.instruction:
             for found in self._chains.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_difference(found)
@@ -157,12 +174,15 @@ class Leader:
                     self.board.forget_below(one.session_id, one.x, one.y, one.end)
         elif isinstance(command, Fence | Close):
             self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
+        elif isinstance(command, Trim | Configure):
+            self._proposed_ns.pop((type(command),), None)
         if isinstance(outcome, Merged):
             self._chains.on_order(outcome.order)
         elif isinstance(outcome, Joined):
             self._forget_disk(outcome.node)
         self._speculation.on_applied(outcome)
         self._endings.on_applied(outcome)
+        self._archiving.on_applied(outcome, self._now_ns())
 
     def _forget_disk(self, name: str) -> None:
         """What a node said that it holds was on the disk before: it must say anew what is on this one."""
@@ -208,6 +228,7 @@ class Leader:
     def tick(self) -> None:
         """Now and then: propose what only time brings."""
         self._plan_roll()
+        self._plan_archiving()
         told = {name: node.joins for name, node in self._nodes.items()}
         for restore in self._restoring.plan(told):
             self._propose_at_times(restore, (restore.disk,))
@@ -255,7 +276,7 @@ class Leader:
         for command in self._endings.plan():
             self._propose_at_times(command, (command.session_id, command.x, type(command)))
 
-    def _propose_at_times(self, command: Fence | Close | Restore, key: Hashable) -> None:
+    def _propose_at_times(self, command: Fence | Close | Restore | Trim | Configure, key: Hashable) -> None:
         """Propose what may have been lost, but not again and again what is on its way."""
         now_ns = self._now_ns()
         if now_ns >= self._proposed_ns.get(key, 0):
@@ -278,11 +299,24 @@ class Leader:
             self._roll_again_ns = now_ns + FRESH_NS
             self._propose(Roll(*merged.segment))
 
-    def _clock_ns(self) -> int:
-        """The median of the clocks in fresh reports, each moved on by the time since it was read."""
+    def _plan_archiving(self) -> None:
+        configure = self._archiving.configure()
+        if configure is not None:
+            self._propose_at_times(configure, (Configure,))
+            return  # What is to be trimmed is another question then.
+        trim = self._archiving.plan(self._heard(), self._clock_ns(), self._now_ns())
+        if trim is not None:
+            self._propose_at_times(trim, (Trim,))
+
+    def _heard(self) -> list[Heard]:
+        """What fresh reports say; each clock moved on by the time since it was read."""
         now_ns = self._now_ns()
-        ages = ((node.clock_ns, now_ns - node.heard_ns) for node in self._nodes.values())
-        clocks = [clock_ns + age_ns for clock_ns, age_ns in ages if age_ns < FRESH_NS]
+        ages = ((node, now_ns - node.heard_ns) for node in self._nodes.values())
+        return [Heard(node.clock_ns + age_ns, node.disk) for node, age_ns in ages if age_ns < FRESH_NS]
+
+    def _clock_ns(self) -> int:
+        """The median of the clocks."""
+        clocks = [heard.clock_ns for heard in self._heard()]
         return median_low(clocks) if clocks else 0
 
     def _is_far_ahead(self) -> bool:

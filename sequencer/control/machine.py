@@ -9,6 +9,7 @@ thread uses it; only the encoding of a snapshot runs elsewhere.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import struct
 from collections import deque
@@ -19,7 +20,7 @@ from rt.errors import FormatError
 from sequencer.apply import apply
 from sequencer.commands import Command, decode_command
 from sequencer.orders import MergeOrder, decode_order, encode_order
-from sequencer.outcomes import Merged, Outcome, Refused
+from sequencer.outcomes import Merged, Outcome, Refused, WasReset
 from sequencer.state import State
 from sequencer.state_encoding import decode_state, encode_state
 
@@ -72,6 +73,8 @@ class Machine:
             self.tail.append(Order(order))
             while self.tail[0].total_bytes < order.total_bytes - TAIL_BYTES_MAX:
                 self.tail.popleft()
+        elif isinstance(outcome, WasReset) and outcome.is_hard:
+            self.tail.clear()
         elif isinstance(outcome, Refused):
             logger.info("refused_command index=%d kind=%s why=%r", index, type(decoded).__name__, outcome.why)
         self._on_applied(index, command, decoded, outcome)
@@ -85,6 +88,10 @@ class Machine:
         """See `StateMachine.snapshot`."""
         state, tail = encode_state(self.state), list(self.tail)
         return lambda: b"".join(_pieces(state, tail))
+
+    def digest(self) -> bytes:
+        """See `StateMachine.digest`: of the state without the tail, which is this node's."""
+        return hashlib.sha256(encode_state(self.state)).digest()
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:
         """See `StateMachine.restore`."""

@@ -6,7 +6,7 @@ The consensus thread alone uses it. The law: a leader lives for one term, on one
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.commands import Command
@@ -18,7 +18,10 @@ from sequencer.raft.consensus import Leadership
 
 
 class Planning:
-    """Has a leader while this node, one of `members`, is to plan. `call_soon` is consensus's."""
+    """Has a leader while this node, one of `members`, is to plan. `call_soon` is consensus's.
+
+    `wanted` is what this node is told of the replicated configuration.
+    """
 
     def __init__(
         self,
@@ -26,8 +29,10 @@ class Planning:
         machine: Machine,
         telling: Telling,
         call_soon: Callable[[Callable[[], None]], None],
+        wanted: Mapping[str, int],
     ) -> None:
         self._members, self._machine, self._telling, self._call_soon = members, machine, telling, call_soon
+        self._wanted = wanted
         self._leader: Leader | None = None
         self._term = 0
         self._is_due = False
@@ -45,6 +50,7 @@ class Planning:
                 time.monotonic_ns,
                 self._telling.lack,
                 self._telling.difference,
+                self._wanted,
             )
         self._term = leadership.term
 

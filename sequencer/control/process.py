@@ -18,19 +18,21 @@ from google.protobuf.message import DecodeError
 from rt.errors import FormatError, Overloaded
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import Command, Join, encode_command
+from sequencer.commands import Command, Join, Reset, encode_command, reset_of
 from sequencer.config import NodeConfig
 from sequencer.control.link import Link
 from sequencer.control.machine import Machine
 from sequencer.control.planning import Planning
 from sequencer.control.reporting import Reporting
-from sequencer.control.standing import Nodes, summary_of
+from sequencer.control.standing import Nodes, data_step, log_of, summary_of
 from sequencer.control.telling import Telling
-from sequencer.outcomes import Merged, Outcome
+from sequencer.outcomes import Merged, Outcome, WasReset
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership
+from sequencer.raft.epochs import EpochOver, forced_number
 from sequencer.raft.raft import Raft, end_process
 from sequencer.state_encoding import encode_state
+from sequencer.steps import NodeSteps, Step
 
 TICK_NS: Final = 50 * 10**6
 SUMMARY_NS: Final = 500 * 10**6
@@ -46,14 +48,21 @@ class Control:
     """One node's control process. `run` returns after `stop`."""
 
     def __init__(
-        self, config: NodeConfig, *, on_failure: Callable[[BaseException], None] = end_process
+        self,
+        config: NodeConfig,
+        *,
+        on_failure: Callable[[BaseException], None] = end_process,
+        on_epoch_over: Callable[[EpochOver], None] = end_process,
     ) -> None:
         self._config = config
         self._leadership = Leadership(None, 0, False)
         self._is_attached = False
+        self._is_over = False
+        """The epoch has ended here: the data process hears nothing more of it."""
         self._disk = b""
         """The data process's, once it has said so."""
         self._summary_due_ns = self._join_due_ns = self._tick_due_ns = 0
+        self._steps = NodeSteps()
         self._machine = Machine(self._on_applied, self._on_restored)
         self._nodes = Nodes(config.name, {name: member.data for name, member in config.members.items()})
         self._telling = Telling(
@@ -64,11 +73,13 @@ class Control:
             on_report=self._on_report,
             on_again=self._on_again,
             on_fetch=self._on_fetch,
-            on_summary=self._nodes.on_summary,
+            on_summary=lambda node, said: self._nodes.on_summary(node, said, time.monotonic_ns()),
             on_diverged=on_failure,
         )
         self._reporting = Reporting(self._telling, self._tick_by)
-        self._planning = Planning(len(config.members), self._machine, self._telling, self._call_soon)
+        self._planning = Planning(
+            len(config.members), self._machine, self._telling, self._call_soon, config.replicated
+        )
         self._link = Link(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
         self._is_made = threading.Event()
         self._raft: Raft | None = None
@@ -86,6 +97,7 @@ class Control:
             on_leadership=self._on_leadership,
             on_told=self._telling.on_told,
             on_failure=on_failure,
+            on_epoch_over=on_epoch_over,
         )
         self._is_made.set()
 
@@ -143,7 +155,7 @@ class Control:
         self._reporting.attach(hello.boot)
         self._disk = hello.disk
         self._machine.forget_orders(hello.instruction)
-        self._is_attached = True
+        self._is_attached = not self._is_over
         self._send_snapshot()
         self._send_standing()
 
@@ -158,8 +170,27 @@ class Control:
         self._reporting.report_news()
 
     def _propose(self, command: bytes) -> None:
+        reset = reset_of(command)
+        if reset is not None:
+            self._reset(command, reset)
+            return
         with contextlib.suppress(Overloaded):  # Who proposes that asks again.
             self._consensus.propose(command)
+
+    def _reset(self, content: bytes, reset: Reset) -> None:
+        """One for another epoch than follows this one is late: it was applied, or another came first."""
+        epoch = self._consensus.status().epoch
+        if not reset.is_forced:
+            if reset.epoch == epoch + 1:
+                self._consensus.reset(content)
+        elif reset.epoch == forced_number(epoch):
+            was_attached, self._is_attached = self._is_attached, False
+            why = "There is a leader." if self._leadership.leader else self._consensus.force(content)
+            if why is None:
+                self._is_over = True
+            else:
+                self._is_attached = was_attached
+                self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=str(why))))
 
     # From consensus
 
@@ -167,6 +198,9 @@ class Control:
         if isinstance(outcome, Merged):
             for end in outcome.order.consumed:
                 self._reporting.forget_below(end)
+        if isinstance(outcome, WasReset):
+            # What it does to files is done when the next epoch is durable: its snapshot tells of it.
+            self._is_over, self._is_attached = True, False
         if self._is_attached:
             self._send(pb.ToData(applied=pb.Applied(index=index, command=content)))
         if isinstance(command, Join) and command.node == self._config.name:
@@ -205,13 +239,18 @@ class Control:
             self._reporting.report()
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
-            self._telling.summary(summary_of(self._reporting.standings, time.time_ns()))
+            self._telling.summary(summary_of(self._reporting.standings, time.time_ns(), self._step(now_ns)))
             self._send_standing()
         self._planning.tick()
         self._tick_due_ns = min(self._reporting.due_ns, self._summary_due_ns)
         if self._disk and not self._has_joined:
             self._join(now_ns)
             self._tick_due_ns = now_ns + TICK_NS
+
+    def _step(self, now_ns: int) -> Step:
+        """Where this node is on its way to keeping up with the others."""
+        log = log_of(self._consensus.status(), is_caught_up=self._consensus.is_caught_up)
+        return self._steps.look(log, data_step(self._reporting.standings), now_ns)
 
     def _tick_by(self, due_ns: int) -> None:
         self._tick_due_ns = min(self._tick_due_ns, due_ns)
@@ -242,7 +281,9 @@ class Control:
     def _send_standing(self) -> None:
         if self._is_attached:
             may_take = self._has_joined and self._consensus.is_caught_up
-            standing = self._nodes.standing(self._consensus.status(), self._leadership, may_take=may_take)
+            standing = self._nodes.standing(
+                self._consensus.status(), self._leadership, time.monotonic_ns(), may_take=may_take
+            )
             self._send(pb.ToData(standing=standing))
 
     def _send(self, message: pb.ToData) -> None:

@@ -17,6 +17,8 @@ from sequencer.orders import SessionEnd
 
 REPORT_NS: Final = 200 * 10**6
 """So soon behind a report with news another one follows at the latest: the leader finds out what was lost."""
+DISK_NS: Final = 6 * 10**9
+"""What the data process said of its disk counts for so long, several times what it takes to say it again."""
 IDLE_REPORT_NS: Final = 10**9
 """And so soon behind one without: the leader needs the clock."""
 
@@ -27,6 +29,8 @@ class Reporting:
     def __init__(self, telling: Telling, on_due: Callable[[int], None]) -> None:
         self._telling, self._on_due = telling, on_due
         self._holdings = Holdings(b"")
+        self._disk_ns = 0
+        """When the data process told of its disk."""
         self.due_ns = 0
         """On the monotonic clock, as what `on_due` hears."""
 
@@ -42,6 +46,8 @@ class Reporting:
     def take(self, report: pb.DataReport) -> None:
         """What is new with the data process; `rt.FormatError`."""
         self._holdings.take(report)
+        if report.disk_bytes:
+            self._disk_ns = time.monotonic_ns()
 
     def forget_below(self, end: SessionEnd) -> None:
         """That is merged."""
@@ -60,6 +66,8 @@ class Reporting:
     def report(self) -> None:
         """Tell the leader what it does not know yet."""
         holdings = self._holdings
+        if time.monotonic_ns() - self._disk_ns > DISK_NS:
+            holdings.forget_disk()
         self.due_ns = time.monotonic_ns() + (REPORT_NS if holdings.has_news else IDLE_REPORT_NS)
         self._on_due(self.due_ns)
         if self._telling.leader is None or not holdings.boot:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.holdings import Standings
 from sequencer.raft.consensus import Leadership, Status
+from sequencer.steps import AWAY, RaftLog, Step
+
+AWAY_NS: Final = 5 * 10**9
+"""A node that has said nothing for so long is away, even if a connection with it stands."""
 
 
 class Nodes:
@@ -14,13 +19,14 @@ class Nodes:
 
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
         self._name, self._addresses = name, addresses
-        self._summaries: dict[str, pb.Summary] = {}
+        self._summaries: dict[str, tuple[pb.Summary, int]] = {}
+        """With the time at which it was heard."""
 
-    def on_summary(self, node: str, summary: pb.Summary) -> None:
+    def on_summary(self, node: str, summary: pb.Summary, now_ns: int) -> None:
         """A node, maybe this one, says how it stands."""
-        self._summaries[node] = summary
+        self._summaries[node] = summary, now_ns
 
-    def standing(self, status: Status, leadership: Leadership, *, may_take: bool) -> pb.Standing:
+    def standing(self, status: Status, leadership: Leadership, now_ns: int, *, may_take: bool) -> pb.Standing:
         """What the data process is told. `may_take`: this node knows of all fences, and its disk counts."""
         standing = pb.Standing(
             node=self._name,
@@ -37,15 +43,38 @@ class Nodes:
                 is_connected=member.is_connected,
                 is_counted=bool(member.is_counted),
             )
-            summary = self._summaries.get(member.name)
-            if summary is not None:
-                one.summary.CopyFrom(summary)
+            if member.name not in self._summaries:
+                continue
+            summary, heard_ns = self._summaries[member.name]
+            one.summary.CopyFrom(summary)
+            if not member.is_connected or now_ns - heard_ns >= AWAY_NS:
+                one.summary.step, one.summary.step_done, one.summary.step_total = Step(AWAY)
         return standing
 
 
-def summary_of(standings: Standings, clock_ns: int) -> pb.Summary:
+def log_of(status: Status, *, is_caught_up: bool) -> RaftLog:
+    """What the steps are told of Raft. `is_caught_up`: all that earlier terms committed is applied."""
+    return RaftLog(
+        status.leader is not None,
+        status.applied,
+        status.leader_committed,
+        is_caught_up and status.role != "joining",
+        status.received,
+    )
+
+
+def data_step(standings: Standings) -> Step | None:
+    """What the data process said of its part; None if it has said nothing."""
+    said = standings.step
+    return Step(said.step, said.done, said.total) if said.step else None
+
+
+def summary_of(standings: Standings, clock_ns: int, step: Step) -> pb.Summary:
     """What this node says of itself."""
     return pb.Summary(
+        step=step.name,
+        step_done=step.done,
+        step_total=step.total,
         clock_ns=clock_ns,
         merged=standings.merged,
         disk_bytes=standings.disk_bytes,

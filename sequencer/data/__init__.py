@@ -10,7 +10,9 @@ merger      carries out merge orders
 merging     the merged log here: begun, synced, told of; catching_up: where the merger cannot go on by itself
 peers       pulling from another node
 scrubbing   reading again what lies on disk; mending: overwriting what is damaged; healing: both of them here
-configuring changing the configuration that the nodes agree on
+commanding  having what operators and subscribers want agreed on by the nodes
+holding     holding data back for named subscribers, as they acknowledge
+stepping    telling control where this process is on its way to keeping up
 tasks       what runs beside the rest, and which failures end the process
 process     all of it together: who hears of what
 """

@@ -21,6 +21,7 @@ from sequencer.data.merger import Merger, Missing
 from sequencer.data.merging import Merging
 from sequencer.data.peers import catch_up
 from sequencer.data.replica import Replica
+from sequencer.steps import COPYING, Step
 
 LOOK_S: Final = 0.1
 """How often the merger is looked at."""
@@ -51,6 +52,8 @@ class CatchingUp:
         self._merging, self._damages = merging, damages
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
+        self.copied: Step | None = None
+        """How far merged bytes have come from peers; None while none are fetched."""
 
     async def run(self) -> None:
         """Look after the merger until cancelled. What it raises must end the process."""
@@ -80,8 +83,8 @@ class CatchingUp:
         return place if place is not None and place < Place(*missing.segment, missing.end) else None
 
     async def _open_mended(self, merger: Merger, damage: Damaged) -> None:
-        """Open the merged log once what was damaged is mended; there may be more of it."""
-        if damage.path in self._damages:
+        """Open the merged log once what was damaged is mended, or is to go; there may be more of it."""
+        if damage.path in self._damages and not merger.is_gone(damage):
             return
         await self._loop.run_in_executor(self._pool, merger.resume)
         if merger.damage is not None:
@@ -95,6 +98,7 @@ class CatchingUp:
         assert state is not None
         target = state.position
         logger.info("catches_up from_position=%d to_position=%d place=%s", merger.position, target, wanted)
+        self.copied = Step(COPYING, merger.position, target)
         await self._loop.run_in_executor(self._pool, merger.hold)
         try:
             await catch_up(
@@ -102,7 +106,7 @@ class CatchingUp:
                 self._stream,
                 self._endpoints,
                 self._tls,
-                lambda place, reached: (wanted is None or place >= wanted) and reached >= target,
+                lambda place, reached: self._is_there(place, reached, wanted, target),
             )
         except RtError as error:
             if isinstance(error, Diverged | StorageFailed):
@@ -111,6 +115,11 @@ class CatchingUp:
             logger.warning("catching_up_failed error=%r", str(error))
         finally:
             await self._loop.run_in_executor(self._pool, merger.resume)
+            self.copied = None
         if merger.damage is not None:
             self._merging.have_mended(merger.damage)
         logger.info("caught_up to_position=%d", merger.position)
+
+    def _is_there(self, place: Place, reached: int, wanted: Place | None, target: int) -> bool:
+        self.copied = Step(COPYING, reached, target)
+        return (wanted is None or place >= wanted) and reached >= target

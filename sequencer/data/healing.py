@@ -81,7 +81,7 @@ class Healing:
     async def _fetch_merged(self, state: State, segment: SegmentId, aside: str, end: int) -> None:
         first = _first_of(state, segment)
         if first is None:
-            raise Unreachable("the cluster does not know that segment", where=self._config.name, got=segment)
+            raise Unreachable("the cluster does not keep that segment", where=self._config.name, got=segment)
         identity = Identity(Kind.MERGED, state.cluster, self._config.stream)
         try:
             await fetch_segment(aside, identity, segment, first, end, self._endpoints, self._tls)
@@ -130,7 +130,7 @@ class Healing:
 
 
 def _first_of(state: State, segment: SegmentId) -> int | None:
-    """The first position of a merged segment, as the cluster agreed on it; None if it is not known."""
+    """The first position of a merged segment that the cluster keeps; None if it does not."""
     if segment == state.merged.segment:
         return state.merged.first
-    return next((one.first for one in state.segments if one.id == segment), None)
+    return next((one.first for one in state.segments if one.id == segment and not one.is_trimmed), None)

@@ -97,6 +97,8 @@ class Intakes:
         place = copy.receiver.place if copy is not None else None
         if place is None and session is not None:
             place = consumed_place(session)
+        if session is not None and session.fenced_end and (place is None or place.x < session.fenced_end):
+            place = Place(session.fenced_end, 0, 0)
         return PushStart(state.cluster, standing.epoch, self._members, standing.node, place)
 
     async def open_session(self, hello: PushHello, life: Life) -> Session:
@@ -122,6 +124,8 @@ class Intakes:
         while True:
             self._check_ready()
             session = self._session_of(hello)
+            if session is not None and life.x < session.fenced_end:
+                raise _refusal(Refused(f"a reset of the cluster ended X {life.x}", True), hello, life)
             if session is not None and self._is_welcome(session, life):
                 return session
             refused = self._refusals.pop(command, None)
@@ -236,7 +240,8 @@ class Intake:
         receiver = copy.receiver
         place = receiver.place
         is_over = session.done is not None and place is not None and place.x < life.x
-        if is_over and not receiver.has_ended:
+        is_anew = place is None and 0 < session.fenced_end <= life.x
+        if (is_over and not receiver.has_ended) or is_anew:
             # The cluster merged an X of which this node has not all: go on without the rest.
             await self._intakes.skip_life(copy, session, life.x)
         await copy.store.begin(life)

@@ -2,15 +2,19 @@
 
 Laws. Orders are carried out in order, each byte at the place that it names, so carrying one out again changes
 nothing. A block is written only when its input is here, durable, and has the chain that the order names. What
-comes out is checked against the order's chain; a difference stops the merger for good.
+comes out is checked against the order's chain; a difference stops the merger for good. What the cluster trims
+goes here as soon as it is sealed here, and nothing else ever does.
 
-A thread of its own works; `begin`, `add` and `wake` come from the event loop, `sync` from a thread of a pool.
+A thread of its own works; `begin`, `add`, `trim` and `wake` come from the event loop, `sync` from a thread of
+a pool.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,11 +27,12 @@ from rt.log.checksum import crc32c
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.frames import MergedScanner, Scanner
 from rt.log.mending import sound_end
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
-from rt.log.table import Identity
+from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId, parse_segment_name
+from rt.log.table import Identity, SealedSegment, TrimReason
 from rt.log.writer import CopyRange, Frames, LogWriter
 from sequencer.data.marks import Stretch
 from sequencer.orders import MergeOrder, OrderBlock
+from sequencer.state import Cleared, MergedSegment
 
 RETRY_S: Final = 0.2
 """How long to wait for space on a full disk before the next try."""
@@ -91,6 +96,10 @@ class Merger:
         self._changed = threading.Condition()
         """Guards what follows."""
         self._orders: deque[MergeOrder] = deque()
+        self._cleared: Cleared | None = None
+        """The last hard reset: the segment with which merging began anew may begin at any position here."""
+        self._trimmed: Sequence[MergedSegment] = ()
+        """What the cluster has trimmed, oldest first."""
         self._files: dict[tuple[int, SegmentId], File] = {}
         self._is_closed = False
         self._is_held = False
@@ -130,12 +139,19 @@ class Merger:
     def position(self) -> int:
         """One past the last position here."""
         with self._changed:
-            return self._writer.end if self._writer is not None else 0
+            end = self._writer.end if self._writer is not None else 0
+            return end if self._cleared is None else max(end, self._cleared.position)
 
-    def begin(self, orders: Sequence[MergeOrder], end: Place | None, reached: Reached) -> None:
+    def begin(
+        self,
+        orders: Sequence[MergeOrder],
+        end: Place | None,
+        reached: Reached,
+        cleared: Cleared | None = None,
+    ) -> None:
         """Forget what waits and go on with `orders`, behind which the state's merged log ends at `end`."""
         with self._changed:
-            self._end = (end, reached)
+            self._end, self._cleared = (end, reached), cleared
             self._orders.clear()
             wanted = [one for one in orders if one.instruction > self.written.instruction]
             self._orders.extend(wanted[-ORDERS_MAX:])
@@ -151,6 +167,17 @@ class Merger:
                 self._look_for_gap()
             if self._is_idle:
                 self._changed.notify_all()
+
+    def trim(self, trimmed: Sequence[MergedSegment]) -> None:
+        """These are all the segments that the cluster remembers to have trimmed, oldest first."""
+        with self._changed:
+            self._trimmed = trimmed
+            self._changed.notify_all()
+
+    def is_gone(self, damage: Damaged) -> bool:
+        """Whether the cluster has trimmed the segment that is damaged: nobody can mend it, or needs to."""
+        segment, trimmed = parse_segment_name(os.path.basename(damage.path)), self._trimmed
+        return segment is not None and bool(trimmed) and segment <= trimmed[-1].id
 
     def wake(self) -> None:
         """There is more input."""
@@ -171,13 +198,13 @@ class Merger:
     def resume(self) -> None:
         """Take the merged log back, as far as it now goes; if it is damaged, the merger stays held."""
         try:
-            opened = self._open()  # Reads a whole segment: the event loop must not wait for that.
+            opened = self._open_kept()  # Reads a whole segment: the event loop must not wait for that.
         except Damaged as error:
             self.damage = error
             return
         with self._changed:
             self._take_up(*opened)
-            self.damage = None
+            self.damage = self.missing = None  # Another writer may have brought what was missing.
             self._is_held = False
             self._look_for_gap()
             self._changed.notify_all()
@@ -206,8 +233,18 @@ class Merger:
 
     # Opening
 
-    def _open(self) -> tuple[LogWriter, int]:
-        """The log, recovered, and the last instruction that is whole in it."""
+    def _open_kept(self) -> tuple[LogWriter, int]:
+        """The log, whatever became of what the cluster has trimmed."""
+        try:
+            return self._open()
+        except Damaged as error:
+            if not self.is_gone(error):
+                raise
+            logger.warning("damage_is_trimmed error=%r", str(error))
+            return self._open([_as_sealed(one) for one in self._trimmed])
+
+    def _open(self, gone: Sequence[SealedSegment] = ()) -> tuple[LogWriter, int]:
+        """The log, recovered without what is `gone`, and the last instruction that is whole in it."""
         found: list[MergedScanner] = []
 
         def scanner_for(header: SegmentHeader) -> Scanner:
@@ -215,7 +252,7 @@ class Merger:
             return found[-1]
 
         writer = LogWriter.open(
-            self._path, self._identity, disk=self._disk, resume=True, scanner_for=scanner_for
+            self._path, self._identity, disk=self._disk, resume=True, gone=gone, scanner_for=scanner_for
         )
         last = found[-1].last_block if found else None
         # Of the last instruction some blocks may be missing: it is asked for again.
@@ -258,17 +295,27 @@ class Merger:
         begin = _begin(self._orders[0]) if self._orders else end
         first = self._orders[0].first_position if self._orders else reached.position
         self.gap = begin if begin is not None and not self._reaches(here, begin, first) else None
-        if not self._orders and here == end and self.written.instruction < reached.instruction:
+        is_cleared = end is None and self._cleared is not None
+        is_there = here == end or is_cleared
+        if not self._orders and is_there and self.written.instruction < reached.instruction:
             self.written, self._chain = reached._replace(chain=0), reached.chain
+            if is_cleared:
+                self.durable = self.written  # Nothing of it is to be kept.
 
     def _reaches(self, here: Place | None, begin: Place, first: int) -> bool:
         """Whether what is here goes up to `begin`, which is position `first`."""
+        if self._begins_anew(begin.segment) and begin.offset == 0:
+            return True
         if here is None:
             return first == 0
         if here >= begin:
             return True
         # A segment may begin where the one before ends: the same position, another place.
         return begin.offset == 0 and self._writer is not None and self._writer.end == first
+
+    def _begins_anew(self, segment: SegmentId) -> bool:
+        """Whether nothing before the segment is kept anywhere."""
+        return self._cleared is not None and segment == SegmentId(self._cleared.epoch, 0)
 
     # The thread
 
@@ -281,14 +328,15 @@ class Merger:
                 if self._is_closed or self.failure is not None:
                     return
                 self._is_idle = False
-                order = self._orders[0]
+                order = self._orders[0] if self._may_merge() else None
             try:
-                is_done = self._carry_out(order)
+                self._trim()
+                is_done = order is not None and self._carry_out(order)
             except (DiskFull, Damaged) as error:
                 logger.warning("merging_waits error=%r", str(error))
                 self._close_files()
                 with self._changed:
-                    if isinstance(error, Damaged):
+                    if isinstance(error, Damaged) and order is not None:
                         # A copy is shorter than it was: trimmed, for the cluster is far ahead, or damaged.
                         self.missing = _input_of(order)
                     self._changed.wait(RETRY_S)
@@ -309,7 +357,10 @@ class Merger:
     def _may_work(self) -> bool:
         if self._is_closed or self.failure is not None:
             return True
-        return bool(self._orders) and not self._is_held and self.gap is None
+        return not self._is_held and (self._may_merge() or bool(self._to_trim()))
+
+    def _may_merge(self) -> bool:
+        return bool(self._orders) and self.gap is None
 
     def _must_let_go(self) -> bool:
         return self._is_closed or self._is_held
@@ -332,7 +383,7 @@ class Merger:
                 return False
             is_new = here is None or here <= _begin(order)
             self._account(order, None if is_new else self._heads_here(order))
-        elif not order.blocks or order.segment == writer.last_id:
+        elif not order.blocks or (order.segment == writer.last_id and not _is_trimmed(writer, order.segment)):
             self._account(order, self._heads_here(order))
         else:
             self._reach(order, None)
@@ -341,7 +392,7 @@ class Merger:
     def _write(self, writer: LogWriter, order: MergeOrder) -> bool:
         begins = order.offset == 0
         if begins and (writer.active is None or writer.active.id != order.segment or writer.is_sealed):
-            if writer.end != order.first_position:
+            if writer.end != order.first_position and not self._begins_anew(order.segment):
                 raise self._diverged(order, f"position {writer.end}", f"position {order.first_position}")
             with self._files_lock:
                 writer.start(order.segment, first=order.first_position, created_ns=order.sequenced_ns)
@@ -364,6 +415,33 @@ class Merger:
             raise self._diverged(order, f"offset {at}", f"offset {order.end_offset}")
         writer.append(runs)
         return True
+
+    # Trimming
+
+    def _to_trim(self) -> dict[SegmentId, tuple[TrimReason, int]]:
+        """What is kept here of what the cluster has trimmed: for which reason, and when."""
+        writer, trimmed = self._writer, self._trimmed
+        if writer is None or not trimmed:
+            return {}
+        segments = writer.table.segments
+        found: dict[SegmentId, tuple[TrimReason, int]] = {}
+        for segment in segments[bisect_left(segments, True, key=lambda one: not one.is_trimmed) :]:
+            is_growing = writer.active is not None and segment.id == writer.active.id
+            if segment.id > trimmed[-1].id or is_growing:
+                break
+            # Of those that nobody remembers any more the oldest that is known speaks.
+            known = trimmed[bisect_left(trimmed, segment.id, key=lambda one: one.id)]
+            found[segment.id] = (known.reason, known.trimmed_ns)
+        return found
+
+    def _trim(self) -> None:
+        """Trim what is sealed here; `rt.DiskFull` if there is no space to say so."""
+        with self._changed:
+            writer, gone = self._writer, self._to_trim()
+        if writer is not None and gone:
+            with self._files_lock:  # Only now: a sync may be under way.
+                writer.trim_each(gone)
+            logger.info("merged_log_trimmed segments=%d last=%s", len(gone), max(gone).file_name)
 
     def _run_of(self, block: OrderBlock, position: int) -> Frames | None:
         """The block as it is written, once its input is here; None if the merger is to stop meanwhile."""
@@ -392,6 +470,7 @@ class Merger:
             if stretch is not None and not told:
                 told = True
                 self._sources.on_bad_copy(block, stretch.chain_end)
+            self._trim()  # It may be long until there is input.
             with self._changed:
                 self.missing = Missing(block.session_id, segment, block.end)
                 self._awaits_input = True
@@ -472,6 +551,20 @@ def _begin(order: MergeOrder) -> Place:
 
 def _end(order: MergeOrder) -> Place:
     return Place(*order.segment, order.end_offset)
+
+
+def _is_trimmed(writer: LogWriter, segment: SegmentId) -> bool:
+    """Whether the newest segment, which is sealed then, has gone already."""
+    last = writer.table.segments[-1] if writer.table.segments else None
+    return last is not None and last.id == segment and last.is_trimmed
+
+
+def _as_sealed(one: MergedSegment) -> SealedSegment:
+    """A trimmed segment as the table has it; the times of its messages nobody asks for any more."""
+    times = one.created_ns, 0, 0, one.sealed_ns
+    return SealedSegment(
+        one.id, one.first, one.end, one.size_bytes, *times, trimmed_ns=one.trimmed_ns, reason=one.reason
+    )
 
 
 def _input_of(order: MergeOrder) -> Missing:

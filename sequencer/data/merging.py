@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from itertools import takewhile
 from typing import Final
 
 from replicator.items import Place
 from rt.errors import Damaged, DiskFull, RtError
 from rt.log.segment import Kind
-from rt.log.table import Identity
+from rt.log.table import Identity, TrimReason
 from sequencer.config import NodeConfig
 from sequencer.data.consumed import Consumed
 from sequencer.data.copies import Copies
@@ -24,6 +26,7 @@ from sequencer.data.mending import Mender
 from sequencer.data.merger import Merger, Reached
 from sequencer.data.reports import Reports
 from sequencer.orders import MergeOrder
+from sequencer.outcomes import Trimmed
 from sequencer.state import State
 
 SYNC_S: Final = 0.2
@@ -52,6 +55,10 @@ class Merging:
         self._loop = asyncio.get_running_loop()
         self._consumed = Consumed()
         self._reported = Reached(0, 0, 0, 0)
+        self.trims: Counter[TrimReason] = Counter()
+        """Segments that the cluster trimmed since this process began, by reason."""
+        self.overridden: Counter[str] = Counter()
+        """How often it trimmed what was held back for a subscriber, by name."""
         self.merger: Merger | None = None
 
     # What the process hears
@@ -63,7 +70,8 @@ class Merging:
         merged = state.merged
         end = Place(*merged.segment, merged.offset) if merged.segment is not None else None
         reached = Reached(state.instruction, merged.chain, merged.total_bytes, state.position)
-        merger.begin(orders, end, reached)
+        merger.begin(orders, end, reached, state.cleared)
+        self._trim(state)
 
     def report(self) -> None:
         """Control begins anew, and knows nothing."""
@@ -75,6 +83,23 @@ class Merging:
         assert self.merger is not None, "no cluster yet"
         self._consumed.add(order)
         self.merger.add(order)
+
+    def on_trimmed(self, state: State, trimmed: Trimmed) -> None:
+        """The cluster trimmed segments: so does this node, as soon as they are sealed here."""
+        self.trims[trimmed.reason] += trimmed.segments
+        if trimmed.overridden:
+            self.overridden.update(trimmed.overridden)
+            logger.warning(
+                "holds_overridden names=%s reason=%s log_start=%d",
+                ",".join(trimmed.overridden),
+                trimmed.reason.name,
+                trimmed.log_start,
+            )
+        self._trim(state)
+
+    def _trim(self, state: State) -> None:
+        assert self.merger is not None, "no cluster yet"
+        self.merger.trim(tuple(takewhile(lambda one: one.is_trimmed, state.segments)))
 
     def wake(self) -> None:
         """Input became durable: the merger may go on."""

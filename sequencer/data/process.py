@@ -22,11 +22,13 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.commands import Command
 from sequencer.config import NodeConfig
 from sequencer.data.catching_up import CatchingUp
-from sequencer.data.configuring import Configuring
+from sequencer.data.clearing import Clearing
+from sequencer.data.commanding import Commanding
 from sequencer.data.copies import Copies
 from sequencer.data.disk_id import open_disk_id
 from sequencer.data.fetching import Fetcher
 from sequencer.data.healing import Healing
+from sequencer.data.holding import Holding
 from sequencer.data.intakes import Intakes
 from sequencer.data.link import ControlLink
 from sequencer.data.logs import NodeLogs
@@ -35,12 +37,18 @@ from sequencer.data.merging import Merging
 from sequencer.data.opening import Opener
 from sequencer.data.replica import Replica
 from sequencer.data.reports import Reports
+from sequencer.data.resetting import Resetting
+from sequencer.data.stepping import Stepping
 from sequencer.data.tasks import Tasks
 from sequencer.orders import MergeOrder
-from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome
+from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Trimmed, WasReset
 from sequencer.rest.clients import Clients, WatchedStores
 from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import TimedGroupSync
+from sequencer.rest.trims import NO_TRIMS
+from sequencer.rest.tunnel import TUNNEL_ROLES, rest_service
+from sequencer.state import State
+from sequencer.supervision import StartAgain
 
 THREADS: Final = 8
 """Twice what opening copies may take."""
@@ -78,7 +86,12 @@ class Data:
         )
         self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
         self.fetcher = Fetcher(config, tls, replica, copies, self.opener.opened)
-        self.configuring = Configuring(replica, self._propose)
+        self.commanding = Commanding(replica, self._propose)
+        self.holding = Holding(replica, self.commanding.propose)
+        self.stepping = Stepping(replica, self.merging, self.catching_up, self.reports)
+        self.clearing = Clearing(config.sessions_directory, config.merged_directory, config.stream)
+        self.resets = Resetting(config.name, replica, self.clearing, self._propose, tasks.spawn)
+        self.trims = NO_TRIMS
         self.server: RpcServer | None = None
         self.rest: Rest | None = None
 
@@ -93,16 +106,27 @@ class Data:
             self.catching_up.run(),
             self.healing.mender.run(),
             self.healing.scrubber.run(),
+            self.holding.run(),
+            self.stepping.run(),
         ):
             self.tasks.keep(work)
         clients = Clients()
         logs = NodeLogs(self.config, self.replica, self.copies, self.intakes)
         push = PushServicer(WatchedStores(self.intakes, clients), self.config.stream)
-        pull = PullServicer(logs, self.config.stream, self._pool, disk=self.healing.disk)
+        pull = PullServicer(
+            logs,
+            self.config.stream,
+            self._pool,
+            on_acknowledged=self.holding.on_acknowledged,
+            disk=self.healing.disk,
+        )
         self.server = await serve(
             _address(self.config.listen, self.config.data_port),
-            [replication_service(push=push.push, pull=partial(self._pull, pull))],
-            roles=ROLES,
+            [
+                replication_service(push=push.push, pull=partial(self._pull, pull)),
+                rest_service(lambda: None if self.rest is None else self.rest.answering["rest"]),
+            ],
+            roles={**ROLES, **TUNNEL_ROLES},
             tls=self._tls,
         )
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
@@ -168,6 +192,9 @@ class Data:
         self.replica.on_message(message)
         if message.HasField("standing"):
             self.intakes.on_changed()
+            self.resets.on_changed()
+        elif message.HasField("reset_refused"):
+            self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)
         elif message.HasField("fetch"):
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
 
@@ -178,7 +205,7 @@ class Data:
     def _on_snapshot(self, orders: list[MergeOrder] | None) -> None:
         state = self.replica.state
         assert state is not None
-        if not any(state.cluster):
+        if not any(state.cluster) or not self._is_cleared(state):
             return
         if orders is not None:
             self.merging.begin(state, orders)
@@ -192,8 +219,22 @@ class Data:
         self.opener.confirm(state.joins)
         self.intakes.on_changed()
 
+    def _is_cleared(self, state: State) -> bool:
+        """Whether nothing is here any more that the last hard reset let go of; else the process ends."""
+        if not self.clearing.is_due(state):
+            return True
+        if self.merger is not None or self.copies.all():
+            self.tasks.stopping.set()
+            self.tasks.failure = StartAgain("the cluster was reset: what it let go of goes at the start")
+            return False
+        self.clearing.clear(state)
+        return True
+
     def _on_applied(self, command: Command, outcome: Outcome) -> None:
         match outcome:
+            case WasReset():
+                assert self.replica.state is not None
+                self._is_cleared(self.replica.state)
             case Merged(order):
                 self.merging.add(order)
                 for end in order.consumed:
@@ -208,7 +249,12 @@ class Data:
             case Joined():
                 assert self.replica.state is not None
                 self.opener.confirm(self.replica.state.joins)
-        self.configuring.on_applied(command)
+            case Trimmed():
+                assert self.replica.state is not None
+                self.merging.on_trimmed(self.replica.state, outcome)
+        self.trims = self.trims.after(outcome)
+        self.commanding.on_applied(command, outcome)
+        self.holding.on_applied(command, outcome)
         self.intakes.on_applied(command, outcome)
 
 

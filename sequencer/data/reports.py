@@ -13,6 +13,7 @@ from typing import Final
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.data.link import ControlLink
 from sequencer.data.merger import Reached
+from sequencer.steps import Step
 
 JOIN_S: Final = 0.002
 """Control is told of what became durable at most so often: each time costs all nodes' control a little."""
@@ -50,11 +51,17 @@ class Reports:
         )
         self._tell(pb.DataReport(merged=merged))
 
+    def step(self, step: Step) -> None:
+        """Where this process is on its way to keeping up with the cluster."""
+        self._tell(pb.DataReport(step=pb.DataStep(step=step.name, done=step.done, total=step.total)))
+
     async def keep_telling_disk(self, directory: str) -> None:
         """Now and then, how full the disk of `directory` is."""
         while True:
             found = os.statvfs(directory)
-            size_bytes, free_bytes = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            # As `df` does: what is set aside for root is neither used nor free.
+            free_bytes = found.f_bavail * found.f_frsize
+            size_bytes = (found.f_blocks - found.f_bfree) * found.f_frsize + free_bytes
             self._tell(pb.DataReport(disk_bytes=size_bytes, disk_free_bytes=free_bytes))
             await asyncio.sleep(DISK_S)
 

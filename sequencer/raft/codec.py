@@ -22,6 +22,8 @@
     10 ADOPT        content
     11 TELL         content
     12 STAND_NOW    term 8
+    13 ASK_STATE    offset 8
+    14 STATE_PIECE  snapshot place, length 8, digest 32, offset 8, data
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
     a byte that says yes or no is 1 or 0; the entries of an APPEND have the indexes behind prev
@@ -51,6 +53,7 @@ from sequencer.raft.messages import (
     Adopt,
     Append,
     AppendReply,
+    AskState,
     Chunk,
     ChunkReply,
     Claim,
@@ -61,6 +64,7 @@ from sequencer.raft.messages import (
     Place,
     RequestVote,
     StandNow,
+    StatePiece,
     Tell,
     VoteReply,
 )
@@ -90,6 +94,8 @@ class Kind(IntEnum):
     ADOPT = 10
     TELL = 11
     STAND_NOW = 12
+    ASK_STATE = 13
+    STATE_PIECE = 14
 
 
 class Header(NamedTuple):
@@ -110,6 +116,8 @@ _APPEND: Final = struct.Struct("<QQQQQQBI")
 _APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
 _CHUNK: Final = struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ")
 _CHUNK_REPLY: Final = struct.Struct(f"<QQQQQB{_CLAIM}")
+_ASK_STATE: Final = struct.Struct("<Q")
+_STATE_PIECE: Final = struct.Struct(f"<QQQ{DIGEST_BYTES}sQ")
 _ENTRY_BYTES: Final = 12
 """What an entry costs beside its content."""
 
@@ -127,6 +135,8 @@ _BODY_BYTES: Final[Mapping[int, tuple[int, int]]] = {
     Kind.ADOPT: (0, CHUNK_BYTES_MAX),
     Kind.TELL: (0, COMMAND_BYTES_MAX),
     Kind.STAND_NOW: (_STAND_NOW.size, _STAND_NOW.size),
+    Kind.ASK_STATE: (_ASK_STATE.size, _ASK_STATE.size),
+    Kind.STATE_PIECE: (_STATE_PIECE.size, _STATE_PIECE.size + CHUNK_BYTES_MAX),
 }
 """The fewest and the most bytes of each kind's body."""
 FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(most for _, most in _BODY_BYTES.values())
@@ -168,6 +178,13 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
         case Tell(content):
             assert len(content) <= COMMAND_BYTES_MAX, len(content)
             return [_HEADER.pack(len(content), Kind.TELL, VERSION, 0, epoch), content]
+        case AskState(offset):
+            return [_frame(Kind.ASK_STATE, epoch, _ASK_STATE, offset)]
+        case StatePiece(snapshot, length, digest, offset, data):
+            assert len(digest) == DIGEST_BYTES, digest
+            assert len(data) <= CHUNK_BYTES_MAX, len(data)
+            body = _STATE_PIECE.pack(*snapshot, length, digest, offset)
+            return [_HEADER.pack(len(body) + len(data), Kind.STATE_PIECE, VERSION, 0, epoch) + body, data]
         case Hello(cluster, own_epoch, claim, wants_bootstrap):
             assert len(cluster) == ID_BYTES, cluster
             return [_frame(Kind.HELLO, epoch, _HELLO, cluster, own_epoch, *_flat(claim), wants_bootstrap)]
@@ -275,9 +292,7 @@ def _decode_chunk(body: Buffer) -> Chunk:
     term, index, snapshot_term, length, digest, offset = _CHUNK.unpack_from(body)
     _check_numbers(term)
     data = bytes(body[_CHUNK.size :])
-    if length > SNAPSHOT_BYTES_MAX or offset + len(data) > length:
-        got = f"{len(data)} bytes at {offset} of {length}"
-        raise FormatError("a chunk outside its snapshot", got=got, wanted=f"at most {SNAPSHOT_BYTES_MAX}")
+    _check_piece(length, offset, data)
     _check_order(snapshot_term, term)
     return Chunk(term, _place(index, snapshot_term), length, digest, offset, data)
 
@@ -290,6 +305,20 @@ def _decode_chunk_reply(body: Buffer) -> ChunkReply:
         raise FormatError("an offset above any snapshot", got=got, wanted=wanted)
     place = _place(index, snapshot_term)
     return ChunkReply(term, place, reached, offset, _yes_or_no(installed), _claim(*claim))
+
+
+def _decode_ask_state(body: Buffer) -> AskState:
+    (offset,) = _ASK_STATE.unpack(body)
+    if offset > SNAPSHOT_BYTES_MAX:
+        raise FormatError("an offset above any snapshot", got=offset, wanted=f"at most {SNAPSHOT_BYTES_MAX}")
+    return AskState(offset)
+
+
+def _decode_state_piece(body: Buffer) -> StatePiece:
+    index, term, length, digest, offset = _STATE_PIECE.unpack_from(body)
+    data = bytes(body[_STATE_PIECE.size :])
+    _check_piece(length, offset, data)
+    return StatePiece(_place(index, term), length, digest, offset, data)
 
 
 def _decode_request_vote(body: Buffer) -> RequestVote:
@@ -329,6 +358,8 @@ _DECODERS: Final[Mapping[int, Callable[[Buffer], Message | Hello]]] = {
     Kind.ADOPT: lambda body: Adopt(bytes(body)),
     Kind.TELL: lambda body: Tell(bytes(body)),
     Kind.STAND_NOW: _decode_stand_now,
+    Kind.ASK_STATE: _decode_ask_state,
+    Kind.STATE_PIECE: _decode_state_piece,
 }
 
 
@@ -337,6 +368,12 @@ def _check_length(kind: int, length: int) -> None:
     if not fewest <= length <= most:
         name = Kind(kind).name
         raise FormatError(f"a body that no {name} has", got=f"{length} bytes", wanted=f"{fewest} to {most}")
+
+
+def _check_piece(length: int, offset: int, data: bytes) -> None:
+    if length > SNAPSHOT_BYTES_MAX or offset + len(data) > length:
+        got = f"{len(data)} bytes at {offset} of {length}"
+        raise FormatError("a chunk outside its snapshot", got=got, wanted=f"at most {SNAPSHOT_BYTES_MAX}")
 
 
 def _check_numbers(*numbers: int) -> None:

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from sequencer.raft.epochs import NoMajority
+
 
 class StateMachine(Protocol):
     """What the committed commands do. All calls come from the consensus thread, one at a time.
@@ -29,6 +31,12 @@ class StateMachine(Protocol):
         """Freeze the state as it is now, quickly, and return what encodes it.
 
         What is returned is called once, on another thread, while `apply` goes on.
+        """
+
+    def digest(self) -> bytes:
+        """A hash of the state as it is: the same on every node that has applied the same.
+
+        What a node keeps beside the state for itself, and has in its snapshots, is left out.
         """
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:
@@ -93,6 +101,10 @@ class Status:
     in_flight: int
     """Commands proposed here whose outcome is open."""
     members: tuple[MemberStatus, ...]
+    leader_committed: int = 0
+    """Raft index up to which all is committed, as a leader said last; here it need not be yet."""
+    received: tuple[int, int] | None = None
+    """Of a snapshot that a peer sends: the bytes that are here, and all of it. None: none is on its way."""
 
 
 class Consensus(Protocol):
@@ -119,6 +131,24 @@ class Consensus(Protocol):
         """Send another member something that is no command: it may be lost, but keeps its order if it is not.
 
         On the consensus thread only. False if the peer is not connected. The other side's `on_told` gets it.
+        """
+
+    def reset(self, command: bytes) -> None:
+        """Have `command` end this epoch of the cluster: the last one that any node applies in it.
+
+        On the consensus thread only. It may be lost: ask again until it is seen applied, or the epoch is
+        another one. Every node that applied it ends with `on_epoch_over`, and goes on in the next epoch,
+        with the state as it is then, when it is opened again; futures that are open then fail.
+        """
+
+    def force(self, command: bytes) -> NoMajority | None:
+        """Without a majority: begin an epoch with what this node has, and `command`; None: it is under way.
+
+        On the consensus thread only, and only because an operator says that the others are lost. Entries of
+        this node's log that may not be committed are applied, too; what others committed and this node never
+        heard of is lost. The disks that count from then on are this one and those of the members that are
+        connected and blank, who must be a majority together: else it says so, and nothing is done. All
+        others have to be wiped. Ends as `reset` does.
         """
 
     def hand_over(self, timeout_s: float) -> bool:

@@ -24,6 +24,14 @@ Join (kind 16): from here on this disk counts as the member's, and no other:
          4      4  0
          8     16  disk
         24         the member's name
+
+Reset (kind 17): the last command of this epoch; nothing behind it is ever applied:
+
+         0      1  kind 17
+         1      1  version
+         2      6  0
+         8      8  the epoch that it ends: in another one it does nothing
+        16         the command
 """
 
 from __future__ import annotations
@@ -46,9 +54,10 @@ PACKS_MAX: Final = 16
 NO_OP: Final = b"\x01"
 
 _VERSION = 1
-_COMMANDS, _NO_OP_KIND, _JOIN = 0, 1, 16
+_COMMANDS, _NO_OP_KIND, _JOIN, _RESET = 0, 1, 16, 17
 _PACK = struct.Struct("<BBHI16sQQQ")
 _JOIN_HEADER = struct.Struct("<BBHI16s")
+_RESET_HEADER = struct.Struct("<BB6sQ")
 
 
 class Commands(NamedTuple):
@@ -72,7 +81,14 @@ class Join(NamedTuple):
     disk: bytes
 
 
-Content: TypeAlias = Commands | NoOp | Join
+class Reset(NamedTuple):
+    """`command` is the last one of `epoch`."""
+
+    epoch: int
+    command: bytes
+
+
+Content: TypeAlias = Commands | NoOp | Join | Reset
 
 
 def encode_commands(disk: bytes, life: int, sequence: int, floor: int, commands: Sequence[bytes]) -> bytes:
@@ -89,6 +105,12 @@ def encode_join(join: Join) -> bytes:
     return _JOIN_HEADER.pack(_JOIN, _VERSION, len(name), 0, join.disk) + name
 
 
+def encode_reset(reset: Reset) -> bytes:
+    """The content of an entry that ends an epoch."""
+    assert len(reset.command) <= COMMAND_BYTES_MAX, len(reset.command)
+    return _RESET_HEADER.pack(_RESET, _VERSION, bytes(6), reset.epoch) + reset.command
+
+
 def decode_content(content: bytes) -> Content:
     """What an entry says; `rt.FormatError` if it says nothing that could be meant."""
     kind = content[0] if content else None
@@ -96,6 +118,8 @@ def decode_content(content: bytes) -> Content:
         return _decode_commands(content)
     if kind == _JOIN:
         return _decode_join(content)
+    if kind == _RESET:
+        return _decode_reset(content)
     if content == NO_OP:
         return NoOp()
     raise _malformed("of an unknown kind", kind)
@@ -132,6 +156,16 @@ def _decode_join(content: bytes) -> Join:
     if zero or len(name) != length or not is_name(name):
         raise _malformed("with a wrong name", name[:200])
     return Join(name, disk)
+
+
+def _decode_reset(content: bytes) -> Reset:
+    if not _RESET_HEADER.size <= len(content) <= _RESET_HEADER.size + COMMAND_BYTES_MAX:
+        raise _malformed("of no reset's length", len(content))
+    _, version, zeros, epoch = _RESET_HEADER.unpack_from(content)
+    _check_version(version)
+    if any(zeros):
+        raise _malformed("with something where nothing belongs", zeros)
+    return Reset(epoch, content[_RESET_HEADER.size :])
 
 
 def _check_version(version: int) -> None:

@@ -87,6 +87,9 @@ class Host(Member, Protocol):
     def on_commit(self, entry: Entry) -> None:
         """Apply the next committed entry. It is synced here, and on a majority."""
 
+    def is_over(self) -> bool:
+        """Whether this epoch has ended here: nothing more is applied in it, or taken into its log."""
+
     def on_chunk(self, peer: str, chunk: Chunk) -> None:
         """A piece of a snapshot that covers more than is committed here; `SyncObj.send` the reply."""
 
@@ -150,6 +153,9 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._up: dict[str, None] = {}
         """Peers of this cluster, or blank ones, that are connected."""
         self._heard_leader_at = float("-inf")
+        self._led_at = now()
+        """When there last was a leader, or this life began."""
+        self._leader_committed = 0
         self._verified = NOWHERE
         """The term of the leader that our log was compared with, and up to which index it agrees."""
         self._verified_by = ""
@@ -203,6 +209,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         return None if node is None else node.name
 
     @property
+    def leaderless_s(self) -> float:
+        """For how long this node has heard of no leader."""
+        return 0.0 if self.leads else now() - self._led_at
+
+    @property
     def leads(self) -> bool:
         """Whether this node leads, as far as it knows."""
         return bool(self.__raftState == RaftState.LEADER)
@@ -221,6 +232,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def committed(self) -> int:
         """Index of the last entry known to be committed."""
         return int(self.__raftCommitIndex)
+
+    @property
+    def leader_committed(self) -> int:
+        """Index up to which all is committed, as a leader said last."""
+        return max(self.committed, self._leader_committed)
 
     @property
     def is_counted_here(self) -> bool:
@@ -259,6 +275,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         """As leader, append a join: at once, as one that waited could unseat a disk that joined since."""
         assert self.__raftState == RaftState.LEADER
         self.__raftLog.add(encode_join(join), self._log.last.index + 1, self.__raftCurrentTerm)
+
+    def apply_all(self) -> None:
+        """Take the whole log for committed, and apply it: an operator says that there is no other log."""
+        self._sync()
+        self.__raftCommitIndex = self._log.last.index
+        while self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
+            self.round_began = now()
+            self.__applyLogEntries()
 
     def hand_over(self, until: float) -> None:
         """As leader, have the most up-to-date member lead; go on leading if none does by `until`.
@@ -302,7 +326,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def wait_s(self) -> float:
         """How long the loop may wait if nothing arrives."""
-        if self.__raftCommitIndex > self.__raftLastApplied:
+        if self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
             return 0.0
         leads = self.__raftState == RaftState.LEADER
         if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
@@ -394,7 +418,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def __applyLogEntries(self) -> bool:
         committed, applied = self.__raftCommitIndex, self.__raftLastApplied
-        if committed > applied:
+        if committed > applied and not self._host.is_over():
             if self._log.synced.index < committed:
                 self._sync()
             begun = self.round_began
@@ -402,6 +426,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
                 self.__raftLastApplied = entry.index
                 self._host.on_commit(entry)
                 self._agreement.on_applied(self._host.state, begun)
+                if self._host.is_over():
+                    break
                 if entry.index < committed and now() > begun + APPLY_SECONDS_MAX:
                     break
             self._admissions.on_applied(self.__raftLastApplied)
@@ -413,8 +439,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             # What others wanted of this leader and did not get they want of the next one, by themselves.
             self.__commandsQueue.clear()
             self._hand_over = None
+            self._led_at = now()
         self._led = leads
         self._host.submit()
+        if self._host.is_over():
+            self.__commandsQueue.clear()
         if self._hand_over is not None:
             self._hand_on()
         elif self.__commandsQueue:
@@ -553,7 +582,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if self.leader != peer:
             logger.info("follows leader=%s term=%d", peer, term)
             self.__raftLeader = self._nodes[peer]
-        self._heard_leader_at = now()
+        self._heard_leader_at = self._led_at = now()
         if not self._is_called:
             self._ballot.withdraw()
             self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
@@ -569,6 +598,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             logger.error("diverged leader=%s applied=%d", peer, message.applied)
             return
         self._follow(peer, message.term)
+        self._leader_committed = message.commit
         verdict = compare(message, self._log, committed)
         if isinstance(verdict, Refused):
             self.send(peer, AppendReply(message.term, False, message.prev.index, verdict.hint, claim))

@@ -167,6 +167,33 @@ class Tell(NamedTuple):
     content: bytes
 
 
+class AskState(NamedTuple):
+    """Give me the state of your epoch, from `offset` on: I am in an earlier one, or blank."""
+
+    offset: int
+
+
+class StatePiece(NamedTuple):
+    """A piece of the newest snapshot of a node in the epoch of this frame, for one that asked for it."""
+
+    snapshot: Place
+    length: int
+    digest: bytes
+    offset: int
+    data: bytes
+
+
 Message: TypeAlias = (
-    RequestVote | StandNow | VoteReply | Append | AppendReply | Chunk | ChunkReply | Forward | Adopt | Tell
+    RequestVote
+    | StandNow
+    | VoteReply
+    | Append
+    | AppendReply
+    | Chunk
+    | ChunkReply
+    | Forward
+    | Adopt
+    | Tell
+    | AskState
+    | StatePiece
 )

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Final, TypeVar
 
@@ -18,13 +18,17 @@ from rt.log.disk import REAL, Disk
 from sequencer.raft.aside import Aside
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, MemberStatus, StateMachine, Status
-from sequencer.raft.entries import Commands, decode_content
-from sequencer.raft.hardened import SyncObj
+from sequencer.raft.entries import Commands, Reset, decode_content, encode_reset
+from sequencer.raft.epochs import EpochOver, LeftBehind, NoMajority, forced_epoch, is_succeeded, next_epoch
+from sequencer.raft.fetching import Fetched, Fetching, piece_of
+from sequencer.raft.hardened import PATIENCE_ELECTIONS, SyncObj
 from sequencer.raft.identity import DiskIdentity
+from sequencer.raft.leaving import Leaving
 from sequencer.raft.messages import (
     CHUNK_BYTES_MAX,
     NO_ID,
     Adopt,
+    AskState,
     Chunk,
     ChunkReply,
     Claim,
@@ -33,13 +37,14 @@ from sequencer.raft.messages import (
     Hello,
     Message,
     Place,
+    StatePiece,
     Tell,
 )
 from sequencer.raft.network import Network
 from sequencer.raft.opening import adopt_cluster, check_members, joined_identity, open_directory
 from sequencer.raft.proposals import Proposals, Route
 from sequencer.raft.snapshots import Incoming, SnapshotMeta, SnapshotReader
-from sequencer.raft.state import ClusterState, decode_state, encode_state, initial_state
+from sequencer.raft.state import ClusterState, Ended, decode_state, encode_state, initial_state
 from sequencer.raft.stock import now
 
 T = TypeVar("T")
@@ -99,7 +104,10 @@ class RaftNode:
             self._hellos: dict[str, Hello] = {}
             self._connections: dict[str, int] = {}
             self._hand_overs: list[tuple[float, Future[bool]]] = []
-            self._superseded_by: set[str] = set()
+            patience_s = PATIENCE_ELECTIONS * config.election_ms_max / 1000
+            self._left_behind = LeftBehind(len(config.members), patience_s, {})
+            self._leaving = Leaving(self._snapshots, aside, config.snapshot_ms / 1000)
+            self._fetching = Fetching(self._snapshots, aside, self._send, self._installable, self._on_fetched)
             self._admit_again_at: dict[str, float] = {}
             self._incoming: Incoming | None = None
             self._is_installing = False
@@ -123,6 +131,10 @@ class RaftNode:
         self._raft.step()
         if self._hand_overs:
             self._settle_hand_overs()
+        if self._leaving.is_over:
+            self._leave()
+        else:
+            self._seek_state()
         raft, known = self._raft, self._leadership
         if known != (raft.leader, raft.term, self.is_leader):
             self._report(Leadership(raft.leader, raft.term, self.is_leader))
@@ -161,7 +173,8 @@ class RaftNode:
             self._calls.popleft()()
         raft = self._raft
         leader = raft.leader
-        self._can_submit = leader is not None and raft.is_counted_here and not raft.is_handing_over
+        is_counted = raft.is_counted_here and not self._leaving.is_over
+        self._can_submit = leader is not None and is_counted and not raft.is_handing_over
         if leader is None or not self._can_submit:
             return
         if self.proposals.in_flight:
@@ -177,6 +190,11 @@ class RaftNode:
         if applied is None:
             self._note_join(self.state)
             return
+        if isinstance(applied, Ended):
+            logger.warning("epoch_ends epoch=%d index=%d", self.state.epoch, entry.index)
+            self._machine.apply(applied.index, applied.command)
+            self._leaving.begin(self._raft.round_began)
+            return
         if applied.first is not None:
             apply = self._machine.apply
             for index, command in enumerate(applied.pack.commands, applied.first):
@@ -190,10 +208,13 @@ class RaftNode:
         except FormatError as error:
             logger.error("refused_commands peer=%s error=%r", peer, str(error))
             return False
-        if not isinstance(content, Commands) or content.disk != self._hellos[peer].claim.disk:
+        if isinstance(content, Commands):
+            is_allowed = content.disk == self._hellos[peer].claim.disk
+        else:
+            is_allowed = isinstance(content, Reset) and content.epoch == self._identity.epoch
+        if not is_allowed:
             logger.error("refused_commands peer=%s error='not its own'", peer)
-            return False
-        return True
+        return is_allowed
 
     def on_disk_full(self, error: DiskFull) -> None:
         """Nothing has left this node since it could not be synced: to the others it is away."""
@@ -227,6 +248,7 @@ class RaftNode:
         due = self.proposals.due() if self._can_submit else float("inf")
         if self._hand_overs:
             due = min(due, *(until for until, _ in self._hand_overs))
+        due = min(due, self._leaving.due)
         return min(due, self._snapshot_at) if self._is_snapshot_wanted() else due
 
     def housekeeping(self) -> None:
@@ -275,6 +297,114 @@ class RaftNode:
                 waiting.append((until, done))
         self._hand_overs = waiting
 
+    # Resets
+
+    def is_over(self) -> bool:
+        """Whether this epoch has ended here."""
+        return self._leaving.is_over
+
+    def reset(self, command: bytes) -> None:
+        """See `Consensus.reset`."""
+        if self._can_submit:
+            self._raft.submit(encode_reset(Reset(self._identity.epoch, command)))
+
+    def _new_disks(self) -> dict[str, bytes]:
+        """The disks of connected members that were wiped, and do not count yet."""
+        return {
+            peer: hello.claim.disk
+            for peer, hello in self._hellos.items()
+            if hello.cluster == NO_ID or (self._is_of_this_epoch(hello) and not self._raft.is_counted(peer))
+        }
+
+    def _voters(self) -> list[str]:
+        """Members that are here, and that can elect a leader of this epoch."""
+        peers = [
+            peer
+            for peer, hello in self._hellos.items()
+            if self._is_of_this_epoch(hello) and self._raft.is_counted(peer)
+        ]
+        return [self._config.name, *peers] if self._raft.is_counted_here else peers
+
+    def force(self, command: bytes) -> NoMajority | None:
+        """See `Consensus.force`."""
+        new = self._new_disks()
+        if self._identity.is_blank or 2 * (1 + len(new)) <= len(self._config.members):
+            return _nobody_to_go_on_with(self._config, new)
+        if (voters := self._voters()) and 2 * len(voters) > len(self._config.members):
+            return _majority_is_here(self._config, voters)
+        if self._leaving.is_over:
+            return None
+        self._raft.apply_all()
+        if not self._leaving.is_over:
+            self.state.index += 1
+            self._machine.apply(self.state.index, command)
+        disks = new | {self._config.name: self._identity.disk}
+        state = forced_epoch(self.state, self._machine.digest(), disks)
+        logger.critical("forces_epoch epoch=%d disks=%s", state.epoch, ",".join(sorted(disks)))
+        self._leaving.write(state, self._machine.snapshot(), now())
+        return None
+
+    def _leave(self) -> None:
+        """Go on in the next epoch, once nobody in this one waits for word of its end."""
+        began = self._raft.round_began
+        is_awaited = self._raft.leads and any(map(self._is_of_this_epoch, self._hellos.values()))
+        if not self._leaving.is_to_leave(began, is_awaited=is_awaited):
+            return
+        if self._leaving.is_begun:
+            self._leaving.write_again(began)
+        else:
+            state = next_epoch(self.state, self._machine.digest())
+            logger.warning("leaves_epoch epoch=%d chain=%08x", self.state.epoch, state.chain)
+            self._leaving.write(state, self._machine.snapshot(), began)
+
+    def _is_of_this_epoch(self, hello: Hello) -> bool:
+        own = self._identity
+        return hello.cluster == own.cluster and hello.epoch == own.epoch
+
+    def _seek_state(self) -> None:
+        """Ask for the state of a later epoch, if this one is not to be waited for; a blank disk for any."""
+        peer = None
+        if self._is_installing:
+            return
+        if self._identity.is_blank:
+            if self._raft.leaderless_s > self._left_behind.patience_s:
+                peers = sorted(peer for peer, hello in self._hellos.items() if hello.cluster != NO_ID)
+                peer = peers[int(now()) % len(peers)] if peers else None
+        elif self._left_behind.ahead:
+            raft, own = self._raft, self._identity.epoch
+            peer = self._left_behind.whom_to_ask(own, raft.leaderless_s, is_bound=raft.is_counted_here)
+        if peer is not None:
+            if self._incoming is not None:
+                self._incoming.abandon()
+                self._incoming = None
+            self._fetching.ask(peer, now())
+
+    def _give_state(self, peer: str, hello: Hello, offset: int) -> None:
+        """Answer a peer of an earlier epoch, or a blank one whose disk the cluster counts on."""
+        own, newest = self._identity, self._snapshots.newest
+        is_earlier = hello.cluster == own.cluster and is_succeeded(hello.epoch, own.epoch)
+        is_new = hello.cluster == NO_ID or (hello.cluster == own.cluster and hello.epoch < own.epoch)
+        may_have = is_earlier or (is_new and self._is_counted_on(peer, hello))
+        if newest is not None and newest.epoch == own.epoch and may_have:
+            piece = piece_of(self._snapshots, offset)
+            if piece is not None:
+                self._send(peer, piece)
+
+    def _is_counted_on(self, peer: str, hello: Hello) -> bool:
+        """Whether the newest snapshot names that disk a member: else the leader sends a newer one."""
+        newest, known = self._snapshots.newest, self.state.disks.get(peer)
+        if newest is None or known is None or known.disk != hello.claim.disk:
+            return False
+        return newest.place.index >= known.joined.index
+
+    def _on_fetched(self, fetched: Fetched) -> None:
+        if not self._identity.is_blank:
+            raise EpochOver(fetched.meta.epoch)
+        self._become(fetched.state, fetched.machine_bytes)
+
+    def _send(self, peer: str, message: Message) -> None:
+        self._network.send(peer, message)
+
     # What arrives (network.Receiver)
 
     def on_up(self, peer: str, hello: Hello) -> None:
@@ -291,9 +421,16 @@ class RaftNode:
     def on_message(self, peer: str, message: Message) -> None:
         """Give it to the protocol, unless the peer is a stranger."""
         hello = self._hellos.get(peer)
-        if hello is None or not self._is_talked_to(hello):
+        if hello is None:
             return
-        if isinstance(message, Tell):
+        if isinstance(message, AskState):
+            self._give_state(peer, hello, message.offset)
+        elif isinstance(message, StatePiece):
+            if self._identity.is_blank or peer in self._left_behind.ahead:
+                self._fetching.on_piece(peer, hello, message, now())
+        elif not self._is_talked_to(hello):
+            return
+        elif isinstance(message, Tell):
             self._on_told(peer, message.content)
         else:
             self._raft.on_message(peer, message)
@@ -301,7 +438,7 @@ class RaftNode:
     def on_down(self, peer: str) -> None:
         """Forget what it said."""
         self._hellos.pop(peer, None)
-        self._superseded_by.discard(peer)
+        self._left_behind.ahead.pop(peer, None)
         self._raft.on_down(peer)  # Whatever it is now: it may have been talked to while this node was blank.
 
     def _is_talked_to(self, hello: Hello) -> bool:
@@ -313,17 +450,20 @@ class RaftNode:
         own = self._identity
         if self._is_talked_to(hello):
             return True
+        ahead = self._left_behind.ahead
         if hello.cluster == own.cluster and hello.epoch > own.epoch:
-            self._superseded_by.add(peer)
-        if 2 * len(self._superseded_by) > len(self._config.members):  # One alone may be wrong.
-            raise ClusterMismatch(
-                "the cluster was reset while this node was away",
-                where=self._config.directory,
-                got=f"epoch {own.epoch}",
-                wanted=f"epoch {hello.epoch}, as {', '.join(sorted(self._superseded_by))} say",
-                hint="Empty the directory and start the node: it joins again.",
-            )
-        logger.error(
+            ahead[peer] = hello.epoch
+            is_forced = not any(is_succeeded(own.epoch, epoch) for epoch in ahead.values())
+            if is_forced and self._left_behind.is_majority_ahead() and self._raft.is_counted_here:
+                raise ClusterMismatch(
+                    "an operator had the cluster go on from another node's state, without this one",
+                    where=self._config.directory,
+                    got=f"epoch {own.epoch}",
+                    wanted=f"epoch {hello.epoch}, as {', '.join(sorted(ahead))} say",
+                    hint="Empty the directory and start the node: it joins again.",
+                )
+        logger.log(
+            logging.WARNING if hello.cluster == own.cluster else logging.ERROR,
             "refused_peer peer=%s cluster=%s epoch=%d own_cluster=%s own_epoch=%d",
             *(peer, hello.cluster.hex(), hello.epoch, own.cluster.hex(), own.epoch),
         )
@@ -355,11 +495,8 @@ class RaftNode:
 
         It has never voted or acknowledged, so any will do. A large one only a leader sends, in pieces.
         """
-        newest, known = self._snapshots.newest, self.state.disks.get(peer)
-        if newest is None or known is None or known.disk != hello.claim.disk:
-            return
-        is_known_there = newest.place.index >= known.joined.index  # Else the leader sends a newer one.
-        if is_known_there and newest.length <= CHUNK_BYTES_MAX:
+        newest = self._snapshots.newest
+        if newest is not None and newest.length <= CHUNK_BYTES_MAX and self._is_counted_on(peer, hello):
             self._raft.send(peer, Adopt(self._snapshots.read()))
 
     def on_adopt(self, peer: str, adopt: Adopt) -> None:
@@ -435,6 +572,8 @@ class RaftNode:
             and self.state.applied.index > newest.place.index
             and not self._is_freezing
             and not self._is_installing
+            and not self._leaving.is_over
+            and not self._fetching.is_under_way
             and self._incoming is None
         )
 
@@ -485,8 +624,9 @@ class RaftNode:
         """Take a piece of the leader's snapshot; the whole of it is made durable aside."""
         hello = self._hellos[peer]
         meta = SnapshotMeta(hello.cluster, hello.epoch, chunk.snapshot, chunk.length, chunk.digest)
-        if hello.cluster == NO_ID:
+        if hello.cluster == NO_ID or self._fetching.is_installing:
             return  # A blank peer leads nobody.
+        self._fetching.give_up()
         reached = chunk.offset + len(chunk.data)
         if self._is_installing:
             if self._incoming is not None and self._incoming.meta == meta:
@@ -572,7 +712,13 @@ class RaftNode:
             snapshot=newest.place.index if newest is not None else 0,
             in_flight=self.proposals.in_flight,
             members=tuple(self._member_status(name) for name in sorted(config.members)),
+            leader_committed=raft.leader_committed,
+            received=self._received(),
         )
+
+    def _received(self) -> tuple[int, int] | None:
+        incoming = self._incoming or self._fetching.incoming
+        return None if incoming is None else (incoming.received, incoming.meta.length)
 
     def _member_status(self, name: str) -> MemberStatus:
         raft, is_self = self._raft, name == self._config.name
@@ -641,6 +787,25 @@ class RaftNode:
         )
         if cut is not None:
             logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])
+
+
+def _nobody_to_go_on_with(config: RaftConfig, new: Mapping[str, bytes]) -> NoMajority:
+    missing = sorted(set(config.peers) - set(new))
+    return NoMajority(
+        "an epoch cannot be forced before a majority of the members could go on with it",
+        got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
+        wanted=f"{len(config.members) // 2} of the others, started with empty directories",
+        hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then ask again.",
+    )
+
+
+def _majority_is_here(config: RaftConfig, voters: Sequence[str]) -> NoMajority:
+    return NoMajority(
+        "an epoch cannot be forced while a majority could elect a leader",
+        where=config.directory,
+        got=", ".join(sorted(voters)),
+        hint="Wait for the leader; where there is none for long, the nodes' logs say why.",
+    )
 
 
 def _answer(done: Future[bool], is_so: bool) -> None:

@@ -2,16 +2,19 @@
 
 The law (rules 3, 6 and 7 of DESIGN.md, section 6.1): a disk that may have voted or acknowledged, and does not
 know all of it any more, does not start. It is wiped then, and joins again as a new disk.
+
+An epoch begins here. That its first state has got its name as a snapshot is the one step that counts: before
+it the disk is in the old epoch with all that is its own, behind it every opening goes on from any point.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from rt.errors import ClusterMismatch, Damaged, NotALog
+from rt.errors import ClusterMismatch, Damaged, DiskFull, NotALog
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.identity import DiskIdentity, open_identity, store_identity
@@ -61,11 +64,16 @@ def open_directory(
         snapshots = SnapshotStore.open(directory, disk=disk)
         undo.callback(snapshots.close)
         identity = _adopted(config, disk, identity, snapshots)
+        later = _later_epoch(identity, snapshots)
+        identity = replace(identity, epoch=identity.epoch if later is None else later)
         state, machine_bytes = _state_of(config, identity, snapshots)
-        identity = joined_identity(config, disk, identity, state)
         log = _open_log(config, disk, identity, new_id, config.segment_bytes if fill_segments else 0)
         undo.callback(log.close)
-        _connect(log, state, directory)
+        if later is None:
+            _connect(log, state, directory)
+        else:
+            _begin_epoch(config, disk, identity, log, state)
+        identity = joined_identity(config, disk, identity, state)
         undo.pop_all()
         return Kept(lock, identity, snapshots, log, state, machine_bytes)
 
@@ -99,6 +107,33 @@ def _adopted(
     if snapshots.newest is None or not identity.is_blank:
         return identity
     return adopt_cluster(config, disk, identity, snapshots.newest.cluster, snapshots.newest.epoch)
+
+
+def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
+    """The epoch that this disk is to go on in: the snapshot is of it, and the rest not yet."""
+    newest = snapshots.newest
+    if newest is None or newest.cluster != identity.cluster or newest.epoch <= identity.epoch:
+        return None
+    return newest.epoch
+
+
+def _begin_epoch(
+    config: RaftConfig, disk: Disk, identity: DiskIdentity, log: DurableLog, state: ClusterState
+) -> None:
+    """Go on in the epoch of the newest snapshot, which is durable: with an empty log behind it.
+
+    What the log holds is of the epoch before, whatever its indexes say. The identity comes last: where it
+    names the epoch, the log is of that epoch, too.
+    """
+    place = state.applied
+    if place.term > log.term:
+        log.set_term(place.term, None)
+    log.reset(place)
+    log.sync()
+    with suppress(DiskFull):  # Files of the old epoch take space a while longer.
+        log.roll()
+        log.compact(place.index + 1)
+    store_identity(config.directory, identity, disk=disk)
 
 
 def _state_of(

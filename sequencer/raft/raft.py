@@ -16,6 +16,7 @@ from rt.net.tls import TLS
 from sequencer.raft.aside import Worker
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, StateMachine, Status
+from sequencer.raft.epochs import EpochOver, NoMajority
 from sequencer.raft.messages import ID_BYTES
 from sequencer.raft.node import RaftNode
 from sequencer.raft.transport import TlsMesh
@@ -37,10 +38,10 @@ class Raft:
     """A member of the cluster, running on a thread of its own; implements `Consensus`.
 
     Opening it takes the directory's lock and listens; it joins, follows or leads by itself from then on.
-    `listen` is where to listen, by default the port of its own address on all interfaces. Both callbacks come
+    `listen` is where to listen, by default the port of its own address on all interfaces. All callbacks come
     on the consensus thread: `on_leadership` whenever that changed, between two calls of the machine;
-    `on_failure` when it had to stop, after every future failed. By default that ends the process with
-    status 70.
+    `on_failure` when it had to stop, after every future failed; `on_epoch_over`, in its stead, when all is
+    closed and it is to be opened again. By default both end the process with status 70.
 
     Raises `rt.StorageError`, `rt.Damaged`, `rt.ClusterMismatch`, `rt.CertificateError`, `OSError` for a port
     that is taken.
@@ -57,12 +58,13 @@ class Raft:
         on_leadership: Callable[[Leadership], None] = lambda _: None,
         on_told: Callable[[str, bytes], None] = lambda _peer, _content: None,
         on_failure: Callable[[BaseException], None] = end_process,
+        on_epoch_over: Callable[[EpochOver], None] = end_process,
     ) -> None:
         _, _, port = config.members[config.name].rpartition(":")
         self._mesh = TlsMesh(
             name=config.name, listen=listen or ("", int(port)), members=config.members, tls=tls
         )
-        self._on_failure = on_failure
+        self._on_failure, self._on_epoch_over = on_failure, on_epoch_over
         self._calls: deque[Callable[[], None]] = deque()
         self._is_stopping = threading.Event()
         try:
@@ -99,6 +101,14 @@ class Raft:
     def tell(self, peer: str, content: bytes) -> bool:
         """See `Consensus.tell`."""
         return self._node.tell(peer, content)
+
+    def reset(self, command: bytes) -> None:
+        """See `Consensus.reset`."""
+        self._node.reset(command)
+
+    def force(self, command: bytes) -> NoMajority | None:
+        """See `Consensus.force`."""
+        return self._node.force(command)
 
     def hand_over(self, timeout_s: float) -> bool:
         """See `Consensus.hand_over`."""
@@ -141,9 +151,12 @@ class Raft:
 
     def _run(self) -> None:
         failure: BaseException | None = None
+        over: EpochOver | None = None
         try:
             while not self._is_stopping.is_set():
                 self._node.step()
+        except EpochOver as error:
+            over = error
         except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may go on
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):
                 failure = error
@@ -158,6 +171,9 @@ class Raft:
                 self._on_failure(failure)
         finally:
             self._node.close()
+        if over is not None:
+            logger.warning("epoch_over next=%d", over.epoch)
+            self._on_epoch_over(over)
 
     def _wait_for_space(self, error: DiskFull) -> None:
         if self._is_stopping.wait(DISK_FULL_PAUSE_S):

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from rt.errors import FormatError, UnknownVersion
-from sequencer.raft.entries import Commands, Join, NoOp, decode_content
+from sequencer.raft.entries import Commands, Join, NoOp, Reset, decode_content
 from sequencer.raft.messages import Claim, Entry, Place
 
 INITIAL: Final = Place(1, 1)
@@ -66,6 +66,13 @@ class Applied(NamedTuple):
     first: int | None
 
 
+class Ended(NamedTuple):
+    """The epoch is over; its last command has this index."""
+
+    index: int  # type: ignore[assignment]  # hides the tuple's method
+    command: bytes
+
+
 @dataclass(slots=True)
 class ClusterState:
     """The replicated part that consensus itself needs."""
@@ -80,8 +87,11 @@ class ClusterState:
     chain: int = 0
     proposers: dict[bytes, Proposer] = field(default_factory=dict)
 
-    def apply(self, entry: Entry) -> Applied | None:
-        """Take the next entry; what became of its commands, None if it holds none."""
+    def apply(self, entry: Entry) -> Applied | Ended | None:
+        """Take the next entry; what became of its commands, None if it holds none.
+
+        Behind `Ended` comes nothing more: the next epoch begins with this state.
+        """
         assert entry.index == self.applied.index + 1, (entry.place, self.applied)
         self.applied = entry.place
         self.chain = crc32c(entry.content, crc32c(_PAIR.pack(*entry.place), self.chain))
@@ -91,6 +101,11 @@ class ClusterState:
                 return Applied(content, self._apply_commands(content))
             case Join():
                 self._apply_join(content, entry.place)
+            case Reset() if content.epoch == self.epoch:
+                self.index += 1
+                return Ended(self.index, content.command)
+            case Reset():
+                pass
             case NoOp():
                 pass
         return None

@@ -1,5 +1,10 @@
-"""What operators, probes and Prometheus ask a node over HTTP.
+"""What operators, probes and Prometheus ask a node over HTTP, and what operators have it do.
 
-`endpoints` lists what is answered and to whom; `views` and `log_history` make the answers, pure, of a
-`NodeView`; `listener` and `app` are the edge.
+endpoints   what is read, and by whom          views, operating_views, log_history, alarms, metrics: how
+actions     what is changed, by operators      body: what they may say; operations: who does it
+answering   who may ask, and how much at once: the one policy of the REST port (app, listener) and the tunnel
+openapi     the description of all of it       schemas, operating_schemas
+page        the status page
+
+Answers are made, pure, of a `NodeView`; `servers` looks at the node.
 """

@@ -1,88 +1,59 @@
-"""HTTP by aiohttp: who asks, what for, and the answer's bytes. No policy but that of `endpoints`.
+"""HTTP by aiohttp: what `answering` says to each request. No policy of its own.
 
-Laws. Nobody gets past a certificate of another stream, or of a role that the path is not for. A request has
-no body. So many are answered at a time, in all and for each identity; more are told to come again. What goes
-wrong is told as JSON by its class and sentence; what is broken here goes to the log alone.
+Laws. A body is read for whoever may send one, up to its bound, and never beyond. A connection that brought
+one, or that is old, is closed behind the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from rt.errors import CertificateError, Overloaded, RtError
-from rt.net.identity import Identity
+from rt.errors import CertificateError, RtError
+from sequencer.rest.answering import Answering
+from sequencer.rest.body import BODY_BYTES_MAX
 from sequencer.rest.connection import HEADERS_S, Connection
-from sequencer.rest.endpoints import HTML, JSON, Endpoint
-from sequencer.rest.errors import BadRequest, MethodNotAllowed, NoSuchPath, error_body, http_status
-from sequencer.rest.node_view import NodeView
-from sequencer.rest.query import parse_query
-from sequencer.rest.views import Asked
-
-REQUESTS_MAX: Final = 32
-REQUESTS_PER_IDENTITY_MAX: Final = 8
+from sequencer.rest.errors import BadRequest
+from sequencer.rest.exchange import Reply, Request, error_reply, too_large
 
 _HEADERS: Final = {
     "Server": "rt",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
 }
-_PAGE_POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; form-action 'none'"
-)
 
 logger = logging.getLogger("sequencer")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handle: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class App:
-    """The answers of one port. With `stream`, callers show certificates, of that stream."""
+    """One port's answers over HTTP."""
 
-    def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        look: Callable[[], NodeView],
-        pool: Executor,
-        *,
-        stream: str | None,
-    ) -> None:
-        self.statuses: Final = Counter[int]()
-        """Answers by HTTP status."""
-        self.refused: Final = Counter[str]()
-        """Errors that were told, by class."""
-        self._endpoints, self._look, self._pool, self._stream = endpoints, look, pool, stream
-        self.busy: Final = Counter[str]()
-        """Requests that are being answered, by the identity's URI ("" without certificates)."""
-        self.application = web.Application(middlewares=[self._guard])
-        for endpoint in endpoints:
-            self.application.router.add_get(endpoint.path, self._handler(endpoint))
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
-    def runner(self) -> web.AppRunner:
+    def runner(self) -> web.ServerRunner:
         """What speaks HTTP for it; to be set up, and cleaned up."""
-        return web.AppRunner(
-            self.application,
-            handle_signals=False,
+        server = _Server(
+            self._handle,
             access_log=None,
             logger=self._http_logger(),
             keepalive_timeout=HEADERS_S,
             lingering_time=1.0,
-            shutdown_timeout=0.5,
             auto_decompress=False,
             read_bufsize=2**14,
             max_line_size=4096,
             max_field_size=4096,
             max_headers=64,
         )
+        return web.ServerRunner(server, shutdown_timeout=0.5)
 
     def _http_logger(self) -> logging.Logger:
         """Where aiohttp logs: what is no HTTP is counted instead, for anybody can send it."""
@@ -90,8 +61,10 @@ class App:
         def is_ours(record: logging.LogRecord) -> bool:
             error = record.exc_info[1] if record.exc_info else None
             if isinstance(error, HttpProcessingError):
-                self.refused[type(error).__name__] += 1
+                self._answering.refused[type(error).__name__] += 1
                 return False
+            if isinstance(error, ConnectionError):
+                return False  # The peer hung up before it was answered: whoever likes could fill the log.
             return logger.isEnabledFor(record.levelno)
 
         made = logging.Logger("sequencer.http", logging.DEBUG)
@@ -99,26 +72,14 @@ class App:
         made.addFilter(is_ours)
         return made
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Around every request: who asks, bounds, and what errors become."""
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = _connection(request)
         connection.begin_request()
         try:
-            try:
-                response = await self._answer(request, connection, handler)
-            except RtError as error:
-                self.refused[type(error).__name__] += 1
-                response = _error_response(error)
-            except Exception as error:
-                logger.critical("rest_broken path=%r", request.path[:200], exc_info=error)
-                response = _error_response(
-                    RtError("the answer could not be made", hint="See the node's log.")
-                )
-            self.statuses[response.status] += 1
+            reply = await self._reply(request, connection)
+            response = _response(reply)
             if connection.is_old or request.body_exists:
                 response.force_close()
-            response.headers.update(_HEADERS)
             with contextlib.suppress(ConnectionError):  # The peer is gone, and aiohttp sees that too.
                 await response.prepare(request)
                 await response.write_eof()
@@ -126,101 +87,79 @@ class App:
         finally:
             connection.end_request()
 
-    async def _answer(
-        self, request: web.Request, connection: Connection, handler: Handler
-    ) -> web.StreamResponse:
-        identity = self._admitted(connection)
-        if request.body_exists:
-            raise BadRequest("a request has no body here", where=request.path, wanted="none")
-        who = "" if identity is None else identity.uri
-        most = REQUESTS_MAX if identity is None else REQUESTS_PER_IDENTITY_MAX
-        if self.busy.total() >= REQUESTS_MAX or self.busy[who] >= most:
-            raise Overloaded("too many requests at once", where=who or None, hint="Try again in a second.")
-        self.busy[who] += 1
+    async def _reply(self, request: web.BaseRequest, connection: Connection) -> Reply:
         try:
-            return await handler(request)
-        except web.HTTPMethodNotAllowed as error:
-            allowed = ", ".join(sorted(error.allowed_methods))
-            raise MethodNotAllowed(
-                "the path is there for another method",
-                where=request.path,
-                got=request.method,
-                wanted=allowed,
-            ) from None
-        except web.HTTPNotFound:
-            paths = ", ".join(one.path for one in self._endpoints)
-            raise NoSuchPath("nothing is there", where=repr(request.path)[:200], wanted=paths) from None
-        finally:
-            self.busy[who] -= 1
-            if not self.busy[who]:
-                del self.busy[who]
-
-    def _admitted(self, connection: Connection) -> Identity | None:
-        """Who asks; `rt.CertificateError` unless of this stream."""
-        if self._stream is None:
-            return None
-        identity = connection.identity
-        if identity is None:
-            raise CertificateError("the peer showed no certificate")
-        if identity.stream != self._stream:
-            raise CertificateError("a certificate of another stream", got=identity.uri, wanted=self._stream)
-        return identity
-
-    def _handler(self, endpoint: Endpoint) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            identity = _connection(request).identity
-            check_role(endpoint, identity)
-            query = parse_query(request.query.items(), endpoint.parameters)
-            asked = Asked(self._look(), identity, query)
-            if endpoint.may_be_large:
-                loop = asyncio.get_running_loop()
-                content, status = await loop.run_in_executor(self._pool, _content, endpoint, asked)
-            else:
-                content, status = _content(endpoint, asked)
-            headers = {"Content-Type": endpoint.content_type}
-            if endpoint.content_type == HTML:
-                headers["Content-Security-Policy"] = _PAGE_POLICY
-            return web.Response(body=content, status=status, headers=headers)
-
-        return handle
-
-
-def check_role(endpoint: Endpoint, identity: Identity | None) -> None:
-    """`rt.CertificateError` unless the path is for that role; for None (no certificates) it is public."""
-    if identity is None:
-        assert endpoint.is_public, endpoint.path
-    elif identity.role not in endpoint.roles:
-        raise CertificateError(
-            "this role may not read that",
-            where=endpoint.path,
-            got=identity.uri,
-            wanted=f"role {' or '.join(sorted(endpoint.roles))}",
+            identity = connection.identity
+        except CertificateError as error:
+            return self._answering.refuse(error)
+        asked = Request(
+            request.method,
+            str(request.rel_url),
+            request.headers.get("Content-Type", ""),
+            _reading(request) if request.body_exists else None,
         )
+        return await self._answering.answer(asked, identity)
 
 
-def _content(endpoint: Endpoint, asked: Asked) -> tuple[bytes, int]:
-    """The bytes of an answer, and its status; in any thread."""
-    answer = endpoint.view(asked)
-    if isinstance(answer.body, str):
-        return answer.body.encode(), answer.status
-    return _json(answer.body), answer.status
+class _Server(web.Server):
+    """Makes a `_Handler` of each connection."""
+
+    def __init__(self, handler: _Handle, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._options = options
+
+    def __call__(self) -> web.RequestHandler:
+        return _Handler(self, loop=asyncio.get_running_loop(), **self._options)
 
 
-def _json(body: object) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+class _Handler(web.RequestHandler):
+    """aiohttp's; what it has against a request is told as everything else is."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Log or count it as aiohttp does, and tell it in JSON; the connection is closed behind that."""
+        super().handle_error(request, status, exc, message)
+        if status == 400:
+            reply = error_reply(BadRequest("this is no request, or one beyond the bounds", got=message))
+        else:
+            reply = error_reply(RtError("the answer could not be made", hint="See the node's log."))
+        response = _response(reply)
+        response.force_close()
+        return response
 
 
-def _error_response(error: RtError) -> web.Response:
-    status = http_status(error)
-    headers = {"Content-Type": JSON}
-    if status == 405:
-        headers["Allow"] = str(error.wanted)
-    if status == 503:
-        headers["Retry-After"] = "1"
-    return web.Response(body=_json(error_body(error)), status=status, headers=headers)
+def _response(reply: Reply) -> web.Response:
+    response = web.Response(body=reply.body, status=reply.status)
+    response.headers.update({"Content-Type": reply.content_type, **_HEADERS, **reply.headers})
+    return response
 
 
-def _connection(request: web.Request) -> Connection:
+def _reading(request: web.BaseRequest) -> Callable[[], Awaitable[bytes]]:
+    """What reads the body."""
+
+    async def read() -> bytes:
+        if (request.content_length or 0) > BODY_BYTES_MAX:
+            raise too_large()
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        content = bytearray()
+        while piece := await request.content.readany():
+            content += piece
+            if len(content) > BODY_BYTES_MAX:
+                raise too_large()
+        return bytes(content)
+
+    return read
+
+
+def _connection(request: web.BaseRequest) -> Connection:
     """The connection that the request came by. `ConnectionError` if it is gone."""
     transport = request.transport
     if transport is None:

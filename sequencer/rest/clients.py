@@ -48,6 +48,8 @@ class _Known:
         self.rate = 0.0
         self.looked_ns = 0
         self.looked_bytes = 0
+        self._mark = 0
+        self._marked_ns = 0
 
     @property
     def total_bytes(self) -> int:
@@ -62,17 +64,34 @@ class _Known:
         wanted = stream.wanted
         return stream.identity.uri, "merged" if isinstance(wanted, PullMerged) else f"{wanted.session_id}"
 
-    def look(self, now_ns: int) -> None:
-        """Work out the rate since the last look."""
+    def look(self, now_ns: int, end: int) -> None:
+        """Work out the rate since the last look, and whether it keeps up; `end` is the merged log's."""
         size = self.total_bytes
         since_ns = self.looked_ns or self.stream.connected_ns
         if now_ns > since_ns:
             self.rate = max(size - self.looked_bytes, 0) * NS_PER_S / (now_ns - since_ns)
         self.looked_ns, self.looked_bytes = now_ns, size
+        goal, reached = self._way(end)
+        if reached >= self._mark:
+            self._mark, self._marked_ns = goal, now_ns
 
-    def client(self) -> Client:
+    def lag_ns(self, now_ns: int) -> int:
+        """So long ago, at least, it was where something still waits; 0: nothing does."""
+        _, reached = self._way(0)
+        return max(now_ns - self._marked_ns, 0) if reached < self._mark else 0
+
+    def _way(self, end: int) -> tuple[int, int]:
+        """Where it shall get to now, and where it is."""
+        stream = self.stream
+        if isinstance(stream, Push):
+            return stream.progress.durable_number, stream.progress.merged_number
+        position = stream.has.position
+        return (end if isinstance(stream.wanted, PullMerged) else position), position
+
+    def client(self, now_ns: int) -> Client:
         stream = self.stream
         rate = 0.0 if self.ended_ns else self.rate
+        lag_ns = 0 if self.ended_ns else self.lag_ns(now_ns)
         if isinstance(stream, Push):
             return Client(
                 stream.identity,
@@ -85,7 +104,10 @@ class _Known:
                 rate,
                 stream.progress.durable_number,
                 stream.progress.merged_number,
+                lag_ns=lag_ns,
+                incarnation=stream.hello.incarnation,
             )
+        wanted = stream.wanted
         return Client(
             stream.identity,
             self.address,
@@ -96,7 +118,9 @@ class _Known:
             stream.sent_bytes,
             rate,
             stream.has.position,
-            is_of_merged=isinstance(stream.wanted, PullMerged),
+            is_of_merged=isinstance(wanted, PullMerged),
+            lag_ns=lag_ns,
+            session_id=None if isinstance(wanted, PullMerged) else wanted.session_id,
         )
 
 
@@ -134,12 +158,12 @@ class Clients:
         self._ended_push_bytes += known.total_bytes
         self._keep(known)
 
-    def look(self, pulls: Mapping[int, Pull]) -> None:
-        """See which pulls run now, and how fast everything goes; about once a second."""
+    def look(self, pulls: Mapping[int, Pull], end: int = 0) -> None:
+        """See which pulls run now, and how fast all goes, to the merged log's `end`; about once a second."""
         now_ns = self._clock()
         self.note_pulls(pulls)
         for known in (*self._pushes.values(), *self._pulls.values()):
-            known.look(now_ns)
+            known.look(now_ns, end)
         for key in [key for key, known in self._ended.items() if now_ns - known.ended_ns > KEPT_NS]:
             del self._ended[key]
 
@@ -155,10 +179,11 @@ class Clients:
 
     def clients(self) -> tuple[Client, ...]:
         """Everybody who is connected, and of the others the last connection."""
+        now_ns = self._clock()
         live = [*self._pushes.values(), *self._pulls.values()]
         connected = {known.key for known in live}
         ended = [known for key, known in self._ended.items() if key not in connected]
-        return tuple(known.client() for known in (*live, *ended))
+        return tuple(known.client(now_ns) for known in (*live, *ended))
 
     def _keep(self, known: _Known) -> None:
         known.ended_ns = self._clock()

@@ -1,7 +1,7 @@
 """What is answered, to whom, and how it is described: the one list that routes and OpenAPI are made of.
 
-Pure. Laws: a path that is not here is answered by nobody, and a role that is not named here gets nothing.
-Every answer is made by reading; nothing here changes anything.
+Pure. Laws: a path that is not here, and in `actions`, is answered by nobody, and a role that is not named
+here gets nothing. Every answer is made by reading; nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -11,15 +11,28 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from rt.net.identity import ROLES, Role
-from sequencer.rest import schemas
+from sequencer.rest import operating_schemas, schemas
+from sequencer.rest.actions import ACTIONS
+from sequencer.rest.asking import Answer, Asked
+from sequencer.rest.exchange import JSON
+from sequencer.rest.exposition import CONTENT_TYPE
 from sequencer.rest.log_history import STATES
-from sequencer.rest.metrics import CONTENT_TYPE, metrics
+from sequencer.rest.metrics import metrics
 from sequencer.rest.openapi import docs_page, document
-from sequencer.rest.query import LIMIT, OFFSET, Parameter, bound, choice, session_name
-from sequencer.rest.schemas import Schema
+from sequencer.rest.operating_views import configuration, dedup_clients, holds, reset_status
+from sequencer.rest.page import PAGE_FILES, POLICY, PageFile
+from sequencer.rest.query import (
+    LIMIT,
+    OFFSET,
+    Parameter,
+    bound,
+    certificate_name,
+    choice,
+    session_name,
+    truth,
+)
+from sequencer.rest.schema_kinds import Schema, text
 from sequencer.rest.views import (
-    Answer,
-    Asked,
     clients,
     latest_out_position,
     liveness,
@@ -30,7 +43,6 @@ from sequencer.rest.views import (
 )
 
 View: TypeAlias = Callable[[Asked], Answer]
-JSON: Final = "application/json"
 HTML: Final = "text/html; charset=utf-8"
 OPERATORS: Final[frozenset[Role]] = frozenset({"operator"})
 EVERYBODY: Final[frozenset[Role]] = frozenset(ROLES)
@@ -53,14 +65,27 @@ class Endpoint:
     """Also on the port without certificates."""
     may_be_large: bool = False
     """It is made beside the event loop."""
+    policy: str = ""
+    """The Content-Security-Policy of a page; empty: that of a page without scripts."""
 
 
 def _openapi(_: Asked) -> Answer:
-    return Answer(document(ENDPOINTS))
+    return Answer(document(ENDPOINTS, ACTIONS))
 
 
 def _docs(_: Asked) -> Answer:
-    return Answer(docs_page(ENDPOINTS))
+    return Answer(docs_page(ENDPOINTS, ACTIONS))
+
+
+def _page_file(file: PageFile) -> Endpoint:
+    return Endpoint(
+        file.path,
+        file.summary,
+        lambda _: Answer(file.text),
+        text("A file of the status page."),
+        content_type=file.content_type,
+        policy=POLICY,
+    )
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -102,7 +127,40 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         clients,
         schemas.CLIENTS,
         EVERYBODY,
+        (
+            choice("kind", "Those with a certificate of that role.", ROLES),
+            certificate_name("name", "Those with a certificate of that name."),
+            truth("active", "true: those that are connected; false: those that ended."),
+            LIMIT,
+            OFFSET,
+        ),
         may_be_large=True,
+    ),
+    Endpoint(
+        "/dedup-rt-clients",
+        "Publishers by the dedup id that they share, and the next id that is merged. Who is no operator gets "
+        "its own.",
+        dedup_clients,
+        operating_schemas.DEDUP_CLIENTS,
+        EVERYBODY,
+        (LIMIT, OFFSET),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/holds",
+        "What is held back for named subscribers. Who is no operator gets its own.",
+        holds,
+        operating_schemas.HOLDS,
+        EVERYBODY,
+        may_be_large=True,
+    ),
+    Endpoint("/configuration", "What commands change.", configuration, operating_schemas.CONFIGURATION),
+    Endpoint(
+        "/reset-status",
+        "How the last reset stands; 503 while it runs.",
+        reset_status,
+        operating_schemas.RESET_STATUS,
+        may_be_503=True,
     ),
     Endpoint(
         "/readiness",
@@ -126,7 +184,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/metrics",
         "What Prometheus scrapes.",
         metrics,
-        schemas.text("Prometheus text format."),
+        text("Prometheus text format."),
         content_type=CONTENT_TYPE,
         is_public=True,
         may_be_large=True,
@@ -136,7 +194,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/docs",
         "This description, for people.",
         _docs,
-        schemas.text("A page."),
+        text("A page."),
         content_type=HTML,
     ),
+    *map(_page_file, PAGE_FILES),
 )

@@ -47,11 +47,27 @@ class NotReady(RtError):
     retriable = True
 
 
+class TooLarge(BadRequest):
+    """A body beyond the bound."""
+
+
+class WrongMediaType(BadRequest):
+    """A body that does not say that it is JSON: so no page of another site can have a browser send it."""
+
+
+class Conflict(RtError):
+    """What was asked for does not fit the state of the cluster, or its settings; nothing was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+_BY_CLASS: Final = {MethodNotAllowed: 405, TooLarge: 413, WrongMediaType: 415, Conflict: 409}
+
+
 def http_status(error: RtError) -> int:
     """The HTTP status that an error travels as."""
-    if isinstance(error, MethodNotAllowed):
-        return 405
-    return _STATUS.get(error.grpc_status, 500)
+    status = _BY_CLASS.get(type(error))
+    return _STATUS.get(error.grpc_status, 500) if status is None else status
 
 
 def error_body(error: RtError) -> dict[str, str | None]:

@@ -12,6 +12,9 @@ from typing import Final
 
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.kept import Kept
+from sequencer.rest.operations import NO_RESET, ResetStatus
+from sequencer.rest.trims import NO_TRIMS, Trims
 from sequencer.state import State
 
 LAG_BYTES_MAX: Final = 64 * 2**20
@@ -40,6 +43,12 @@ class Client:
     """Pushes: one past the last number merged."""
     is_of_merged: bool = True
     """Pulls: of the merged log, not of a session's copy."""
+    lag_ns: int = 0
+    """So long at least something has waited to be merged, or pulled; 0: nothing waits."""
+    incarnation: bytes = b""
+    """Of the session that is pushed."""
+    session_id: int | None = None
+    """Of the copy that is pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,9 @@ class Counts:
     memory_bytes: int = 0
     certificate_end_s: float = 0.0
     """When the node's certificate expires, seconds since the epoch; 0: it has none."""
+    trims: Trims = NO_TRIMS
+    overtaken: int = 0
+    """Subscribers that had to skip forward, because what they wanted next was trimmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +114,9 @@ class NodeView:
     merging: Merging | None = None
     failure: str = ""
     """Why the data process ends."""
+    reset: ResetStatus = NO_RESET
+    configured: frozenset[str] = frozenset()
+    """What the node's own settings say of the replicated configuration, by its names: only they change it."""
     clients: tuple[Client, ...] = ()
     counts: Counts = Counts()
 
@@ -111,24 +126,7 @@ class NodeView:
         if self.state is None:
             return 0, 0
         position = 0 if self.merging is None else self.merging.position
-        return max(self.state.position - position, 0), bytes_behind(self.state, position)
-
-
-def bytes_behind(state: State, position: int) -> int:
-    """About how many bytes of the merged log begin at `position`; exact at the ends of segments."""
-    merged = state.merged
-    behind = _rest(position, merged.first, state.position, merged.offset) if merged.segment else 0
-    for segment in reversed(state.segments):
-        if segment.end <= position or segment.trimmed_ns:
-            break
-        behind += _rest(position, segment.first, segment.end, segment.size_bytes)
-    return behind
-
-
-def _rest(position: int, first: int, end: int, size: int) -> int:
-    if position >= end:
-        return 0
-    return size if position <= first else size * (end - position) // (end - first)
+        return max(self.state.position - position, 0), Kept(self.state).bytes_from(position)
 
 
 def obstacles(node: NodeView) -> list[str]:

@@ -5,38 +5,52 @@ Pure; made of the list of endpoints, so that it cannot differ from what is answe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 import rt
 from sequencer.rest import schemas
-from sequencer.rest.schemas import Schema
+from sequencer.rest.body import body_schema
+from sequencer.rest.schema_kinds import Schema
 
 if TYPE_CHECKING:
+    from sequencer.rest.actions import Action
     from sequencer.rest.endpoints import Endpoint
 
+_JSON: Final = "application/json"
 _ERROR: Final = {"$ref": "#/components/schemas/Error"}
 _ERRORS: Final = {
-    "400": "A parameter that cannot be read, or is not known.",
+    "400": "A parameter or a body that cannot be read, or is not known.",
     "403": "The certificate's stream or role may not have this.",
-    "405": "Another method than GET or HEAD.",
+    "405": "The path is there for another method.",
     "503": "Too much is asked at once, or the node has not joined its cluster yet.",
+}
+_ACTION_ERRORS: Final = {
+    **_ERRORS,
+    "409": "It does not fit the state of the cluster, or the node's settings; nothing was changed.",
+    "413": "The body is too long.",
+    "415": "The body is not said to be application/json.",
+    "503": "Too much is asked at once, the node has not joined its cluster yet, or a reset cannot begin now.",
+    "504": "It was not seen done in time; it may still be.",
 }
 
 
-def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def document(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> dict[str, Any]:
     """The OpenAPI document."""
+    paths: dict[str, dict[str, Any]] = {endpoint.path: {"get": _reading(endpoint)} for endpoint in endpoints}
+    for action in actions:
+        paths.setdefault(action.path, {})["post"] = _changing(action)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "rt node",
             "version": rt.__version__,
-            "description": "Reads the state of a stream's cluster. Nothing here changes anything.",
+            "description": "The state of a stream's cluster, and what operators change of it.",
         },
         "servers": [{"url": "/"}],
         "security": [{"certificate": []}],
-        "paths": {endpoint.path: {"get": _operation(endpoint)} for endpoint in endpoints},
+        "paths": paths,
         "components": {
             "schemas": {"Error": schemas.ERROR},
             "securitySchemes": {
@@ -49,16 +63,17 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _reading(endpoint: Endpoint) -> dict[str, Any]:
     good = {"description": endpoint.summary, "content": _content(endpoint.content_type, endpoint.schema)}
-    answers: dict[str, Any] = {
-        code: {"description": text, "content": _content("application/json", _ERROR)}
-        for code, text in _ERRORS.items()
-    }
+    answers = _answers(_ERRORS)
     if endpoint.may_be_503:
-        answers["503"] = {**good, "description": "It is not so; the body says why."}
+        schema = {"anyOf": [endpoint.schema, _ERROR]}
+        answers["503"] = {
+            "description": "It is not so, and the body says why; or too much is asked at once.",
+            "content": _content(endpoint.content_type, schema),
+        }
     operation: dict[str, Any] = {
-        "operationId": endpoint.path.strip("/"),
+        "operationId": f"get-{endpoint.path.strip('/')}",
         "summary": endpoint.summary,
         "description": f"For role {_roles(endpoint)}.",
         "responses": {"200": good, **answers},
@@ -78,13 +93,28 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
+def _changing(action: Action) -> dict[str, Any]:
+    good = {"description": action.summary, "content": _content(_JSON, action.schema)}
+    return {
+        "operationId": f"post-{action.path.strip('/')}",
+        "summary": action.summary,
+        "description": f"For role {_roles(action)}.",
+        "requestBody": {"required": True, "content": _content(_JSON, body_schema(action.fields))},
+        "responses": {str(action.status): good, **_answers(_ACTION_ERRORS)},
+    }
+
+
+def _answers(errors: dict[str, str]) -> dict[str, Any]:
+    return {code: {"description": text, "content": _content(_JSON, _ERROR)} for code, text in errors.items()}
+
+
 def _content(content_type: str, schema: Schema) -> dict[str, Any]:
     return {content_type.partition(";")[0]: {"schema": schema}}
 
 
-def _roles(endpoint: Endpoint) -> str:
-    told = ", ".join(sorted(endpoint.roles))
-    return f"{told}; on the health port for everybody" if endpoint.is_public else told
+def _roles(one: Endpoint | Action) -> str:
+    told = ", ".join(sorted(one.roles))
+    return f"{told}; on the health port for everybody" if getattr(one, "is_public", False) else told
 
 
 # The page
@@ -101,7 +131,7 @@ _STYLE: Final = (
 )
 
 
-def docs_page(endpoints: Iterable[Endpoint]) -> str:
+def docs_page(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> str:
     """The page."""
     parts = [
         "<!doctype html>",
@@ -111,17 +141,28 @@ def docs_page(endpoints: Iterable[Endpoint]) -> str:
         '<a href="openapi.json">OpenAPI</a>.</p>',
     ]
     for endpoint in endpoints:
-        parts += [
-            f"<h2>GET {escape(endpoint.path)}</h2><p>{escape(endpoint.summary)}<br>",
-            f"For role {escape(_roles(endpoint))}.</p>",
+        rows = [(f"?{one.name}=", one.description) for one in endpoint.parameters]
+        parts += _section("GET", endpoint, "Parameters", rows)
+    for action in actions:
+        rows = [
+            (one.name, f"{one.description}{' It must be there.' if one.is_required else ''}")
+            for one in action.fields
         ]
-        if endpoint.parameters:
-            rows = [(f"?{one.name}=", one.description) for one in endpoint.parameters]
-            parts += ["<p>Parameters</p>", _table(rows)]
-        if rows := list(_fields(endpoint.schema)):
-            parts += ["<p>Answer</p>", _table(rows)]
+        parts += _section("POST", action, "Body: a JSON object", rows)
     parts.append("</html>")
     return "\n".join(parts)
+
+
+def _section(
+    method: str, one: Endpoint | Action, taken: str, rows: Sequence[tuple[str, str]]
+) -> Iterator[str]:
+    """What is told of one path; `rows` are what it takes."""
+    yield f"<h2>{method} {escape(one.path)}</h2><p>{escape(one.summary)}<br>"
+    yield f"For role {escape(_roles(one))}.</p>"
+    if rows:
+        yield from (f"<p>{taken}</p>", _table(rows))
+    if answer := list(_fields(one.schema)):
+        yield from ("<p>Answer</p>", _table(answer))
 
 
 def _fields(schema: Schema, path: str = "") -> Iterable[tuple[str, str]]:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rt.errors import InvalidName
-from rt.names import SESSION_NAME_BYTES_MAX, check_session_name
+from rt.names import SESSION_NAME_BYTES_MAX, check_session_name, is_name
 from sequencer.rest.errors import BadRequest
 from sequencer.rest.times import parse_rfc3339
 
 POSITION_MAX: Final = 2**63 - 1
 LIMIT_MAX: Final = 100_000
+_NAME: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+NAME_PATTERN: Final = f"^{_NAME}$"
 _BOUND: Final = "a position, or a time as 2026-01-31T12:00:00Z"
 
 
@@ -76,8 +78,7 @@ def whole_number(name: str, description: str, *, low: int = 0, high: int = POSIT
             raise ValueError(f"a whole number from {low} to {high}")
         return number
 
-    schema = {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
-    return Parameter(name, description, schema, parse)
+    return Parameter(name, description, _number_schema(low, high), parse)
 
 
 def choice(name: str, description: str, options: Sequence[str]) -> Parameter:
@@ -100,7 +101,31 @@ def session_name(name: str, description: str) -> Parameter:
         except InvalidName:
             raise ValueError("the name of a session") from None
 
-    return Parameter(name, description, {"type": "string", "maxLength": SESSION_NAME_BYTES_MAX}, parse)
+    pattern = f"^{_NAME}(~{_NAME})?$"
+    schema = {"type": "string", "pattern": pattern, "maxLength": SESSION_NAME_BYTES_MAX}
+    return Parameter(name, description, schema, parse)
+
+
+def certificate_name(name: str, description: str) -> Parameter:
+    """A parameter that is a name in a certificate."""
+
+    def parse(text: str) -> str:
+        if not is_name(text):
+            raise ValueError("a name")
+        return text
+
+    return Parameter(name, description, {"type": "string", "pattern": NAME_PATTERN}, parse)
+
+
+def truth(name: str, description: str) -> Parameter:
+    """A parameter that is true or false."""
+
+    def parse(text: str) -> bool:
+        if text not in {"true", "false"}:
+            raise ValueError("true or false")
+        return text == "true"
+
+    return Parameter(name, description, {"type": "boolean"}, parse)
 
 
 def bound(name: str, description: str) -> Parameter:
@@ -115,7 +140,9 @@ def bound(name: str, description: str) -> Parameter:
         except ValueError:
             raise ValueError(_BOUND) from None
 
-    return Parameter(name, description, {"type": "string", "examples": ["0", "2026-01-31T12:00:00Z"]}, parse)
+    kinds = [_number_schema(0, POSITION_MAX), {"type": "string", "format": "date-time"}]
+    schema = {"anyOf": kinds, "examples": ["0", "2026-01-31T12:00:00Z"]}
+    return Parameter(name, description, schema, parse)
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
@@ -125,9 +152,13 @@ def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
     return items[start:] if limit is None else items[start : start + limit]
 
 
-LIMIT: Final = whole_number("limit", "At most so many entries; without it, all.", low=1, high=LIMIT_MAX)
-OFFSET: Final = whole_number("offset", "Leave out so many entries at the start.")
+def _number_schema(low: int, high: int) -> dict[str, Any]:
+    return {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
 
 
 def _digits(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else None
+
+
+LIMIT: Final = whole_number("limit", "At most so many entries; without it, all.", low=1, high=LIMIT_MAX)
+OFFSET: Final = whole_number("offset", "Leave out so many entries at the start.")

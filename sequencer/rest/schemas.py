@@ -1,56 +1,14 @@
-"""What the answers look like, as JSON Schema (the dialect of OpenAPI 3.1).
-
-Pure. Every field of a record is always there; one that is unknown is "", 0 or null as its description says.
-"""
+"""What is told of the cluster, its log, sessions and clients, as JSON Schema. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final
 
+from rt.log.table import TrimReason
 from sequencer.rest.log_history import STATES
-
-Schema: TypeAlias = dict[str, Any]
-
-
-def text(description: str) -> Schema:
-    """A string."""
-    return {"type": "string", "description": description}
-
-
-def number(description: str, *, low: int | None = 0) -> Schema:
-    """A whole number, of 64 bits, from `low`."""
-    bounds = {} if low is None else {"minimum": low}
-    return {"type": "integer", "format": "int64", "description": description, **bounds}
-
-
-def flag(description: str) -> Schema:
-    """True or false."""
-    return {"type": "boolean", "description": description}
-
-
-def optional(schema: Schema) -> Schema:
-    """The same, or null."""
-    kind = schema["type"]
-    return {**schema, "type": [kind, "null"]}
-
-
-def array(items: Schema, description: str) -> Schema:
-    """A list."""
-    return {"type": "array", "items": items, "description": description}
-
-
-def record(description: str, fields: dict[str, Schema]) -> Schema:
-    """An object with just these fields."""
-    return {
-        "type": "object",
-        "description": description,
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-
-
-_TIME: Final = "RFC 3339, nanoseconds; empty: never"
+from sequencer.rest.operating_schemas import CONFIGURATION
+from sequencer.rest.schema_kinds import TIME, array, choice, flag, number, optional, record, text
+from sequencer.steps import STEPS
 
 ERROR: Final = record(
     "What went wrong.",
@@ -75,10 +33,13 @@ LOG_HISTORY: Final = array(
             "logEnd": number("One past the position of its last message."),
             "logSize": number("Bytes of the segment, also when it is trimmed."),
             "logAge": number("Minutes since it was sealed; -1: it is active.", low=-1),
-            "sealTime": text(f"When it was sealed. {_TIME}."),
-            "truncationTime": text(f"When it was trimmed. {_TIME}."),
-            "truncationReason": text("Why it was trimmed; empty: it is kept."),
-            "state": {"type": "string", "enum": list(STATES), "description": "Of its bytes."},
+            "sealTime": text(f"When it was sealed. {TIME}."),
+            "truncationTime": text(f"When it was trimmed. {TIME}."),
+            "truncationReason": choice(
+                "Why it was trimmed; empty: it is kept.",
+                ["", *(reason.name.lower() for reason in TrimReason if reason)],
+            ),
+            "state": choice("Of its bytes.", STATES),
         },
     ),
     "Oldest first.",
@@ -108,6 +69,18 @@ _MERGED: Final = record(
     },
 )
 
+ALARMS: Final = array(
+    record(
+        "Something that somebody should look at.",
+        {
+            "name": text("A constant word."),
+            "severity": choice("critical: look now.", ["critical", "warning"]),
+            "text": text("What it is, and what helps."),
+        },
+    ),
+    "Critical ones first; empty: all is well.",
+)
+
 STATUS: Final = record(
     "The cluster, as this node knows it.",
     {
@@ -120,15 +93,23 @@ STATUS: Final = record(
             **_MERGED,
             "description": "What the cluster agreed on, as far as this node applied it.",
         },
-        "sequencedTime": text(f"Sequencing time of the last instruction. {_TIME}."),
-        "configuration": record(
-            "What commands change.",
+        "sequencedTime": text(f"Sequencing time of the last instruction. {TIME}."),
+        "configuration": CONFIGURATION,
+        "archive": record(
+            "The merged log against what is to be kept of it.",
             {
-                "rollBytes": number("A merged segment is followed by the next at that size."),
-                "rollMinutes": number("And at that age; 0: never by age."),
-                "sessionBytesMax": number("Most bytes of one session in one instruction."),
+                "logStart": number("The first position that is kept."),
+                "segments": number("Merged segments that are kept, the growing one too."),
+                "segmentsTrimmed": number("Those that were trimmed, as far as they are remembered."),
+                "bytes": number("Of the segments that are kept."),
+                "oldestMinutes": number("Since the oldest kept one was sealed; -1: none is.", low=-1),
+                "lastTrimTime": text(f"When anything was last trimmed. {TIME}."),
+                "lastTrimReason": text("Why; empty: nothing was."),
+                "holds": number("Subscribers that hold data back."),
+                "holdBytes": number("About how many bytes lie behind the least hold."),
             },
         ),
+        "alarms": ALARMS,
         "members": array(
             record(
                 "A node, as it told the one that answers.",
@@ -139,8 +120,15 @@ STATUS: Final = record(
                     "isConnected": flag("Whether the node that answers is connected to it (or is it)."),
                     "isCounted": flag("Whether its disk counts in votes."),
                     "merged": {**_MERGED, "description": "What it has merged durably."},
+                    "step": {
+                        "type": "string",
+                        "enum": list(STEPS),
+                        "description": "Of its return; ready: it keeps up, away: it is not heard of.",
+                    },
+                    "stepDone": number("Of that step: bytes of a snapshot, Raft indices or positions."),
+                    "stepTotal": number("Where the step ends; 0: not known."),
                     "stopped": text("Why its merger stands still for good; empty: it does not."),
-                    "clock": text(f"Its clock, when it told. {_TIME}."),
+                    "clock": text(f"Its clock, when it told. {TIME}."),
                     "diskBytes": number("Of its file system."),
                     "diskFreeBytes": number("Free on it."),
                 },
@@ -215,13 +203,18 @@ CLIENTS: Final = array(
             "session": optional(text("What is pushed; null: it pulls.")),
             "active": flag("Whether it is connected now."),
             "connectTime": text("When it connected."),
-            "disconnectTime": text(f"When it ended. {_TIME}."),
-            "lastMessageTime": text(f"When bytes last came or went. {_TIME}."),
+            "disconnectTime": text(f"When it ended. {TIME}."),
+            "lastMessageTime": text(f"When bytes last came or went. {TIME}."),
             "position": number("Next position of a puller; next durable number of a publisher."),
             "lag": number("Messages behind: not pulled yet, or pushed here and not merged yet."),
             "bytes": number("On this connection."),
             "bytesPerSecond": {"type": "number", "minimum": 0, "description": "Of late."},
-            "directory": text("Its directory; empty: it did not tell."),
+            "lagSeconds": {
+                "type": "number",
+                "minimum": 0,
+                "description": "So long at least it has been behind; 0: it is not.",
+            },
+            "directory": text("What it writes to or reads from, below the data directory of the node."),
         },
     ),
     "Active ones first, then by name.",

@@ -29,12 +29,16 @@ from sequencer.data.link import ControlLink
 from sequencer.data.merger import Merger
 from sequencer.data.replica import Replica
 from sequencer.raft.admittance import Contexts
+from sequencer.rest.actions import ACTIONS
+from sequencer.rest.answering import Answering
 from sequencer.rest.app import App
 from sequencer.rest.clients import Clients
 from sequencer.rest.endpoints import ENDPOINTS
 from sequencer.rest.listener import Listener
 from sequencer.rest.node_view import Counts, Merging, NodeView
+from sequencer.rest.operations import Commanding, Operations, Resets
 from sequencer.rest.syncs import Durations
+from sequencer.rest.trims import Trims
 from sequencer.state import State
 
 LOOK_S: Final = 1.0
@@ -48,6 +52,15 @@ class Data(Protocol):
     config: NodeConfig
     replica: Replica
     link: ControlLink
+    trims: Trims
+
+    @property
+    def commanding(self) -> Commanding:
+        """What has the cluster carry out commands."""
+
+    @property
+    def resets(self) -> Resets:
+        """What resets the cluster."""
 
     @property
     def merger(self) -> Merger | None:
@@ -83,11 +96,19 @@ class Rest:
         self._looking: asyncio.Task[None] | None = None
         config = data.config
         public = [endpoint for endpoint in ENDPOINTS if endpoint.is_public]
-        self.apps: Final = {
-            "rest": App(ENDPOINTS, self.look, self._pool, stream=config.stream),
-            "health": App(public, self.look, self._pool, stream=None),
+        self.answering: Final = {
+            "rest": Answering(
+                ENDPOINTS,
+                self.look,
+                self._pool,
+                stream=config.stream,
+                actions=ACTIONS,
+                operations=Operations(data.commanding, data.resets),
+            ),
+            "health": Answering(public, self.look, self._pool, stream=None),
         }
-        self._runners: list[web.AppRunner] = []
+        """By port."""
+        self._runners: list[web.ServerRunner] = []
         self.listeners: Final[dict[str, Listener]] = {}
         """By name, "rest" and "health"; a port that is 0 has none."""
 
@@ -100,7 +121,7 @@ class Rest:
         self._looking = asyncio.get_running_loop().create_task(self._look_around())
 
     async def _serve(self, name: str, port: int) -> None:
-        runner = self.apps[name].runner()
+        runner = App(self.answering[name]).runner()
         await runner.setup()
         self._runners.append(runner)
         make = runner.server
@@ -131,7 +152,8 @@ class Rest:
         loop = asyncio.get_running_loop()
         described: ssl.SSLContext | None = None
         while True:
-            self._services.clients.look(self._services.pull.pulls)
+            state = self._data.replica.state
+            self._services.clients.look(self._services.pull.pulls, 0 if state is None else state.position)
             self._contexts.refresh(loop.time())
             if self._contexts.server is not described:
                 described = self._contexts.server
@@ -157,6 +179,8 @@ class Rest:
             state=None if data.replica.state is None else _copy(data.replica.state),
             merging=None if data.merger is None else _merging(data.merger),
             failure="" if data.failure is None else str(data.failure),
+            reset=data.resets.status(),
+            configured=frozenset(data.config.replicated),
             clients=services.clients.clients(),
             counts=self._counts(),
         )
@@ -169,7 +193,7 @@ class Rest:
             ("push", services.push.refused),
             ("pull", services.pull.refused),
             ("grpc", services.refused_calls),
-            *((name, app.refused) for name, app in self.apps.items()),
+            *((name, answering.refused) for name, answering in self.answering.items()),
             *((name, listener.refused) for name, listener in self.listeners.items()),
         ]
         for at, counts in sources:
@@ -182,13 +206,15 @@ class Rest:
             refused=refused,
             requests={
                 (name, status): count
-                for name, app in self.apps.items()
-                for status, count in app.statuses.items()
+                for name, answering in self.answering.items()
+                for status, count in answering.statuses.items()
             },
             syncs=services.syncs.histogram(),
             cpu_s=usage.ru_utime + usage.ru_stime,
             memory_bytes=_memory_bytes(),
             certificate_end_s=self._certificate_end_s,
+            trims=self._data.trims,
+            overtaken=services.pull.overtaken,
         )
 
 
@@ -201,6 +227,7 @@ def _copy(state: State) -> State:
         sessions=dict(state.sessions),
         wanted=dict(state.wanted),
         segments=state.segments.copy(),
+        holds=dict(state.holds),
         by_name={},
     )
 

@@ -1,4 +1,4 @@
-"""The answers, made of a node at one moment.
+"""The answers about the cluster, its log, sessions and clients, made of a node at one moment.
 
 Pure. What the cluster agreed on comes from the replicated state, so that every node tells the same.
 """
@@ -6,54 +6,35 @@ Pure. What the cluster agreed on comes from the replicated state, so that every 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import rt
-from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest import log_history as history
-from sequencer.rest.errors import NotReady
+from sequencer.rest.alarms import alarms_of
+from sequencer.rest.asking import Answer, Asked, connected_sessions, is_own, joined, sees_all
 from sequencer.rest.node_view import Client, NodeView, obstacles
+from sequencer.rest.operating_views import archive_of, configuration_of
 from sequencer.rest.query import page
-from sequencer.rest.times import rfc3339, rfc3339_or_empty
+from sequencer.rest.times import NS_PER_S, rfc3339, rfc3339_or_empty
 from sequencer.state import End, Session, State
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that was let in."""
-
-    node: NodeView
-    identity: Identity | None
-    """Who asks; None on the port without certificates."""
-    query: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes back; `body` is text as it is, or what JSON is made of."""
-
-    body: object
-    status: int = 200
+from sequencer.steps import AWAY
 
 
 def latest_out_position(asked: Asked) -> Answer:
     """The newest position."""
-    return Answer({"latestOutPosition": _state(asked).position - 1})
+    return Answer({"latestOutPosition": joined(asked.node).position - 1})
 
 
 def log_history(asked: Asked) -> Answer:
     """The merged segments."""
     node = asked.node
-    return Answer(history.log_history(_state(asked), node.stream, asked.query, now_ns=node.now_ns))
+    return Answer(history.log_history(joined(asked.node), node.stream, asked.query, now_ns=node.now_ns))
 
 
 def status(asked: Asked) -> Answer:
     """The cluster, and the node that answers."""
     node, standing = asked.node, asked.node.standing
     state = node.state or State(b"")
-    configuration = state.configuration
     return Answer(
         {
             "stream": node.stream,
@@ -65,11 +46,11 @@ def status(asked: Asked) -> Answer:
                 state.instruction, state.position, state.merged.total_bytes, state.merged.chain
             ),
             "sequencedTime": rfc3339_or_empty(state.sequenced_ns),
-            "configuration": {
-                "rollBytes": configuration.roll_bytes,
-                "rollMinutes": configuration.roll_minutes,
-                "sessionBytesMax": configuration.session_bytes_max,
-            },
+            "configuration": configuration_of(node, state),
+            "archive": archive_of(node, state),
+            "alarms": [
+                {"name": one.name, "severity": one.severity, "text": one.text} for one in alarms_of(node)
+            ],
             "members": [_member(one, standing) for one in sorted(standing.nodes, key=lambda one: one.name)],
             "node": _node(node),
         }
@@ -78,10 +59,10 @@ def status(asked: Asked) -> Answer:
 
 def sessions(asked: Asked) -> Answer:
     """The incarnations of sessions that the cluster remembers."""
-    connected = {one.session for one in asked.node.clients if not one.ended_ns}
+    connected = connected_sessions(asked.node)
     found = [
         one
-        for _, one in sorted(_state(asked).sessions.items())
+        for _, one in sorted(joined(asked.node).sessions.items())
         if asked.query.get("name", one.name) == one.name
     ]
     return Answer([_session(one, connected) for one in page(found, asked.query)])
@@ -89,13 +70,18 @@ def sessions(asked: Asked) -> Answer:
 
 def clients(asked: Asked) -> Answer:
     """Who is, and was, connected: to operators all, to others what is their own."""
-    node, identity = asked.node, asked.identity
-    sees_all = identity is not None and identity.role == "operator"
+    node, query, is_operator = asked.node, asked.query, sees_all(asked)
     seen = [
-        one for one in node.clients if sees_all or (identity is not None and one.identity.uri == identity.uri)
+        one
+        for one in node.clients
+        if (is_operator or is_own(asked, one.identity.role, one.identity.name))
+        and query.get("kind", one.identity.role) == one.identity.role
+        and query.get("name", one.identity.name) == one.identity.name
+        and query.get("active", not one.ended_ns) == (not one.ended_ns)
     ]
     seen.sort(key=lambda one: (one.ended_ns > 0, one.identity.uri, one.session or "", one.connected_ns))
-    return Answer([_client(one, node) for one in seen])
+    ids = {one.incarnation: one.id for one in node.state.sessions.values()} if node.state else {}
+    return Answer([_client(one, node, ids) for one in page(seen, query)])
 
 
 def readiness(asked: Asked) -> Answer:
@@ -111,14 +97,6 @@ def liveness(asked: Asked) -> Answer:
     return Answer({"alive": is_alive}, 200 if is_alive else 503)
 
 
-def _state(asked: Asked) -> State:
-    """The replicated state; `NotReady` before there is one."""
-    state = asked.node.state
-    if state is None or not any(state.cluster):
-        raise NotReady("this node has not joined its cluster yet", hint="Try again, or another node.")
-    return state
-
-
 def _merged(instruction: int, position: int, size: int, chain: int) -> dict[str, object]:
     return {"instruction": instruction, "position": position, "bytes": size, "checksum": f"{chain:08x}"}
 
@@ -131,6 +109,9 @@ def _member(one: pb.NodeStanding, standing: pb.Standing) -> dict[str, object]:
         "isLeader": one.name == standing.leader,
         "isConnected": one.is_connected or one.name == standing.node,
         "isCounted": one.is_counted,
+        "step": summary.step or AWAY,
+        "stepDone": summary.step_done,
+        "stepTotal": summary.step_total,
         "merged": _merged(merged.instruction, merged.position, merged.bytes, merged.chain),
         "stopped": merged.stopped,
         "clock": rfc3339_or_empty(summary.clock_ns),
@@ -182,9 +163,8 @@ def _place(end: End | None) -> dict[str, int] | None:
     return None if end is None else {"segment": end.y, "offset": end.offset, "number": end.number}
 
 
-def _client(client: Client, node: NodeView) -> dict[str, object]:
+def _client(client: Client, node: NodeView, ids: Mapping[bytes, int]) -> dict[str, object]:
     if client.session is not None:
-        end = client.position
         lag = client.position - client.merged
     else:
         end = node.state.position if client.is_of_merged and node.state is not None else client.position
@@ -202,7 +182,16 @@ def _client(client: Client, node: NodeView) -> dict[str, object]:
         "lastMessageTime": rfc3339_or_empty(client.last_ns),
         "position": client.position,
         "lag": max(lag, 0),
+        "lagSeconds": round(client.lag_ns / NS_PER_S, 3),
         "bytes": client.total_bytes,
         "bytesPerSecond": round(client.rate, 1),
-        "directory": "",
+        "directory": _directory(client, node.stream, ids),
     }
+
+
+def _directory(client: Client, stream: str, ids: Mapping[bytes, int]) -> str:
+    """The log that is written or read; "" before it is known which one."""
+    if client.session is None and client.is_of_merged:
+        return f"{stream}/merged"
+    session_id = client.session_id if client.session is None else ids.get(client.incarnation)
+    return "" if session_id is None else f"{stream}/sessions/{session_id}"

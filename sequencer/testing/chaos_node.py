@@ -57,6 +57,10 @@ class Recorder:
         index, chain = self.index, self.chain
         return lambda: _HEAD.pack(index, chain) + _ballast(index, chain)
 
+    def digest(self) -> bytes:
+        """What the running hash is."""
+        return self.chain
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Take it up, whole as it was."""
         at, chain = _HEAD.unpack_from(state) if state else (0, bytes.fromhex(NO_CHAIN))

@@ -1,7 +1,8 @@
 """What must hold in every cluster at every moment, whatever fails: the laws of Raft and of DESIGN.md, 6.1.
 
-`Checks` is told what nodes do and remembers it over all their lives. It leans on what nodes say of
-themselves as little as it can: elections are counted from the votes that left, commits from the synced logs.
+`Checks` is told what nodes do in one epoch, and remembers it over all their lives. It leans on what nodes
+say of themselves as little as it can: elections are counted from the votes that left, commits from the synced
+logs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import Claim, Entry, Place
 from sequencer.raft.node import RaftNode
+from sequencer.raft.state import ClusterState
 from sequencer.testing.history import require
 from sequencer.testing.promises import DiskRecord, Promises, View
 
@@ -16,14 +18,15 @@ from sequencer.testing.promises import DiskRecord, Promises, View
 class Checks:
     """All that was seen. Every method raises `Violation`."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: ClusterState | None = None) -> None:
+        """`state`: what this epoch of the cluster began with; None for the first one."""
         self.disks: dict[bytes, DiskRecord] = {}
         self.entries: dict[Place, tuple[bytes, int]] = {}
         """Every entry ever seen in a log: its content, and the term of the one before."""
         self.committed: dict[int, Entry] = {}
-        self.commit_end = 1
+        self.commit_end = 1 if state is None else state.applied.index
         """Index of the last entry known to be committed."""
-        self.disks_that_count: dict[str, Claim] = {}
+        self.disks_that_count: dict[str, Claim] = {} if state is None else dict(state.disks)
         """By member, as of the last entry that was applied anywhere."""
         self.promises = Promises()
         self.elections = 0

@@ -51,7 +51,8 @@ class Cluster:
         self.settings, self.rng, self.node_class = settings, rng, node_class
         self.timeline = Timeline()
         self.clocks = Clocks()
-        self.checks = Checks()
+        self.epochs: dict[int, Checks] = {1: Checks()}
+        """By epoch of the cluster: each is a Raft of its own."""
         self.history = History()
         self.weather = Weather(lost=settings.lost, doubled=settings.doubled, overtaken=settings.overtaken)
         self.wires = Wires(self.timeline, rng, self.weather)
@@ -65,6 +66,18 @@ class Cluster:
         """The member whose code runs, or ran last."""
 
     # What goes on
+
+    @property
+    def checks(self) -> Checks:
+        """Of the newest epoch that any node was in."""
+        return self.epochs[max(self.epochs)]
+
+    def checks_of(self, node: RaftNode) -> Checks:
+        """Of the node's epoch. Whoever is the first there has what it began with."""
+        epoch = node.state.epoch
+        if epoch and epoch not in self.epochs:
+            self.epochs[epoch] = Checks(node.state)
+        return self.epochs[epoch] if epoch else self.checks
 
     def trace(self, *event: object) -> None:
         """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
@@ -94,9 +107,9 @@ class Cluster:
         return [m.life for m in self.members.values() if m.life is not None and m.life.view is not None]
 
     def leader(self) -> Life | None:
-        """The one that leads in the latest term."""
+        """The one that leads in the latest term of the latest epoch."""
         leaders = [life for life in self.lives() if life.node.is_leader]
-        return max(leaders, key=lambda life: life.node._raft.term, default=None)
+        return max(leaders, key=lambda life: (life.node.state.epoch, life.node._raft.term), default=None)
 
     # Lives
 
@@ -134,6 +147,10 @@ class Cluster:
         """End a life, and begin another one some time later."""
         self.kill(name, keep=keep)
         self.timeline.after(self.rng.choice((0.01, 0.3, 2.0)) * self.rng.random(), lambda: self.start(name))
+
+    def on_epoch_over(self, life: Life) -> None:
+        """The node goes on in another epoch when it is started again."""
+        self.stop_and_restart(life.name, "all")
 
     def is_disk_faulty(self, life: Life) -> bool:
         """Whether an error of its disk is to be expected."""

@@ -51,6 +51,7 @@ class Nemesis:
             "slow_disk": self._slow_disk,
             "slow_machine": self._slow_machine,
             "hand_over": self._hand_over,
+            "reset": self._reset,
         }
 
     def begin(self) -> None:
@@ -160,6 +161,12 @@ class Nemesis:
         life, seconds = self._cluster.leader() or member.life, self._rng.choice((0.02, 0.2, 2.0))
         if life is not None and life.view is not None:
             life.hand_over(seconds)
+
+    def _reset(self, member: Member) -> None:
+        """No fault either. Mostly the leader is asked, as others may be cut off from it."""
+        life = member.life if self._rng.random() < 0.3 else self._cluster.leader()
+        if life is not None and life.view is not None:
+            life.reset()
 
     # The network
 

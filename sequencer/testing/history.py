@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from sequencer.testing.machine import Machine, decode_command
 
+RESETS = 0
+"""The life that resets are of: they are proposed until one is applied."""
+
 
 class Violation(AssertionError):
     """A promise is broken."""
@@ -41,6 +44,9 @@ class History:
             return
         require(index == len(history) + 1, "a gap in the history", index, len(history))
         life, sequence = decode_command(command)
+        if life == RESETS:
+            history.append(command)
+            return
         wanted = self._sequences.get(life, 0) + 1
         require(
             sequence == wanted, "a command lost, doubled or out of its order", index, (life, sequence), wanted

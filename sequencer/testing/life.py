@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from rt.errors import DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.raft.epochs import EpochOver
 from sequencer.raft.messages import Entry, Message
 from sequencer.raft.node import RaftNode
 from sequencer.testing.aside import SteppedAside
 from sequencer.testing.endpoint import Endpoint
-from sequencer.testing.history import Violation
+from sequencer.testing.history import RESETS, Violation
 from sequencer.testing.machine import Command, Machine
 from sequencer.testing.promises import View
 from sequencer.testing.timeline import NodeClock
@@ -44,6 +45,8 @@ class Life:
         self.in_flight: deque[tuple[Command, bytes, Future[int]]] = deque()
         self.proposed = 0
         self.view: View | None = None
+        self.checks = cluster.checks
+        """Of the epoch that the node is in."""
         self.clock = NodeClock(
             cluster.timeline,
             offset=cluster.rng.uniform(0.0, 1e6),
@@ -86,7 +89,8 @@ class Life:
         on_commit = self._node.on_commit
 
         def watched(entry: Entry) -> None:
-            cluster.checks.on_entry(self._viewed(), entry)
+            view = self._viewed()
+            self.checks.on_entry(view, entry)
             on_commit(entry)
 
         self._node.on_commit = watched  # type: ignore[method-assign]
@@ -94,8 +98,10 @@ class Life:
         self.wake()
 
     def _viewed(self) -> View:
-        if self.view is None:
-            self.view = self.cluster.checks.on_open(self.name, self.number, self.node)
+        checks = self.cluster.checks_of(self.node)
+        if self.view is None or (checks is not self.checks and self.node.state.epoch):
+            self.checks = checks
+            self.view = checks.on_open(self.name, self.number, self.node)
         return self.view
 
     def wake(self, after: float = 0.0) -> None:
@@ -128,6 +134,12 @@ class Life:
         self._calls.append(lambda: self.node.hand_over(seconds, Future()))
         self.wake()
 
+    def reset(self) -> None:
+        """Have the epoch end, if it can be asked for here."""
+        content = Command(RESETS, self.number).encode(0)
+        self._calls.append(lambda: self.node.reset(content))
+        self.wake()
+
     def do(self, action: Callable[[], None]) -> None:
         """Let the node's code run, and see how it ends."""
         if not self.is_alive:
@@ -139,6 +151,9 @@ class Life:
                 action()
         except PowerCut:
             self.cluster.on_power_cut(self)
+        except EpochOver as over:
+            self.cluster.trace("epoch_over", self.name, over.epoch)
+            self.cluster.on_epoch_over(self)
         except Violation:
             raise
         except StorageError as error:
@@ -186,7 +201,7 @@ class Life:
             self.clock.spent += self.sync_s * (0.5 + self.cluster.rng.random())
         node.step()
         view = self._viewed()
-        self.cluster.checks.look(view)
+        self.checks.look(view)
         while self.in_flight and self.in_flight[0][2].done():
             _, content, future = self.in_flight.popleft()
             self.cluster.history.on_acknowledged(future.result(), content)
@@ -195,7 +210,8 @@ class Life:
 
     def _on_flush(self, queued: list[tuple[str, Message]]) -> None:
         self.endpoint.departs_after = self.clock.spent
-        self.cluster.checks.promises.on_flush(self._viewed(), queued)
+        view = self._viewed()
+        self.checks.promises.on_flush(view, queued)
         self.cluster.trace("sends", self.name, [(peer, *_brief(message)) for peer, message in queued])
 
     def _on_disk_full(self, error: DiskFull) -> None:

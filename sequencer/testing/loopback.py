@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rt.errors import Timeout
@@ -32,8 +33,16 @@ def _shuffled(ports: range) -> Iterator[int]:
     return (ports[(start + step * turn) % len(ports)] for turn in range(len(ports)))
 
 
+def issued_at() -> datetime:
+    """When certificates of a cluster begin: before now, for a node's clock may be set back."""
+    return datetime.now(UTC) - timedelta(days=2)
+
+
 def make_certificates(directory: Path, stream: str, names: Sequence[str]) -> dict[str, list[str]]:
     """A CA and a pair for each node, on loopback: `TLS(*paths)`."""
-    init_ca(directory)
-    issued = {name: issue(directory, Identity(stream, "node", name), loopback=True) for name in names}
+    now = issued_at()
+    init_ca(directory, now=now)
+    issued = {
+        name: issue(directory, Identity(stream, "node", name), loopback=True, now=now) for name in names
+    }
     return {name: [str(path) for path in paths] for name, paths in issued.items()}

@@ -63,6 +63,10 @@ class Machine:
         content = _STATE.pack(self.index, self.chain) + bytes(self._padding)
         return lambda: content
 
+    def digest(self) -> bytes:
+        """See `StateMachine.digest`."""
+        return _STATE.pack(self.index, self.chain)
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Become an earlier state."""
         self.index, self.chain = _STATE.unpack_from(state) if state else (0, 0)

@@ -28,7 +28,7 @@ from rt.log.status import read_status
 from rt.net.certs import issue
 from rt.net.identity import Identity, Role
 from rt.net.tls import TLS
-from sequencer.testing.loopback import free_ports, make_certificates
+from sequencer.testing.loopback import free_ports, issued_at, make_certificates
 from sequencer.testing.node_log import NodeLog
 from sequencer.testing.processes import Ended
 
@@ -96,7 +96,7 @@ class Nodes:
         directory.mkdir(exist_ok=True)
         identity = Identity(self.stream, role, name, frozenset(dedup_ids))
         # Issued beside the CA, where a certificate of that name may be another role's.
-        paths = issue(self._pki, identity, renew=True)
+        paths = issue(self._pki, identity, renew=True, now=issued_at())
         return TLS(*(shutil.copy(path, directory) for path in paths))
 
     def directory(self, name: str) -> Path:

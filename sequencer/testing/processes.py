@@ -23,6 +23,7 @@ from rt.errors import RtError, Timeout
 
 Answer: TypeAlias = dict[str, Any]
 _READ_BYTES = 65536
+_LOOK_S = 0.2
 
 
 class Ended(RtError):
@@ -149,10 +150,17 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: asked.put(None))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to heed.
     threading.Thread(target=_listen, args=[asked], name="stdin", daemon=True).start()
-    while (question := asked.get()) is not None:
+    while (question := _next(asked)) is not None:
         do, number = question.pop("do"), question.pop("ask")
         reply = {"ask": number, **answer(do, question)}
         os.write(1, json.dumps(reply).encode() + b"\n")
+
+
+def _next(asked: queue.SimpleQueue[Answer | None]) -> Answer | None:
+    """What is asked next. A signal just before a wait is heard only behind it, so none is long."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return asked.get(timeout=_LOOK_S)
 
 
 def _listen(asked: queue.SimpleQueue[Answer | None]) -> None:

@@ -39,6 +39,7 @@ Fault: TypeAlias = Literal[
     "slow_disk",
     "slow_machine",
     "hand_over",
+    "reset",
 ]
 
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
@@ -47,6 +48,7 @@ _WEIGHTS: Final[dict[Fault, tuple[int, ...]]] = {
     "wipe": (0, 1, 4),
     "old_disk": (0, 1, 4),
     "hand_over": (0, 10, 40),  # It takes a leader, which there often is none.
+    "reset": (0, 0, 1, 10),
 }
 
 

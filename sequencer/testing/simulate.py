@@ -42,6 +42,7 @@ class Report:
     commands: int
     acknowledged: int
     elections: int
+    epochs: int
     lives: int
     virtual_s: float
     seen: Counter[str]
@@ -77,7 +78,8 @@ def simulate(
         digest=cluster.digest,
         commands=len(cluster.history.commands),
         acknowledged=cluster.history.acknowledged,
-        elections=cluster.checks.elections,
+        elections=sum(checks.elections for checks in cluster.epochs.values()),
+        epochs=len(cluster.epochs),
         lives=cluster.lives_begun,
         virtual_s=cluster.timeline.now,
         seen=cluster.seen,
@@ -175,6 +177,8 @@ def _unsettled(cluster: Cluster, names: list[str]) -> str:
         return f"not all have applied and committed the same: {states}"
     if len({encode_state(life.node.state) for life in lives}) > 1:
         raise Violation("states differ")
+    if behind := [life.name for life in lives if life.machine.index < len(cluster.history.commands)]:
+        raise Violation(f"nobody has all that was applied: {behind}")
     if stale := [life.name for life in lives if not life.node._raft.is_counted_here]:
         return f"disks that do not count: {stale}"
     return ""

@@ -215,6 +215,18 @@ def test_a_trimmed_segment_of_another_length_differs(tmp_path: Path) -> None:
     assert difference.segment == SegmentId(0, 0)
 
 
+def test_what_a_copy_had_before_a_gap_and_has_trimmed_is_no_difference(tmp_path: Path) -> None:
+    source = publish(tmp_path, 4)
+    other = copy(source, "other")
+    trim(source, SegmentId(0, 2))
+    trim(other, SegmentId(0, 2))
+    table = read_table(REAL, str(other))
+    assert table is not None
+    had = replace(table.segments[0], end=table.segments[0].end - 1, size_bytes=100)
+    (other / "segments").write_bytes(encode_table(replace(table, segments=(had, *table.segments[2:]))))
+    assert compare([source, other]).differences == ()
+
+
 # Merged logs
 
 

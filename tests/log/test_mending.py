@@ -9,6 +9,7 @@ from receiving import MERGED, SESSION, WHOLE, merge, publish
 
 from rt.errors import Damaged, Diverged
 from rt.log.catalog import segment_path
+from rt.log.disk import File
 from rt.log.mending import check_segment, mend_segment, sound_end, synced_end
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
@@ -161,4 +162,39 @@ def test_a_segment_that_was_trimmed_while_good_bytes_were_fetched_stays_trimmed(
     writer.trim(SECOND, TrimReason.TIME)
     assert mend_segment(disk, MERGED, GOOD, FIRST, end) == 0
     assert disk.size(path) == 0
+    writer.close()
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_segment_that_is_trimmed_while_it_is_overwritten_stays_trimmed(
+    is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = written()
+    path = segment_path(MERGED, FIRST)
+    end = synced_end(disk, MERGED, FIRST)
+    writer = LogWriter.open(MERGED, WHOLE, disk=disk, resume=True)
+    if is_gone:
+        disk.remove(path)
+    else:
+        flip(disk, path, 500)
+    opened, renamed = disk.open, disk.rename
+
+    def trim() -> None:
+        monkeypatch.undo()
+        writer.trim(SECOND, TrimReason.TIME)
+
+    def open_(file_path: str, *, write: bool = False) -> File:
+        file = opened(file_path, write=write)
+        if file_path == path and write:
+            trim()
+        return file
+
+    def rename(source: str, target: str) -> None:
+        trim()
+        renamed(source, target)
+
+    monkeypatch.setattr(disk, "rename" if is_gone else "open", rename if is_gone else open_)
+    assert mend_segment(disk, MERGED, GOOD, FIRST, end) == 0
+    assert disk.size(path) == 0
+    assert writer.table.segments[0].reason is TrimReason.TIME
     writer.close()

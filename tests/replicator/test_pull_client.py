@@ -13,6 +13,8 @@ from receiving import files_of, messages, publish
 from receiving_node import CLUSTER, FakeNode, free_port, make_pki, tls_of, until
 
 import rt
+from replicator import pull_client
+from replicator.attached_copy import AttachedCopy
 from replicator.calls import ROLES, replication_service
 from replicator.items import Place
 from replicator.pull_client import PullClient
@@ -22,6 +24,7 @@ from rt.errors import CertificateError, ClusterMismatch, Diverged, InvalidName, 
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
 from rt.net.rpc import serve
+from rt.positions import ACKNOWLEDGED, BEGUN, acknowledged_path, begun_path, write_position
 from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLog
 
@@ -330,3 +333,58 @@ def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None
         source.close()
 
     asyncio.run(main())
+
+
+# --- acknowledgements -------------------------------------------------------------------------------------
+
+
+def attached(path: Path, **options: Any) -> AttachedCopy:
+    return AttachedCopy(path, "s", on_reached=lambda _: None, subscriber="sub", **options)
+
+
+def acknowledge(copy: PullCopy, position: int, name: str = "sub") -> None:
+    write_position(REAL, acknowledged_path(copy.path, name), ACKNOWLEDGED, position)
+
+
+def test_what_a_subscriber_acknowledges_reaches_the_nodes_also_while_nothing_comes(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull_client, "ACKNOWLEDGED_SECONDS", 0.01)
+
+    async def main() -> None:
+        source, copy = Source(tmp_path), attached(tmp_path / "copy")
+        source.grow(100, 2000, 30)
+        (node,) = source.nodes
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            async with pulling(copy, [endpoint], pki):
+                await until(same(copy, source.path))
+                assert node.acknowledged == []
+                write_position(REAL, begun_path(copy.path, "sub"), BEGUN, 1)
+                await until(lambda: node.acknowledged == [("sub", 1)])
+                acknowledge(copy, 3, "another")
+                acknowledge(copy, 2)
+                await until(lambda: node.acknowledged == [("sub", 1), ("sub", 2)])
+            async with pulling(attached(tmp_path / "copy"), [endpoint], pki):
+                await until(lambda: len(node.acknowledged) == 3)
+        assert node.acknowledged[2] == ("sub", 2)
+        source.close()
+
+    asyncio.run(main())
+
+
+def test_an_acknowledgement_that_is_damaged_holds_nothing_and_stops_nothing(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = attached(tmp_path)
+    assert copy.acknowledged() is None
+    acknowledge(copy, 5)
+    wanted = copy.wanted().acknowledged
+    assert wanted is not None
+    assert wanted.position == 5
+    path = Path(acknowledged_path(copy.path, "sub"))
+    path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):
+        assert copy.wanted().acknowledged is None
+    assert caplog.text.count("acknowledgement_unreadable") == 1
+    acknowledge(copy, 6)
+    assert copy.acknowledged() is not None

@@ -30,7 +30,7 @@ from receiving import (
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 from replicator.filtering import Filtering
-from replicator.handshake import PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.handshake import Acknowledged, PullHello, PullMerged, PullProgress, PullSession, PullStart
 from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
 from replicator.merged_receiver import MergedReceiver
 from replicator.pull_server import PullServicer, check_puller
@@ -206,6 +206,9 @@ def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
         (Identity("s", "operator", "op"), PullSession(1)),
         (sub, PullMerged(name="sub2")),
         (Identity("s", "publisher", "feed"), PullMerged()),
+        (sub, PullMerged(acknowledged=Acknowledged("sub2", 0))),
+        (node, PullMerged(acknowledged=Acknowledged("n2", 0))),
+        (Identity("s", "operator", "op"), PullMerged(acknowledged=Acknowledged("op", 0))),
     ):
         with pytest.raises(CertificateError):
             check_puller(identity, PullHello("s", log), "s")
@@ -463,6 +466,33 @@ def test_a_second_hello_is_refused(tmp_path: Path, pki: Path) -> None:
             await puller.ask(PullMerged())
             await puller.ask(PullMerged())
             assert isinstance(await puller.failure(), ProtocolViolation)
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_a_subscriber_acknowledges_with_its_hello_and_later_in_its_own_name_alone(
+    tmp_path: Path, pki: Path
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            async with puller_of(endpoint, pki) as puller:
+                await puller.ask(PullMerged(name="sub", acknowledged=Acknowledged("sub", 1)))
+                await puller.hear()
+                assert node.acknowledged == [("sub", 1)]
+                await puller.call.write(encode_pull_request(Acknowledged("sub", 3)))
+                await until(lambda: node.acknowledged == [("sub", 1), ("sub", 3)])
+                await puller.call.write(encode_pull_request(Acknowledged("other", 4)))
+                assert isinstance(await puller.failure(), CertificateError)
+            async with puller_of(endpoint, pki, "n1") as puller:
+                await puller.ask(PullMerged())
+                await puller.hear()
+                await puller.call.write(encode_pull_request(Acknowledged("n1", 5)))
+                assert isinstance(await puller.failure(), CertificateError)
+        assert len(node.acknowledged) == 2
         grown.log.close()
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from replicator.levels import NEAR_SEGMENTS, Levels, majority_level
 from replicator.push_client import PushClient
 from replicator.push_lock import is_awaited, lock_push
 from rt.log.disk import REAL
+from rt.log.segment import SegmentId
 from rt.progress import NO_LEVEL, Level, PushState, read_progress
 from rt.testing.disk import FaultyDisk
 
@@ -286,6 +287,44 @@ def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp
                 record = read_progress(publisher.directory)
                 assert record is not None
                 assert (record.state, record.replicated) == (PushState.FENCED, Level(0, 1))
+
+    run(test())
+
+
+def test_a_start_that_the_cluster_wants_no_more_is_fenced_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with nodes() as made:
+            for node in made:
+                node.lie = Place(1, 0, 0)
+            with publisher_in(tmp_path) as publisher:
+                publisher.publish(b"lost")
+                publisher.flush()
+                client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
+                with pytest.raises(rt.Fenced, match="nothing more of this start"):
+                    await client.run()
+                record = read_progress(publisher.directory)
+                assert record is not None
+                assert record.state is PushState.FENCED
+            with publisher_in(tmp_path) as publisher:
+                async with pushing(publisher.directory, made):
+                    number = publisher.publish(b"kept")
+                    publisher.flush()
+                    await until(lambda: read_level(publisher) == Level(1, number + 1))
+            assert all(SegmentId(0, 0) not in node.segments for node in made)
+
+    run(test())
+
+
+def test_a_session_that_a_majority_has_fenced_is_over_though_the_others_are_away(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with nodes() as made:
+            for node in made[:2]:
+                node.refusal = rt.Fenced("another one took over")
+            await made[2].stop()
+            with publisher_in(tmp_path) as publisher:
+                client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
+                with pytest.raises(rt.Fenced, match="another one took over"):
+                    await client.run()
 
     run(test())
 

@@ -292,3 +292,32 @@ def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: Merge
     assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment.y >= 1}
     assert messages(COPY, disk) == messages(MERGED, disk)[start:]
     receiver.close()
+
+
+def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
+    disk: MemoryDisk, merged: MergedLog
+) -> None:
+    receiver = merged_copy(disk)
+    table = read_table(disk, MERGED)
+    assert table is not None
+    begins = Place(0, 2, 0)
+    receiver.start_at(begins, table.segments[1].end)
+    give(receiver, [Trimmed(SegmentId(0, 1), table.segments[0].end, TrimReason.SIZE)])
+    assert receiver.place == begins
+    give(receiver, items_of(disk, MERGED, begins))
+    assert sorted(files_of(disk, COPY)) == [SegmentId(0, 2)]
+    receiver.close()
+
+
+def test_what_a_copy_skips_it_has_trimmed_for_the_sender_s_reason(
+    disk: MemoryDisk, merged: MergedLog
+) -> None:
+    receiver = merged_copy(disk)
+    give(receiver, items_of(disk, MERGED)[:1])
+    merged.trim(SegmentId(0, 2))
+    give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+    table, wanted = read_table(disk, COPY), read_table(disk, MERGED)
+    assert table is not None
+    assert wanted is not None
+    assert {segment.reason for segment in table.segments} == {wanted.segments[0].reason}
+    receiver.close()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replicator.framing import frame_chunk, framed_chunk
 from replicator.handshake import (
     TOPICS_WANTED_MAX,
+    Acknowledged,
     LifeOpened,
     PullHello,
     PullMerged,
@@ -60,6 +61,7 @@ push_answers = st.one_of(
     st.builds(LifeOpened, words),
     st.builds(PushProgress, places, numbers, words, numbers, places),
 )
+acknowledged = st.builds(Acknowledged, names, st.integers(0, NUMBER_MAX - 1))
 merged = st.builds(
     PullMerged,
     ids,
@@ -69,10 +71,12 @@ merged = st.builds(
     st.one_of(numbers, st.sampled_from(["earliest", "latest"])),
     st.lists(st.text(max_size=20), max_size=4).map(tuple),
     st.none() | names,
+    st.none() | acknowledged,
 )
 pull_asks = st.one_of(
     st.builds(PullHello, names, st.one_of(merged, st.builds(PullSession, words, places, words))),
     st.builds(PullProgress, numbers, st.booleans()),
+    acknowledged,
 )
 pull_answers = st.one_of(
     chunks,
@@ -196,9 +200,13 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 2000])),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(has_place=True)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(name="a/b")),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(acknowledged=pb.Acknowledged())),
     ):
         with pytest.raises(ProtocolViolation):
             decode_pull_request(pb.PullRequest(hello=hello).SerializeToString())
+    for said in (pb.Acknowledged(name="../x"), pb.Acknowledged(name="x", position=NUMBER_MAX)):
+        with pytest.raises(ProtocolViolation):
+            decode_pull_request(pb.PullRequest(acknowledged=said).SerializeToString())
 
 
 def test_another_version_is_refused_by_its_number() -> None:

@@ -34,6 +34,7 @@ from sequencing import (
 from rt.log.block import BlockKind, decode_block_header
 from rt.log.checksum import batch_seed, segment_seed
 from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
 from sequencer.apply import apply
 from sequencer.commands import (
     COUNT_MAX,
@@ -41,16 +42,19 @@ from sequencer.commands import (
     Command,
     Configure,
     Fence,
+    Hold,
     Join,
     Merge,
     Open,
     Range,
+    Release,
     Restore,
     Roll,
+    Trim,
 )
 from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
-from sequencer.outcomes import Changed, Closed, Fenced, Merged, Opened, Restored
-from sequencer.state import LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
+from sequencer.outcomes import Changed, Closed, Fenced, Held, Merged, Opened, Restored
+from sequencer.state import HOLDS_MAX, LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
 from sequencer.state_encoding import decode_state, encode_state
 from sequencer.taking import take
 
@@ -116,6 +120,24 @@ def replaced(state: State) -> None:
 def full_of_lives(state: State) -> None:
     for x in range(LIVES_MAX):
         do_open(state, x=x)
+
+
+def rolled(state: State) -> None:
+    """Segment 0 has positions up to 10, segment 1 grows."""
+    merged(state)
+    apply(state, Roll(0, 0))
+    do_merge(state, piece(start=128, end=256, first=10))
+
+
+def held(state: State) -> None:
+    """A reader has what is before position 5 of 10."""
+    merged(state)
+    apply(state, Hold("reader", 5, 7))
+
+
+def full_of_holds(state: State) -> None:
+    for number in range(HOLDS_MAX):
+        assert apply(state, Hold(f"reader{number}", 0, 1)) == Held(f"reader{number}", 0)
 
 
 REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
@@ -190,6 +212,20 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
     # Rolls
     "roll of nothing": (opened, lambda _: Roll(0, 0), "not the growing"),
     "roll of another segment": (merged, lambda _: Roll(0, 1), "not the growing"),
+    # Trims and holds
+    "trim of no segment": (opened, lambda _: Trim(0, 0, TrimReason.TIME, 1), "is beyond the growing"),
+    "trim of what is to come": (rolled, lambda _: Trim(0, 2, TrimReason.TIME, 1), "is beyond the growing"),
+    "trim of nothing": (rolled, lambda _: Trim(0, 0, TrimReason.TIME, 1), "nothing before log.0.0 is kept"),
+    "trim again": (
+        lambda state: (rolled(state), apply(state, Trim(0, 1, TrimReason.TIME, 1))),
+        lambda _: Trim(0, 1, TrimReason.SIZE, 2),
+        "nothing before log.0.1 is kept",
+    ),
+    "trim of the growing segment alone": (merged, lambda _: Trim(0, 0, TrimReason.REQUEST, 1), "nothing bef"),
+    "hold beyond the end": (merged, lambda _: Hold("reader", 11, 1), "position 11 of reader is beyond 10"),
+    "hold that goes back": (held, lambda _: Hold("reader", 4, 9), "has acknowledged up to 5, not 4"),
+    "a hold too many": (full_of_holds, lambda _: Hold("reader", 0, 9), "is one more"),
+    "release of nobody": (held, lambda _: Release("writer"), "writer holds nothing back"),
     # Instructions
     "an instruction again": (
         merged,

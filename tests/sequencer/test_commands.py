@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,23 +13,31 @@ from hypothesis import strategies as st
 
 from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.layout import NUMBER_MAX
+from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.commands import (
     COUNT_MAX,
     RANGES_MAX,
+    TRIM_REASONS,
     Close,
     Command,
     Configure,
     Fence,
+    Hold,
     Join,
     Merge,
     Open,
     Range,
+    Release,
+    Reset,
     Restore,
     Roll,
+    Trim,
     decode_command,
     encode_command,
+    reset_of,
 )
+from sequencer.state import CONFIGURABLE, Configuration
 
 RANGE = Range(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
 EXAMPLES: list[Command] = [
@@ -41,8 +50,16 @@ EXAMPLES: list[Command] = [
     Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
     Configure(),
     Configure(roll_minutes=0),
+    Configure(time_minutes=60, limit_bytes=90 << 30, disk_percent=80, hold_limit_bytes=1 << 30),
+    Configure(time_minutes=0, limit_bytes=0, disk_percent=0, hold_limit_bytes=0),
     Join("n1", b"D" * 16),
     Restore("n1", b"D" * 16),
+    Trim(0, 5, TrimReason.TIME, 1_700_000_000_000_000_000),
+    Hold("reader", 1234, 1_700_000_000_000_000_000),
+    Hold("reader", 0, 0),
+    Release("reader"),
+    Reset(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
+    Reset(True, 1 << 16, 0, b"R" * 16, True),
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -92,9 +109,23 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         Close, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
     ),
     st.builds(Roll, UINT32, UINT32),
-    st.builds(Configure, st.none() | SIZES, st.none() | UINT32, st.none() | SIZES),
+    st.builds(
+        Configure,
+        **{name: st.none() | st.integers(least, end - 1) for name, (least, end) in CONFIGURABLE.items()},
+    ),
     st.builds(Join, NAMES, st.binary(min_size=16, max_size=16)),
     st.builds(Restore, NAMES, st.binary(min_size=16, max_size=16)),
+    st.builds(Trim, UINT32, UINT32, st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 2**63 - 1)),
+    st.builds(Hold, NAMES, NUMBERS, st.integers(0, 2**63 - 1)),
+    st.builds(Release, NAMES),
+    st.builds(
+        Reset,
+        st.booleans(),
+        st.integers(1, 2**32 - 1),
+        st.integers(0, 2**63 - 1),
+        st.binary(min_size=16, max_size=16),
+        st.booleans(),
+    ),
 )
 
 
@@ -241,17 +272,52 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Configure(roll_bytes=0),
         lambda: Configure(roll_minutes=-1),
         lambda: Configure(roll_minutes=2**32),
+        lambda: Configure(time_minutes=-1),
+        lambda: Configure(time_minutes=2**32),
+        lambda: Configure(limit_bytes=NUMBER_MAX),
+        lambda: Configure(disk_percent=101),
+        lambda: Configure(disk_percent=-1),
+        lambda: Configure(hold_limit_bytes=-1),
         lambda: Join("", b"D" * 16),
         lambda: Join("n1", b"D" * 15),
         lambda: Restore("n1", b""),
         lambda: Open("a", b"I" * 16, None, -1, b"L" * 8),
         lambda: Open("a", b"I" * 16, None, 2**32, b"L" * 8),
+        lambda: Trim(0, 2**32, TrimReason.TIME, 1),
+        lambda: Trim(-1, 0, TrimReason.TIME, 1),
+        lambda: Trim(0, 1, TrimReason.NONE, 1),
+        lambda: Trim(0, 1, TrimReason.FOLLOWED, 1),
+        lambda: Trim(0, 1, TrimReason.TIME, 0),
+        lambda: Trim(0, 1, TrimReason.TIME, 2**63),
+        lambda: Hold("a/b", 0, 0),
+        lambda: Hold("a", -1, 0),
+        lambda: Hold("a", NUMBER_MAX, 0),
+        lambda: Hold("a", 0, -1),
+        lambda: Release(""),
+        lambda: Reset(False, 0, 0, b"R" * 16),
+        lambda: Reset(False, 2**32, 0, b"R" * 16),
+        lambda: Reset(False, 1, -1, b"R" * 16),
+        lambda: Reset(False, 1, 0, b"R" * 15),
     ],
-    ids=range(16),
+    ids=range(37),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName)):
         wrong()
+
+
+def test_a_reset_is_told_from_all_other_commands_and_from_nonsense() -> None:
+    for command in EXAMPLES:
+        assert reset_of(encode_command(command)) == (command if isinstance(command, Reset) else None)
+    assert reset_of(b"\xff") is None
+    assert reset_of(pb.Command(version=2, reset=pb.Reset()).SerializeToString()) is None
+
+
+def test_what_can_be_configured_is_the_configuration() -> None:
+    names = [field.name for field in fields(Configuration)]
+    assert names == [field.name for field in fields(Configure)] == [*CONFIGURABLE]
+    for name, (least, end) in CONFIGURABLE.items():
+        assert least <= getattr(Configuration(), name) < end
 
 
 def test_a_newer_version_or_kind_is_told_from_nonsense() -> None:

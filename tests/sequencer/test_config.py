@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sequencer.config import BadSetting, Member, NodeConfig, split_address
 from sequencer.config_sources import KEYS, node_config
+from sequencer.state import CONFIGURABLE
 
 CWD = "/srv/here"
 FLAGS: Mapping[str, Any] = {
@@ -129,6 +130,24 @@ def test_the_variable_that_names_the_command_comes_first() -> None:
     assert made.rest_port == 6001
 
 
+def test_what_a_node_says_of_rolling_and_archiving_is_of_the_replicated_configuration(tmp_path: Path) -> None:
+    assert config().replicated == {}
+    lines = "roll_minutes = 60\narchive_limit = '90Gi'\narchive_hold_limit = 0\nrest_port = 0"
+    environment = {"RT_CONFIG": file_of(tmp_path, TOML.replace("rest_port = 0", lines))}
+    environment |= {"RT_ARCHIVE_DISK_PERCENT": "0", "RT_NODE_ROLL_BYTES": "1.5Mi", "RT_ROLL_BYTES": "7"}
+    made = node_config({"archive_time_minutes": "5"}, environment, CWD)
+    assert made.replicated == {
+        "roll_bytes": 3 << 19,
+        "roll_minutes": 60,
+        "time_minutes": 5,
+        "limit_bytes": 90 << 30,
+        "disk_percent": 0,
+        "hold_limit_bytes": 0,
+    }
+    assert set(made.replicated) <= set(CONFIGURABLE)
+    assert NodeConfig.from_json(made.to_json()) == made
+
+
 def test_members_are_replaced_whole(tmp_path: Path) -> None:
     made = node_config(
         {"config": file_of(tmp_path, TOML), "members": ("n1=a:1,a:2", "n4=b:1,b:2", "n5=c:1,c:2")}, {}, CWD
@@ -196,6 +215,12 @@ _LONG = "/" + "d" * 92  # With "/control" it has 101 bytes.
         ("rest_port", "65536", "no port (at --rest-port): got '65536', wanted a whole number from 0 to"),
         ("rest_port", "²", "no port (at --rest-port)"),
         ("rest_port", "8080", "the port is taken twice (at rest_port and health_port): got 8080"),
+        ("roll_bytes", "0", "no size (at --roll-bytes): got '0', wanted bytes, or a number with a unit"),
+        ("archive_limit", "90 cows", "no size (at --archive-limit): got '90 cows'"),
+        ("archive_hold_limit", "-1", "no size (at --archive-hold-limit): got '-1'"),
+        ("archive_disk_percent", "101", "(at --archive-disk-percent): got '101', wanted a whole number fro"),
+        ("archive_time_minutes", "-1", "(at --archive-time-minutes): got '-1', wanted a whole number from"),
+        ("roll_minutes", "1h", "(at --roll-minutes): got '1h', wanted a whole number from 0 to 42949672"),
         ("log_level", "loud", "(at --log-level): got 'loud', wanted debug or info or warning or error"),
         ("log_format", "xml", "(at --log-format): got 'xml', wanted text or json"),
     ],
@@ -212,6 +237,9 @@ def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
         ("rest_port = '1'", "no port (at {path}, key rest_port): got '1', wanted a whole number"),
         ("rest_port = true", "no port (at {path}, key rest_port): got True"),
         ("rest_port = 1.0", "no port (at {path}, key rest_port): got 1.0"),
+        ("archive_limit = 1.5", "no size (at {path}, key archive_limit): got 1.5, wanted bytes, or a num"),
+        ("archive_limit = true", "no size (at {path}, key archive_limit): got True"),
+        ("archive_disk_percent = '90'", "(at {path}, key archive_disk_percent): got '90', wanted a whole"),
         ("bootstrap = 1", "neither true nor false (at {path}, key bootstrap): got 1"),
         ("listen = 1", "no text (at {path}, key listen): got 1, wanted a string"),
         ("members = 'n1=h:1,h:2'", "no table of members (at {path}, key members)"),

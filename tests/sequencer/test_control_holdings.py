@@ -168,3 +168,18 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
         assert end is not None, at
         assert end.offset - at <= cap
         at = end.offset
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_of_the_rest(is_reported):
+    """A control process that begins anew may hear of news before it hears of what was there."""
+    holdings, leader = Holdings(b"boot"), DumbLeader()
+    marks = boundaries(random.Random(1), 20)
+    holdings.take(said(KEYS[0], marks[15:18]))
+    if is_reported:
+        assert leader.hear(holdings.report(0))
+    holdings.take(said(KEYS[0], marks[:19]))
+    holdings.take(said(KEYS[0], marks[19:]))
+    while holdings.has_news:
+        assert leader.hear(holdings.report(0))
+    assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)

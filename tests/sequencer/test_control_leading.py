@@ -13,14 +13,27 @@ from hypothesis import strategies as st
 from sequencing import Writing, do_join, do_open, new_state, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
+from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
 from sequencer.board import Mark, pack_marks
-from sequencer.commands import Command, Fence, Join, Merge, Restore, Roll, decode_command, encode_command
+from sequencer.commands import (
+    Command,
+    Configure,
+    Fence,
+    Join,
+    Merge,
+    Restore,
+    Roll,
+    Trim,
+    decode_command,
+    encode_command,
+)
 from sequencer.comparing import Difference
 from sequencer.control import leading
+from sequencer.control.archiving import LOOK_NS
 from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
-from sequencer.outcomes import Merged, Outcome, Refused
+from sequencer.outcomes import Merged, Outcome, Refused, Trimmed
 from sequencer.state import State
 
 HOUR_NS = 60 * MINUTE_NS
@@ -36,6 +49,7 @@ class Bench:
     asked: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     error: Exception | None = None
+    wanted: dict[str, int] = field(default_factory=dict)
     now_ns: int = 10**12
     outcomes: list[tuple[Command, Outcome]] = field(default_factory=list)
     sequences: dict[str, int] = field(default_factory=dict)
@@ -54,6 +68,7 @@ class Bench:
             self.asked.append,
             lambda: self.now_ns,
             on_difference=self.differences.append,
+            wanted=self.wanted,
         )
 
     def propose(self, command: bytes) -> Future[int]:
@@ -315,6 +330,61 @@ def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
     bench.settle()
     bench.assert_merged(1, 6)
     assert bench.state.sequenced_ns == before + 1
+
+
+# Archiving
+
+
+def grown_old(bench: Bench) -> None:
+    """A sealed segment of positions up to 2, and one that grows."""
+    do_open(bench.state)
+    one = writing(4)
+    for upto in (3, 5):
+        for node in "ab":
+            bench.report(node, {(1, 0, 0): one.segments[0][upto - 3 : upto]})
+        bench.settle()
+        if upto == 3:
+            apply(bench.state, Roll(0, 0))
+    assert len(bench.state.segments) == 1
+
+
+def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
+    grown_old(bench)
+    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    bench.leader.tick()
+    assert bench.pending == []
+    bench.now_ns += week_ns
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    assert bench.pending == [Trim(0, 1, TrimReason.TIME, CLOCK_NS + week_ns)]
+    bench.now_ns += LOOK_NS
+    bench.leader.tick()
+    assert len(bench.proposals) == 1  # It is on its way.
+    bench.now_ns += FRESH_NS
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    assert len(bench.proposals) == 2  # Which may be lost.
+    assert [type(bench.commit(*bench.proposals.popleft())) for _ in range(2)] == [Trimmed, Refused]
+    bench.now_ns += LOOK_NS
+    bench.leader.tick()
+    assert bench.pending == []
+
+
+def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench):
+    bench.wanted = {"limit_bytes": 7, "time_minutes": 5, "roll_minutes": 0}
+    bench.lead()
+    bench.leader.tick()
+    bench.leader.tick()
+    assert bench.pending == [Configure(time_minutes=5, limit_bytes=7)]
+    bench.commit(*bench.proposals.popleft())
+    bench.leader.tick()
+    assert bench.pending == []
+    apply(bench.state, Configure(limit_bytes=8, disk_percent=50))
+    bench.now_ns += FRESH_NS
+    bench.leader.tick()
+    assert bench.pending == [Configure(limit_bytes=7)]
 
 
 # How far behind nodes may be

@@ -8,8 +8,9 @@ import pytest
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.holdings import Standings
-from sequencer.control.standing import Nodes, summary_of
+from sequencer.control.standing import AWAY_NS, Nodes, summary_of
 from sequencer.raft.consensus import Leadership, MemberStatus, Status
+from sequencer.steps import Step
 
 MEMBERS = (
     MemberStatus("n1", "a:7000", True, True, "d1", True, 7),
@@ -39,13 +40,14 @@ def nodes() -> Nodes:
     return Nodes("n1", {"n1": "a:5002", "n2": "b:5002"})
 
 
-def standing(nodes: Nodes, *, may_take: bool = True, **changes: object) -> pb.Standing:
-    return nodes.standing(replace(STATUS, **changes), Leadership("n1", 4, True), may_take=may_take)
+def standing(nodes: Nodes, now_ns: int = 0, *, may_take: bool = True, **changes: object) -> pb.Standing:
+    status = replace(STATUS, **changes)
+    return nodes.standing(status, Leadership("n1", 4, True), now_ns, may_take=may_take)
 
 
 def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
     for clock_ns in (1, 2):
-        nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns))
+        nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns), 0)
     one, other = standing(nodes).nodes
     assert (one.name, one.address, one.is_connected, one.is_counted) == ("n1", "a:5002", True, True)
     assert (other.name, other.address, other.is_connected, other.is_counted) == ("n2", "b:5002", False, False)
@@ -62,5 +64,23 @@ def test_bytes_are_welcome_only_in_a_cluster_with_a_leader(nodes):
 
 def test_a_node_says_its_clock_its_merging_and_its_disk():
     standings = Standings(pb.MergedReport(instruction=3), 100, 40)
-    told = summary_of(standings, 7)
+    told = summary_of(standings, 7, Step("merging", 5, 6))
     assert (told.clock_ns, told.merged.instruction, told.disk_bytes, told.disk_free_bytes) == (7, 3, 100, 40)
+    assert (told.step, told.step_done, told.step_total) == ("merging", 5, 6)
+
+
+def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nodes):
+    connected = tuple(replace(one, is_connected=True) for one in MEMBERS)
+    said = pb.Summary(clock_ns=7, step="merging", step_done=5, step_total=6)
+
+    def step_of(now_ns: int, members: tuple[MemberStatus, ...]) -> tuple[str, int, int, int]:
+        summary = standing(nodes, now_ns, members=members).nodes[1].summary
+        return summary.step, summary.step_done, summary.step_total, summary.clock_ns
+
+    nodes.on_summary("n2", said, 10)
+    assert step_of(10, connected) == ("merging", 5, 6, 7)
+    assert step_of(9 + AWAY_NS, connected) == ("merging", 5, 6, 7)
+    assert step_of(10 + AWAY_NS, connected) == ("away", 0, 0, 7)
+    assert step_of(11, MEMBERS) == ("away", 0, 0, 7)
+    nodes.on_summary("n2", said, 10 + AWAY_NS)
+    assert step_of(10 + AWAY_NS, connected) == ("merging", 5, 6, 7)

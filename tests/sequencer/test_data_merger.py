@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,13 +21,15 @@ from nodes_bench import (
 )
 
 from replicator.items import Place
-from rt.errors import Diverged, StorageFailed
+from rt.errors import DiskFull, Diverged, StorageFailed
 from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
 from rt.log.writer import SyncPoint
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
 from sequencer.data import merger as merger_module
 from sequencer.data.merger import Merger, Reached
+from sequencer.state import MergedSegment
 
 STORY = Story.drawn()
 FILES = STORY.files()
@@ -345,6 +347,197 @@ def test_orders_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
     wait_until(lambda: merger.failure is not None or merger.written.instruction >= LAST)
     merger.close()
     assert isinstance(merger.failure, Diverged)
+
+
+# Trimming
+
+
+def _gone(count: int, reason: TrimReason = TrimReason.TIME) -> list[MergedSegment]:
+    """The story's first sealed segments, as the cluster trims them: each at a time of its own."""
+    sealed = [*STORY.state.segments][:count]
+    return [one.trimmed(reason, 100 + one.id.y) for one in sealed]
+
+
+def _table(merger: Merger) -> list[tuple[SegmentId, TrimReason, int]]:
+    assert merger._writer is not None
+    return [(one.id, one.reason, one.trimmed_ns) for one in merger._writer.table.segments]
+
+
+def _assert_trimmed(merger: Merger, disk: MemoryDisk, gone: Sequence[MergedSegment]) -> None:
+    """These are empty, the table says why and when, and the others are what they were."""
+    said = _table(merger)
+    assert said[: len(gone)] == [(one.id, one.reason, one.trimmed_ns) for one in gone]
+    assert all(reason is TrimReason.NONE for _, reason, _ in said[len(gone) :])
+    empty = dict.fromkeys((one.id for one in gone), b"")
+    assert merged_files(disk) == FILES | empty
+
+
+def test_what_the_cluster_trims_goes_here_with_its_reason_and_time(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    gone = _gone(1) + _gone(2, TrimReason.SIZE)[1:]
+    merger.trim(gone)
+    wait_until(lambda: _table(merger)[1][1] is TrimReason.SIZE)
+    _idle(merger)
+    _assert_trimmed(merger, disk, gone)
+    assert merger.position == STORY.state.position
+
+
+def test_what_was_trimmed_before_it_is_sealed_here_goes_when_it_is(merger, disk):
+    gone = _gone(2)
+    merger.trim(gone)
+    for order in STORY.orders:
+        merger.add(order)
+        merger.wait_written(order.instruction)
+        _idle(merger)
+        last = order.segment
+        empty = [one.id for one in gone if one.id < last]
+        assert [segment for segment, data in merged_files(disk).items() if not data] == empty
+    _assert_trimmed(merger, disk, gone)
+
+
+def test_what_nobody_remembers_to_have_trimmed_goes_as_the_oldest_that_is_known(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    known = _gone(3)[2]
+    merger.trim([known])
+    wait_until(lambda: len(_table(merger)) > 2 and _table(merger)[2][1] is not TrimReason.NONE)
+    assert [why for _, *why in _table(merger)[:3]] == [[known.reason, known.trimmed_ns]] * 3
+
+
+def test_while_it_is_held_nothing_goes_and_then_all_of_it(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    merger.hold()
+    merger.trim(_gone(2))
+    assert merged_files(disk) == FILES
+    merger.resume()
+    wait_until(lambda: _table(merger)[1][1] is TrimReason.TIME)
+    _idle(merger)
+    _assert_trimmed(merger, disk, _gone(2))
+
+
+def test_what_is_trimmed_goes_while_input_is_waited_for(merger, disk, sources):
+    sources.hidden.add((1, SegmentId(0, 4)))
+    begin(merger, STORY)
+    wait_until(lambda: merger.missing is not None)
+    merger.trim(_gone(1))
+    wait_until(lambda: _table(merger)[0][1] is TrimReason.TIME)
+    sources.hidden.clear()
+    merger.wake()
+    merger.wait_written(LAST)
+    _assert_trimmed(merger, disk, _gone(1))
+
+
+def test_a_log_with_a_gap_is_trimmed_too(merger, disk):
+    begin(merger, STORY, STORY.orders[:3])
+    merger.wait_written(3)
+    begin(merger, STORY, STORY.orders[5:])
+    assert merger.gap is not None
+    merger.trim(_gone(1))
+    wait_until(lambda: _table(merger)[0][1] is TrimReason.TIME)
+    assert merged_files(disk)[SegmentId(0, 0)] == b""
+
+
+def test_where_there_is_no_space_to_say_what_is_trimmed_it_is_tried_again(merger, disk):
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    disk.capacity_bytes = disk.used_bytes
+    merger.trim(_gone(2))
+    merger._thread.join(2 * merger_module.RETRY_S)
+    assert merged_files(disk) == FILES
+    disk.capacity_bytes = disk.used_bytes + 4000
+    wait_until(lambda: _table(merger)[1][1] is TrimReason.TIME)
+    _idle(merger)
+    _assert_trimmed(merger, disk, _gone(2))
+    assert merger.failure is None
+
+
+def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
+    """The power went between the seal of a segment and the beginning of the next one."""
+    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
+    begin(merger, STORY, STORY.orders[:rolls])
+    merger.wait_written(rolls)
+    assert merger._writer is not None
+    merger._writer.seal()
+    merger.close()
+    again = open_merger(disk, STORY)
+    again.trim(_gone(1))
+    wait_until(lambda: _table(again)[0][1] is TrimReason.TIME)
+    begin(again, STORY)
+    again.wait_written(LAST)
+    _assert_trimmed(again, disk, _gone(1))
+    assert (again.failure, again.missing) == (None, None)
+    again.close()
+
+
+def test_a_segment_that_is_sealed_but_open_for_want_of_space_is_not_trimmed_yet(merger, disk):
+    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
+    begin(merger, STORY, STORY.orders[:rolls])
+    merger.wait_written(rolls)
+    writer = merger._writer
+    assert writer is not None
+    start = writer.start
+
+    def full(*args, **kwargs):
+        writer._seal(writer._active)
+        raise DiskFull("no space for another segment")
+
+    writer.start = full
+    merger.trim(_gone(1))
+    merger.add(STORY.orders[rolls])
+    wait_until(lambda: writer.is_sealed)
+    assert merged_files(disk)[SegmentId(0, 0)] == FILES[SegmentId(0, 0)]
+    writer.start = start
+    for order in STORY.orders[rolls + 1 :]:
+        merger.add(order)
+    merger.wait_written(LAST)
+    wait_until(lambda: _table(merger)[0][1] is TrimReason.TIME)
+    _idle(merger)
+    _assert_trimmed(merger, disk, _gone(1))
+
+
+def _trim_in_steps(disk: MemoryDisk, log: Log) -> None:
+    """Merge and trim, each segment when the next one is there."""
+    merger = open_merger(disk, STORY)
+    try:
+        begin(merger, STORY)
+        merger.wait_written(LAST)
+        for count in (1, 2):
+            if merger.failure is None:
+                merger.trim(_gone(count))
+                wait_until(lambda: merger.failure is not None or not merger._to_trim())
+                wait_until(lambda: merger._is_idle)
+        if merger.failure is None:
+            log.append(merger.sync().instruction)
+    finally:
+        merger.close()
+
+
+def _check_trimmed(disk: MemoryDisk, log: Log) -> None:
+    """Whatever was done, doing it again comes to the same; no kept segment is ever empty."""
+    merger = open_merger(disk, STORY)
+    try:
+        for segment, reason, _ in _table(merger):
+            assert bool(merged_files(disk)[segment]) == (reason is TrimReason.NONE)
+    finally:
+        merger.close()
+    _trim_in_steps(disk, log)
+    assert {segment for segment, data in merged_files(disk).items() if not data} == {
+        one.id for one in _gone(2)
+    }
+
+
+def test_after_a_kill_at_any_change_of_trimming_the_log_is_trimmed_the_same():
+    def prepare(disk: MemoryDisk) -> None:
+        STORY.put_sessions(disk)
+        merger = open_merger(disk, STORY)
+        begin(merger, STORY)
+        merger.wait_written(LAST)
+        merger.sync()
+        merger.close()
+
+    assert sweep(_trim_in_steps, _check_trimmed, prepare=prepare, strategies=("all",)) > 8
 
 
 class _SlowSync:

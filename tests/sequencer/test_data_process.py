@@ -29,15 +29,15 @@ from rt.log.segment import SegmentId, encode_segment_header
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Configure, Join, Open, Range, encode_command
+from sequencer.commands import Configure, Join, Open, Range, Release, encode_command
 from sequencer.config import Member, NodeConfig
 from sequencer.control.link import Link
-from sequencer.data import catching_up, configuring, fetching
+from sequencer.data import catching_up, commanding, fetching
 from sequencer.data import opening as opening_module
 from sequencer.data.disk_id import open_disk_id
 from sequencer.data.process import Data
 from sequencer.orders import MergeOrder, SessionEnd, encode_order
-from sequencer.outcomes import Opened
+from sequencer.outcomes import Changed, Opened, Refused
 from sequencer.state import State
 from sequencer.state_encoding import encode_state
 
@@ -738,27 +738,36 @@ def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
     assert open_disk_id(str(tmp_path / "sessions")) != known
 
 
-# The configuration
+# Commands of operators
 
 
-def test_a_change_of_the_configuration_is_proposed_until_it_is_applied_here(config, monkeypatch):
-    monkeypatch.setattr(configuring, "PROPOSE_AGAIN_S", 0.001)
+def test_a_command_is_proposed_until_it_is_applied_here_and_what_it_came_to_is_told(config, monkeypatch):
+    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
             with pytest.raises(Unreachable):
-                await played.data.configuring.configure(Configure(roll_minutes=0))
+                await played.data.commanding.run(Configure(roll_minutes=0))
             played.say(snapshot_of(new_state()))
+            with pytest.raises(Unreachable, match="no leader"):
+                await played.data.commanding.run(Configure(roll_minutes=0))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
             for index, wanted in enumerate([Configure(roll_minutes=5), Configure(roll_minutes=0)], start=2):
                 played.heard.clear()
-                changing = asyncio.ensure_future(played.data.configuring.configure(wanted))
+                changing = [asyncio.ensure_future(played.data.commanding.run(wanted)) for _ in range(2)]
                 content = encode_command(wanted)
                 await played.until(
                     lambda content=content: [one.propose for one in played.heard].count(content) > 2
                 )
                 played.say(pb.ToData(applied=pb.Applied(index=index, command=content)))
-                assert (await changing).roll_minutes == wanted.roll_minutes
+                assert await asyncio.gather(*changing) == [Changed(), Changed()]
+                assert played.data.replica.state.configuration.roll_minutes == wanted.roll_minutes
+            releasing = asyncio.ensure_future(played.data.commanding.run(Release("nobody")))
+            await played.until(lambda: played.heard[-1].propose == encode_command(Release("nobody")))
+            released = encode_command(Release("nobody"))
+            played.say(pb.ToData(applied=pb.Applied(index=4, command=released)))
+            assert isinstance(await releasing, Refused)
             with pytest.raises(Timeout):
-                await played.data.configuring.configure(Configure(roll_bytes=7), timeout_s=0.01)
+                await played.data.commanding.run(Configure(roll_bytes=7), timeout_s=0.01)
 
     asyncio.run(play())

@@ -138,6 +138,46 @@ def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
     assert clients.pull_bytes == 650
 
 
+def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
+    clock = Clock()
+    clients = Clients(clock)
+    pull = a_pull(has=PullProgress(40))
+
+    def lag_s() -> float:
+        (client,) = clients.clients()
+        return client.lag_ns / SECOND
+
+    clients.look({1: pull}, 100)
+    assert lag_s() == 0
+    clock.ns += 3 * SECOND
+    clients.look({1: pull}, 200)
+    assert lag_s() == 3
+    pull.has = PullProgress(100)
+    assert lag_s() == 0
+    clients.look({1: pull}, 300)
+    clock.ns += 2 * SECOND
+    pull.has = PullProgress(299)
+    clients.look({1: pull}, 400)
+    assert lag_s() == 2
+    clients.look({}, 500)
+    assert lag_s() == 0
+
+
+def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> None:
+    async def check() -> None:
+        clock = Clock()
+        clients = Clients(clock)
+        watched = await WatchedStores(FakeStores(FakeIntake()), clients).accept(HELLO, PUBLISHER)
+        await watched.next_progress(None)
+        clients.look({}, 100)
+        clock.ns += 4 * SECOND
+        clients.look({}, 100)
+        (client,) = clients.clients()
+        assert (client.lag_ns, client.incarnation) == (4 * SECOND, HELLO.incarnation)
+
+    asyncio.run(check())
+
+
 def test_a_client_that_came_again_is_told_once() -> None:
     clock = Clock()
     clients = Clients(clock)

@@ -2,20 +2,47 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from page_bench import GIB, busy_node, busy_standing, busy_state
 from prometheus_client.parser import text_string_to_metric_families
-from rest_node import node_view
+from rest_node import MINUTE, NOW, T0, node_view
 
-from sequencer.rest.metrics import Metric, exposition, metrics_of
-from sequencer.rest.node_view import Counts, Histogram
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.outcomes import Refused, Trimmed
+from sequencer.rest.exposition import Metric, exposition, table
+from sequencer.rest.metrics import metrics_of
+from sequencer.rest.node_view import Counts, Histogram, NodeView
 from sequencer.rest.syncs import BOUNDS_S, Durations
+from sequencer.rest.trims import NO_TRIMS
+from sequencer.state import Hold
 
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 _VALUE = r"-?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|\+?Inf|NaN)"
 _LABEL = r'[a-z_]+="(?:[^"\\\n]|\\["\\n])*"'
 _SAMPLE = re.compile(rf"([a-z_]+)(?:\{{({_LABEL}(?:,{_LABEL})*)\}})? ({_VALUE})")
+COUNTS = Counts(
+    push_bytes=900,
+    pull_bytes=700,
+    push_streams=1,
+    pull_streams=2,
+    refused={("push", "Fenced"): 2, ("rest", "CertificateError"): 1},
+    requests={("rest", 200): 7},
+    syncs=Histogram((0.1, 1.0), (3, 1, 1), 4.5),
+    cpu_s=1.25,
+    memory_bytes=4096,
+    certificate_end_s=1.8e9,
+    trims=NO_TRIMS.after(Trimmed(SegmentId(0, 8), TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
+    overtaken=4,
+)
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -43,21 +70,16 @@ def parsed(text: str) -> dict[str, float]:
     return found
 
 
-def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -> None:
-    counts = Counts(
-        push_bytes=900,
-        pull_bytes=700,
-        push_streams=1,
-        pull_streams=2,
-        refused={("push", "Fenced"): 2, ("rest", "CertificateError"): 1},
-        requests={("rest", 200): 7},
-        syncs=Histogram((0.1, 1.0), (3, 1, 1), 4.5),
-        cpu_s=1.25,
-        memory_bytes=4096,
-        certificate_end_s=1.8e9,
-    )
+def samples(node: NodeView) -> dict[str, float]:
+    return parsed(exposition(metrics_of(node)))
 
-    text = exposition(metrics_of(node_view(counts=counts)))
+
+def blank() -> NodeView:
+    return NodeView("s", "n1", NOW, T0, pb.Standing())
+
+
+def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -> None:
+    text = exposition(metrics_of(node_view(counts=COUNTS)))
 
     found = parsed(text)
     assert found["rt_merged_position"] == 360
@@ -70,7 +92,6 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
     assert found["rt_raft_term"] == 5
     assert (found["rt_is_leader"], found["rt_has_leader"], found["rt_is_ready"]) == (0, 1, 1)
     assert found["rt_disk_free_bytes"] == 400
-    assert found["rt_segments"] == 3
     assert [found[f'rt_fsync_seconds_bucket{{le="{le}"}}'] for le in ("0.1", "1.0", "+Inf")] == [3, 4, 5]
     assert (found["rt_fsync_seconds_sum"], found["rt_fsync_seconds_count"]) == (4.5, 5)
     families = list(text_string_to_metric_families(text))
@@ -78,8 +99,128 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
     assert theirs == {key.partition("{")[0] for key in found}
 
 
-def test_no_label_names_a_session_or_a_certificate() -> None:
-    assert not re.search(r'"(feed|sub|other|op)"', exposition(metrics_of(node_view())))
+def test_what_is_kept_trimmed_and_held_is_told() -> None:
+    found = samples(busy_node(counts=COUNTS))
+
+    assert (found["rt_log_start_position"], found["rt_kept_segments"]) == (800_000, 33)
+    kept = [one.size_bytes for one in busy_state().segments if not one.is_trimmed]
+    assert found["rt_kept_bytes"] == sum(kept) + GIB // 8
+    assert found["rt_kept_age_seconds"] == (40 - 9) * 4 * 3600 + 1800
+    assert found['rt_trimmed_segments_total{reason="disk"}'] == 3
+    assert found['rt_trimmed_segments_total{reason="time"}'] == 0
+    assert found['rt_trimmed_bytes_total{reason="disk"}'] == 300
+    assert (found["rt_policy_time_seconds"], found["rt_policy_limit_bytes"]) == (7 * 86400, 90 * GIB)
+    assert (found["rt_policy_disk_ratio"], found["rt_policy_hold_limit_bytes"]) == (0.9, 10 * GIB)
+    assert (found['rt_holds{state="whole"}'], found['rt_holds{state="overridden"}']) == (2, 0)
+    assert found["rt_hold_lag_messages"] == 1_600_400
+    assert found["rt_held_bytes"] == 0
+    assert (found["rt_holds_overridden_total"], found["rt_subscribers_overtaken_total"]) == (2, 4)
+
+
+def test_a_hold_below_the_log_start_is_told_to_be_overridden() -> None:
+    state = busy_state()
+    state.holds["late"] = Hold(799_999, NOW)
+
+    found = samples(busy_node(state=state))
+
+    assert (found['rt_holds{state="whole"}'], found['rt_holds{state="overridden"}']) == (2, 1)
+
+
+def test_what_is_kept_for_holds_alone_is_what_would_be_due_without_them() -> None:
+    state = busy_state()
+    state.configuration = replace(state.configuration, time_minutes=5 * 24 * 60)
+
+    found = samples(busy_node(state=state))
+
+    due = [one for one in state.segments if one.sealed_ns <= busy_node().now_ns - 5 * 24 * 60 * MINUTE]
+    assert found["rt_held_bytes"] == 0
+    state.holds["audit"] = Hold(800_000, NOW)
+    assert samples(busy_node(state=state))["rt_held_bytes"] == sum(one.size_bytes for one in due[8:]) > 0
+
+
+def test_lags_are_those_of_whoever_is_furthest_behind() -> None:
+    found = samples(busy_node())
+
+    assert found["rt_replication_lag_messages"] == 900
+    assert (found["rt_subscribers"], found["rt_subscriber_lag_messages"]) == (1, 400)
+    assert found['rt_member_merge_lag_bytes{member="n1"}'] == 0
+    assert found['rt_member_merge_lag_bytes{member="n3"}'] == 900_400 * 9000
+
+
+def test_a_member_that_stopped_and_a_step_on_the_way_are_told() -> None:
+    standing = busy_standing()
+    for one in standing.nodes:
+        if one.name == "n1":
+            one.summary.step, one.summary.step_done, one.summary.step_total = "copying", 1, 4
+        if one.name == "n3":
+            one.summary.merged.stopped = "differs"
+
+    found = samples(busy_node(standing=standing))
+
+    assert [found[f'rt_member_stopped{{member="{name}"}}'] for name in ("n1", "n2", "n3")] == [0, 0, 1]
+    assert (found['rt_step{step="copying"}'], found['rt_step{step="ready"}']) == (1, 0)
+    assert found["rt_step_ratio"] == 0.25
+
+
+def test_a_node_tells_of_the_same_metrics_whatever_it_knows() -> None:
+    def names(node: NodeView) -> list[str]:
+        return [metric.name for metric in metrics_of(node)]
+
+    assert names(blank()) == names(node_view()) == names(busy_node(counts=COUNTS))
+
+
+def test_names_end_in_their_unit() -> None:
+    measured = {"bytes", "messages", "seconds", "ratio", "position", "segments"}
+
+    for metric in metrics_of(busy_node(counts=COUNTS)):
+        assert metric.name.startswith(("rt_", "process_"))
+        assert metric.unit
+        assert (metric.unit == "0 or 1") <= (metric.kind == "gauge")
+        if metric.unit in measured:
+            assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}"), metric.name
+
+
+def test_the_table_of_metrics_is_what_a_node_tells(request: pytest.FixtureRequest) -> None:
+    text = DOCS.read_text()
+    words = text[: text.index("| metric |")] if "| metric |" in text else text
+    wanted = table(list(metrics_of(busy_node(counts=COUNTS))))
+    if request.config.getoption("--rewrite"):
+        DOCS.write_text(words + wanted)
+
+    assert DOCS.read_text()[len(words) :] == wanted
+
+
+@pytest.mark.slow
+def test_promtool_finds_nothing_to_say_of_names_types_and_units() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: on Debian, apt-get install prometheus")
+    text = exposition(metrics_of(busy_node(counts=COUNTS)))
+
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_label_names_a_session_a_subscriber_or_a_certificate() -> None:
+    assert not re.search(r'"(feed|sub|other|op|d1)"', exposition(metrics_of(node_view())))
+    assert not re.search(r'"(quotes|audit|export|desk|d1|trades:.*)"', exposition(metrics_of(busy_node())))
+
+
+def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
+    first = Trimmed(SegmentId(0, 1), TrimReason.TIME, NOW, 10, 1, 100, ())
+    second = Trimmed(SegmentId(0, 4), TrimReason.TIME, NOW, 40, 3, 300, ("a",))
+    third = Trimmed(SegmentId(0, 5), TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
+    found = NO_TRIMS
+
+    for outcome in (first, Refused("no"), second, third):
+        found = found.after(outcome)
+
+    assert dict(found.segments) == {TrimReason.TIME: 4, TrimReason.DISK: 1}
+    assert dict(found.size_bytes) == {TrimReason.TIME: 400, TrimReason.DISK: 70}
+    assert found.overridden == 3
 
 
 @given(
@@ -88,7 +229,7 @@ def test_no_label_names_a_session_or_a_certificate() -> None:
     value=st.one_of(st.integers(0, 2**63), st.floats(0, 1e300)),
 )
 def test_whatever_a_help_or_label_says_is_read_back(text: str, label: str, value: float) -> None:
-    told = exposition([Metric("rt_x", "gauge", text, [({"l": label}, value)])])
+    told = exposition([Metric("rt_x", "gauge", "1", text, ("l",), {(label,): value})])
 
     (family,) = text_string_to_metric_families(told)
     (sample,) = family.samples

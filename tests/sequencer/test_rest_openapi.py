@@ -7,36 +7,32 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from rest_node import node_view
 
 from rt.net.identity import ROLES
-from sequencer.rest.app import App
+from sequencer.rest.actions import ACTIONS
+from sequencer.rest.answering import Answering
 from sequencer.rest.endpoints import ENDPOINTS, EVERYBODY, OPERATORS
 from sequencer.rest.openapi import docs_page, document
 
 
 def test_the_description_is_valid_openapi() -> None:
-    OpenAPIV31SpecValidator(document(ENDPOINTS)).validate()
+    OpenAPIV31SpecValidator(document(ENDPOINTS, ACTIONS)).validate()
 
 
 def test_the_description_lists_every_route_and_no_other() -> None:
     with ThreadPoolExecutor(1) as pool:
-        app = App(ENDPOINTS, node_view, pool, stream="s")
-    routes = {
-        (route.method, route.resource.canonical)
-        for route in app.application.router.routes()
-        if route.resource is not None
-    }
+        routes = Answering(ENDPOINTS, node_view, pool, stream="s", actions=ACTIONS).routes
 
     described = {
         (method.upper(), path)
-        for path, operations in document(ENDPOINTS)["paths"].items()
+        for path, operations in document(ENDPOINTS, ACTIONS)["paths"].items()
         for method in operations
     }
 
-    assert routes == described | {("HEAD", path) for _, path in described}
-    assert {method for method, _ in described} == {"GET"}
+    assert routes == described | {("HEAD", path) for method, path in described if method == "GET"}
+    assert {method for method, _ in described} == {"GET", "POST"}
 
 
 def test_the_description_lists_every_parameter() -> None:
-    paths = document(ENDPOINTS)["paths"]
+    paths = document(ENDPOINTS, ACTIONS)["paths"]
 
     for endpoint in ENDPOINTS:
         told = [one["name"] for one in paths[endpoint.path]["get"].get("parameters", [])]
@@ -52,15 +48,19 @@ def test_what_others_than_operators_may_read_is_just_this() -> None:
         "/latest-out-position",
         "/log-history",
         "/rt-clients",
+        "/dedup-rt-clients",
+        "/holds",
     }
+    assert all(action.roles == OPERATORS for action in ACTIONS)
     assert set(ROLES) == EVERYBODY
     assert {one.path for one in ENDPOINTS if one.is_public} == {"/readiness", "/liveness", "/metrics"}
 
 
 def test_the_page_for_people_shows_every_path_and_loads_nothing() -> None:
-    page = docs_page(ENDPOINTS)
+    page = docs_page(ENDPOINTS, ACTIONS)
 
     assert all(f"GET {endpoint.path}</h2>" in page for endpoint in ENDPOINTS)
+    assert all(f"POST {action.path}</h2>" in page for action in ACTIONS)
     assert "logPos" in page
     assert re.findall(r"(?:src|href)=\"([^\"]*)\"", page) == ["openapi.json"]
     assert not re.search(r"<script|<link|@import|url\(|https?://", page)

@@ -23,10 +23,11 @@ from replicator.handshake import PullMerged, PushHello
 from replicator.pull_server import Pull
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
-from sequencer.rest.app import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, App
+from sequencer.rest.answering import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Answering
+from sequencer.rest.app import App
+from sequencer.rest.asking import Answer, Asked
 from sequencer.rest.endpoints import ENDPOINTS, Endpoint
 from sequencer.rest.listener import HANDSHAKES_MAX, Listener
-from sequencer.rest.views import Answer, Asked
 from sequencer.state_encoding import encode_state
 
 WAIT_S = 30
@@ -249,7 +250,13 @@ def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
             answer = await ask(served.health_port, content)
         assert answer.split(b" ")[1] == b"400"
         assert b"Traceback" not in answer
-        assert served.rest.apps["health"].refused.total() == 1
+        if b"\r\n\r\n" in answer:
+            told = json.loads(answer.partition(b"\r\n\r\n")[2])
+            assert (told["error"], told["what"]) == (
+                "BadRequest",
+                "this is no request, or one beyond the bounds",
+            )
+        assert served.rest.answering["health"].refused.total() == 1
         assert not caplog.records
         assert (await get(served, "/liveness"))[0] == 200
 
@@ -274,15 +281,81 @@ def test_a_body_is_refused_however_large(run: Any) -> None:
     run(check)
 
 
+def post(body: bytes, *headers: bytes) -> bytes:
+    """The bytes of a request that changes something."""
+    lines = [b"POST /release-hold HTTP/1.1", b"Host: x", b"Connection: close", *headers]
+    return b"\r\n".join([*lines, b"Content-Type: application/json", b"", body])
+
+
+GOOD = b'{"name": "late"}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        post(GOOD, b"Content-Length: 16"),
+        post(b"8\r\n" + GOOD[:8] + b"\r\n8\r\n" + GOOD[8:] + b"\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"),
+    ],
+    ids=["whole", "chunked"],
+)
+def test_an_operator_changes_something_with_a_body_of_json(content: bytes, run: Any) -> None:
+    async def check(served: Served) -> None:
+        answer = await ask(served.rest_port, content, served.context("op"))
+
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert [*served.data.replica.state.holds] == ["sub"]
+
+    run(check)
+
+
+def test_who_waits_to_be_asked_for_the_body_is_asked(run: Any) -> None:
+    async def check(served: Served) -> None:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", served.rest_port, ssl=served.context("op")
+        )
+        writer.write(post(b"", b"Content-Length: 16", b"Expect: 100-continue"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(GOOD)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        writer.transport.abort()
+        assert [*served.data.replica.state.holds] == ["sub"]
+
+    run(check)
+
+
+@pytest.mark.parametrize("name", ["sub", "op"])
+def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: Any) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 65536
+            yield b" " * 65536
+
+    async def check(served: Served) -> None:
+        headers = {"Content-Type": "application/json"}
+        with contextlib.suppress(aiohttp.ClientError):
+            status, _, _ = await get(
+                served, "/release-hold", name, method="POST", data=endless(), headers=headers
+            )
+            assert status == (413 if name == "op" else 403)
+        await until(lambda: served.rest.listeners["rest"].connections == 0)
+        assert sent < 64 * 2**20
+        assert not served.data.commanding.ran
+
+    run(check)
+
+
 @contextlib.asynccontextmanager
 async def listening(
     endpoints: tuple[Endpoint, ...] = ENDPOINTS, **bounds: Any
-) -> AsyncIterator[tuple[Listener, App]]:
+) -> AsyncIterator[tuple[Listener, Answering]]:
     """A plain port with other bounds, and with `endpoints` for everybody."""
     public = [replace(one, is_public=True) for one in endpoints]
     with ThreadPoolExecutor(1) as pool:
-        app = App(public, node_view, pool, stream=None)
-        runner = app.runner()
+        answering = Answering(public, node_view, pool, stream=None)
+        runner = App(answering).runner()
         await runner.setup()
         make = runner.server
         assert make is not None
@@ -290,7 +363,7 @@ async def listening(
         listener.start()
         try:
             async with asyncio.timeout(WAIT_S):
-                yield listener, app
+                yield listener, answering
         finally:
             await runner.cleanup()
             await listener.close()
@@ -446,7 +519,7 @@ def test_so_many_requests_are_answered_at_a_time_and_more_are_told_to_come_again
 def test_one_identity_with_many_slow_requests_keeps_no_other_from_its_own(held: Held, run: Any) -> None:
     async def check(served: Served) -> None:
         served.rest._pool.submit(held.go.wait)  # What may be large waits behind it.
-        app = served.rest.apps["rest"]
+        app = served.rest.answering["rest"]
         waiting = [
             asyncio.create_task(get(served, "/log-history", "sub")) for _ in range(REQUESTS_PER_IDENTITY_MAX)
         ]
@@ -491,6 +564,17 @@ def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(caplog: pytest.Log
     with caplog.at_level(logging.CRITICAL, "sequencer"):
         asyncio.run(check())
     assert [record.getMessage() for record in caplog.records] == ["rest_broken path='/broken'"]
+
+
+def test_a_peer_that_hangs_up_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = App(Answering((), node_view, ThreadPoolExecutor(1), stream=None))
+    logger = app._http_logger()
+    for error in (ConnectionResetError("the peer is gone"), RuntimeError("ours")):
+        try:
+            raise error
+        except (ConnectionError, RuntimeError):
+            logger.exception("Error handling request")
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
 
 
 def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(

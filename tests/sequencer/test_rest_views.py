@@ -23,16 +23,18 @@ from rest_node import (
 
 import rt
 from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest import schemas, views
+from sequencer.rest import operating_views, schemas, views
+from sequencer.rest.asking import Answer, Asked
 from sequencer.rest.endpoints import ENDPOINTS
 from sequencer.rest.errors import BadRequest, NotReady
+from sequencer.rest.kept import Kept
 from sequencer.rest.log_history import log_history
-from sequencer.rest.node_view import LAG_BYTES_MAX, Merging, NodeView, bytes_behind
+from sequencer.rest.node_view import LAG_BYTES_MAX, Client, Merging, NodeView
 from sequencer.rest.query import parse_query
 from sequencer.rest.times import parse_rfc3339, rfc3339
-from sequencer.rest.views import Answer, Asked
 from sequencer.state import MergedEnd, MergedSegment, State
 
 HISTORY = next(one for one in ENDPOINTS if one.path == "/log-history")
@@ -153,7 +155,14 @@ def test_the_latest_out_position_is_that_of_the_last_message() -> None:
 def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
     for state in (None, State(bytes(16))):
         node = node_view(state=state)
-        for view in (views.latest_out_position, views.log_history, views.sessions):
+        for view in (
+            views.latest_out_position,
+            views.log_history,
+            views.sessions,
+            operating_views.holds,
+            operating_views.configuration,
+            operating_views.dedup_clients,
+        ):
             with pytest.raises(NotReady, match="has not joined"):
                 view(asked(node))
         assert body(views.status(asked(node)))["cluster"] == ""
@@ -216,6 +225,121 @@ def test_a_client_tells_how_far_it_is_behind() -> None:
     assert (sub["position"], sub["lag"], sub["active"]) == (300, 60, True)
     assert (other["lag"], other["active"]) == (330, False)
     assert other["disconnectTime"] == rfc3339(at(5))
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("kind=subscriber", ["sub", "other"]),
+        ("kind=operator", []),
+        ("name=feed", ["feed"]),
+        ("active=true", ["feed", "sub"]),
+        ("active=false", ["other"]),
+        ("limit=1&offset=1", ["sub"]),
+    ],
+)
+def test_clients_can_be_asked_for_by_kind_name_and_page(query: str, wanted: list[str]) -> None:
+    clients = next(one for one in ENDPOINTS if one.path == "/rt-clients")
+    parsed = parse_query([tuple(part.split("=")) for part in query.split("&")], clients.parameters)  # type: ignore[misc]
+
+    assert [one["name"] for one in body(views.clients(asked(**parsed)))] == wanted
+
+
+def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
+    pushing = Client(PUBLISHER, "", "feed", T0, incarnation=b"\2" * 16)
+    unknown = Client(PUBLISHER, "", "feed~new", T0, incarnation=b"\3" * 16)
+    merged = Client(SUBSCRIBER, "", None, T0)
+    copied = Client(Identity("s", "node", "n2"), "", None, T0, is_of_merged=False, session_id=1)
+
+    found = body(views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
+
+    told = {(one["kind"], one["session"]): one["directory"] for one in found}
+    assert told == {
+        ("publisher", "feed"): "s/sessions/2",
+        ("publisher", "feed~new"): "",
+        ("subscriber", None): "s/merged",
+        ("node", None): "s/sessions/1",
+    }
+
+
+# What is kept, and for whom
+
+
+def test_holds_are_told_by_name_with_what_they_keep() -> None:
+    late, sub = body(operating_views.holds(asked()))
+
+    assert late == {
+        "name": "late",
+        "position": 50,
+        "lag": 310,
+        "bytes": 1001 + 1002 + 640,
+        "updateTime": rfc3339(at(20)),
+        "isOverridden": True,
+    }
+    assert (sub["name"], sub["bytes"], sub["isOverridden"]) == ("sub", 501 + 640, False)
+
+
+@pytest.mark.parametrize(
+    ("identity", "wanted"),
+    [
+        (OPERATOR, ["late", "sub"]),
+        (SUBSCRIBER, ["sub"]),
+        (OTHER, []),
+        (Identity("s", "publisher", "sub"), []),
+        (None, []),
+    ],
+)
+def test_a_subscriber_sees_its_own_hold_alone(identity: Identity | None, wanted: list[str]) -> None:
+    assert [one["name"] for one in body(operating_views.holds(asked(None, identity)))] == wanted
+
+
+def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() -> None:
+    first, second = body(operating_views.dedup_clients(asked()))
+
+    assert (first["dedupId"], first["wanted"]) == ("d1", 40)
+    assert first["sessions"] == [
+        {
+            "id": 2,
+            "name": "feed",
+            "isSuperseded": False,
+            "isOpen": True,
+            "isConnected": True,
+            "number": 0,
+            "lag": 40,
+        }
+    ]
+    assert second == {"dedupId": "d2", "wanted": 7, "sessions": []}
+
+
+def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_sessions() -> None:
+    feed = Identity("s", "publisher", "feed", frozenset({"d1", "d9"}))
+    other = Identity("s", "publisher", "other", frozenset({"d1"}))
+
+    def seen(identity: Identity) -> list[Any]:
+        found = body(operating_views.dedup_clients(asked(None, identity)))
+        return [(one["dedupId"], len(one["sessions"])) for one in found]
+
+    assert seen(feed) == [("d1", 1)]
+    assert seen(other) == [("d1", 0)]
+    assert seen(PUBLISHER) == []
+
+
+def test_the_archive_is_told_against_its_policy() -> None:
+    status = body(views.status(asked()))
+
+    assert status["archive"] == {
+        "logStart": 100,
+        "segments": 3,
+        "segmentsTrimmed": 1,
+        "bytes": 1001 + 1002 + 640,
+        "oldestMinutes": 40,
+        "lastTrimTime": rfc3339(at(40)),
+        "lastTrimReason": "time",
+        "holds": 2,
+        "holdBytes": 1001 + 1002 + 640,
+    }
+    assert status["configuration"] == body(operating_views.configuration(asked()))
+    assert [one["name"] for one in status["alarms"]] == ["member-away", "hold-overridden"]
 
 
 # Readiness
@@ -295,8 +419,8 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
 ) -> None:
     segments, first = [], 0
     for y, (count, each) in enumerate(sizes):
-        gone = 1 if y < trimmed else 0
-        segments.append(MergedSegment(SegmentId(0, y), first, first + count, count * each, 1, 2, gone))
+        segment = MergedSegment(SegmentId(0, y), first, first + count, count * each, 1, 2)
+        segments.append(segment.trimmed(TrimReason.TIME, 3) if y < trimmed else segment)
         first += count
     state = State(b"\1" * 16, position=first + 3)
     state.segments.extend(segments)
@@ -307,7 +431,7 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
         for _ in range(count)
     ] + [7, 7, 7]
 
-    assert bytes_behind(state, position) == sum(per_message[position:])
+    assert Kept(state).bytes_from(position) == sum(per_message[position:])
 
 
 # Times

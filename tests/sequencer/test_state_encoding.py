@@ -20,13 +20,17 @@ from rt.errors import FormatError, UnknownVersion
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
+from sequencer import state as held
 from sequencer.apply import apply
-from sequencer.commands import Configure, Roll
+from sequencer.commands import Configure, Hold, Release, Reset, Roll, Trim
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
 from sequencer.state import (
+    CONFIGURABLE,
+    Cleared,
     Configuration,
     Consumed,
     End,
+    LastReset,
     Life,
     MergedEnd,
     MergedSegment,
@@ -54,11 +58,19 @@ SESSIONS = st.builds(
     st.lists(LIVES, max_size=3).map(tuple),
     st.none() | st.builds(Consumed, ENDS, UINT32),
     st.none() | st.tuples(UINT32, ENDS),
+    UINT64,
 )
 SEGMENTS = st.builds(
     MergedSegment, IDS, UINT64, UINT64, UINT64, UINT64, UINT64, UINT64, st.sampled_from(TrimReason)
 )
+CONFIGURATIONS = st.builds(
+    Configuration, **{name: st.integers(0, end - 1) for name, (_, end) in CONFIGURABLE.items()}
+)
+HOLDS = st.builds(held.Hold, UINT64, UINT64)
 DISKS = st.builds(NodeDisk, st.binary(min_size=16, max_size=16), UINT64, st.booleans())
+RESETS = st.builds(
+    LastReset, st.booleans(), UINT32, UINT64, st.binary(min_size=16, max_size=16), st.booleans()
+)
 MERGED = st.builds(
     MergedEnd,
     st.none() | IDS,
@@ -77,7 +89,7 @@ def states(draw: st.DrawFn) -> State:
     sessions = draw(st.dictionaries(st.integers(1, 40), SESSIONS, max_size=4))
     state = State(
         draw(st.binary(min_size=16, max_size=16)),
-        Configuration(draw(UINT64), draw(UINT32), draw(UINT64)),
+        draw(CONFIGURATIONS),
         draw(UINT64),
         draw(UINT64),
         draw(UINT64),
@@ -88,6 +100,9 @@ def states(draw: st.DrawFn) -> State:
         draw(UINT32),
         draw(st.dictionaries(NAMES, DISKS, max_size=3)),
         draw(UINT64),
+        draw(st.dictionaries(NAMES, HOLDS, max_size=3)),
+        draw(st.none() | RESETS),
+        draw(st.none() | st.builds(Cleared, UINT32, UINT64, UINT32)),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -125,6 +140,9 @@ def shuffled(state: State, rng: random.Random) -> State:
         state.next_session_id,
         dict(mixed(state.disks.items())),
         state.joins,
+        dict(mixed(state.holds.items())),
+        state.last_reset,
+        state.cleared,
         dict(mixed(state.by_name.items())),
     )
 
@@ -143,7 +161,15 @@ def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_buil
 
 CHANGES: list[Callable[[State], object]] = [
     lambda state: do_join(state, "n1", disk=7),
-    lambda state: apply(state, Configure(roll_minutes=61)),
+    *(
+        lambda state, name=name: apply(state, Configure(**{name: 61}))  # type: ignore[misc]
+        for name in CONFIGURABLE
+    ),
+    lambda state: apply(state, Trim(0, 1, TrimReason.SIZE, 7)),
+    lambda state: apply(state, Hold("reader", 6, 7)),
+    lambda state: apply(state, Hold("reader", 5, 8)),
+    lambda state: apply(state, Hold("another", 5, 7)),
+    lambda state: apply(state, Release("reader")),
     lambda state: apply(state, Roll(0, 1)),
     lambda state: do_open(state, "new", incarnation=3),
     lambda state: do_open(state, "a", x=5),
@@ -259,12 +285,24 @@ def grown() -> State:
     do_open(state, "b~c", dedup="twins", incarnation=2)
     do_fence(state, 2)
     do_close(state, 2, 0, (2, 64, 500))
-    state.segments.append(MergedSegment(SegmentId(0, 9), 1, 2, 3, 4, 5, trimmed_ns=6, reason=TrimReason.TIME))
+    trimmed = MergedSegment(SegmentId(0, 9), 1, 2, 3, 4, 5, trimmed_ns=6, reason=TrimReason.TIME)
+    state.segments.appendleft(trimmed)
+    apply(state, Hold("writer", 3, 4))
+    apply(state, Hold("reader", 5, 7))
+    return state
+
+
+def was_reset() -> State:
+    state = grown()
+    apply(state, Reset(True, 2, 1_700_000_000_000_000_000, b"R" * 16))
+    do_open(state, "a", x=5)
+    do_merge(state, piece(1, x=5, first=900))
+    apply(state, Reset(False, 1 << 16, 7, b"S" * 16, True))
     return state
 
 
 def test_the_bytes_of_version_1(golden: Any) -> None:
-    made = {"a young state": young(), "a grown state": grown()}
+    made = {"a young state": young(), "a grown state": grown(), "a state that was reset": was_reset()}
     parts = {name: encode_state(state) for name, state in made.items()}
     dump = Dump(b"".join(parts.values()))
     for name, part in parts.items():

@@ -48,6 +48,19 @@ def begun(times: Times | None = None) -> Supervision:
 # Decisions
 
 
+def test_a_child_that_a_reset_ended_is_started_at_once_and_keeps_its_pause() -> None:
+    decisions = begun()
+    decisions.ended("control", 70, 0.0)
+    assert decisions.tick(1.0) == [Start("control")]
+    for now_s in (1.5, 2.0):
+        assert decisions.ended("control", ExitStatus.RESET, now_s) == [Start("control")]
+        assert decisions.wake_at_s is None
+    decisions.stop(3.0)
+    assert decisions.ended("data", 0, 3.1) != [Start("data")]
+    assert decisions.ended("control", ExitStatus.RESET, 3.2) == []
+    assert decisions.result == ExitStatus.STOPPED
+
+
 def test_the_pause_before_a_start_doubles_up_to_its_greatest() -> None:
     decisions, now_s, pauses = begun(), 0.0, []
     for _ in range(8):

@@ -26,6 +26,8 @@ class PullSource:
         self._loop = loop
         self._port = free_port()
         self._serving: contextlib.AsyncExitStack | None = None
+        self.acknowledged: list[tuple[str, int]] = []
+        """What subscribers acknowledged to it, oldest first."""
         self.endpoint = f"localhost:{self._port}"
         self.merged = str(root / "merged")
         self._log = MergedLog(self.merged, cluster_id=CLUSTER, stream="s")
@@ -66,7 +68,9 @@ class PullSource:
     async def _start(self) -> None:
         assert self._serving is None
         self._serving = contextlib.AsyncExitStack()
-        await self._serving.enter_async_context(FakeNode(self._root).serving(self._tls, self._port))
+        node = FakeNode(self._root)
+        node.acknowledged = self.acknowledged
+        await self._serving.enter_async_context(node.serving(self._tls, self._port))
 
     async def _stop(self) -> None:
         serving, self._serving = self._serving, None

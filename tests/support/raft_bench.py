@@ -21,6 +21,7 @@ from sequencer.raft import stock
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Status
 from sequencer.raft.entries import Commands, decode_content, encode_commands
+from sequencer.raft.epochs import EpochOver
 from sequencer.raft.hardened import SyncObj
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import (
@@ -101,6 +102,9 @@ class ListMachine:
     def snapshot(self) -> Callable[[], bytes]:
         frozen = list(self.applied)
         return lambda: repr(frozen).encode()
+
+    def digest(self) -> bytes:
+        return repr(self.applied).encode()
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.applied = ast.literal_eval(state.decode()) if state else []
@@ -530,7 +534,12 @@ class Lockstep:
 
     def _step(self, member: Member) -> None:
         before = len(member.wire.sent)
-        member.node.step()
+        try:
+            member.node.step()
+        except EpochOver:
+            member.node.close()
+            self.restart(member.name)
+            return
         for peer, message in member.wire.sent[before:]:
             other = self.members.get(peer)
             if other is not None and not self.drop_message(member.name, peer, message):

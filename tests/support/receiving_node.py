@@ -92,7 +92,8 @@ class FakeNode:
         self.sync = GroupSync()
         self.unfinished = UnfinishedBytes(4 * 2**20)
         self.push = PushServicer(self, "s")
-        self.pull = PullServicer(self, "s", self.pool)
+        self.acknowledged: list[tuple[str, int]] = []
+        self.pull = PullServicer(self, "s", self.pool, on_acknowledged=self._on_acknowledged)
         self.told: list[int] = []
         self._server: Any = None
 
@@ -113,6 +114,9 @@ class FakeNode:
             self.stores[hello.session] = store
         await store.restart()
         return FakeIntake(self, store)
+
+    def _on_acknowledged(self, name: str, position: int) -> None:
+        self.acknowledged.append((name, position))
 
     def session(self, session_id: int) -> str:
         path = self.root / "sessions" / "feed"

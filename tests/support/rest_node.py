@@ -12,17 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rt.errors import RtError
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import apply
+from sequencer.commands import Command
 from sequencer.config import Member, NodeConfig
+from sequencer.outcomes import Outcome
 from sequencer.rest.clients import Clients
+from sequencer.rest.errors import NotReady
 from sequencer.rest.node_view import Client, Merging, NodeView
+from sequencer.rest.operations import ResetKind, ResetStatus
 from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import Durations
-from sequencer.state import Consumed, End, Life, MergedEnd, MergedSegment, Session, State
+from sequencer.rest.trims import NO_TRIMS
+from sequencer.state import Consumed, End, Hold, Life, MergedEnd, MergedSegment, Session, State
 
 CLUSTER = bytes(range(0x40, 0x50))
 SECOND = 10**9
@@ -71,6 +78,8 @@ def history() -> State:
         sessions={2: waiting, 1: going},
         segments=deque(segments),
         next_session_id=3,
+        wanted={"d1": 40, "d2": 7},
+        holds={"sub": Hold(250, at(35)), "late": Hold(50, at(20))},
     )
 
 
@@ -121,10 +130,43 @@ def node_view(**changes: Any) -> NodeView:
     return NodeView(**{**fields, **changes})
 
 
+class FakeCommanding:
+    """Has commands applied at once."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self.ran: list[Command] = []
+        self.failure: RtError | None = None
+
+    async def run(self, command: Command) -> Outcome:
+        if self.failure is not None:
+            raise self.failure
+        self.ran.append(command)
+        return apply(self._served.data.replica.state, command)
+
+
+class FakeResets:
+    """Resets that only begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[ResetKind, bool]] = []
+        self.now = ResetStatus()
+
+    def status(self) -> ResetStatus:
+        return self.now
+
+    async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
+        if self.now.state == "running":
+            raise NotReady("a reset runs already", got=self.now.kind)
+        self.begun.append((kind, force))
+        self.now = ResetStatus("running", kind, 2, NOW)
+        return self.now
+
+
 class Served:
     """A node's two ports, as `Rest` opens them, over what a test may change."""
 
-    def __init__(self, pki: Path, directory: Path) -> None:
+    def __init__(self, pki: Path, directory: Path, **settings: Any) -> None:
         rest_port, health_port = free_ports(2)
         self.pki = pki
         self.tls = tls_of(pki, "n1")
@@ -140,6 +182,7 @@ class Served:
                 listen="127.0.0.1",
                 rest_port=rest_port,
                 health_port=health_port,
+                **settings,
             ),
             replica=SimpleNamespace(state=history(), standing=standing(), index=99),
             link=SimpleNamespace(is_up=True),
@@ -151,10 +194,13 @@ class Served:
                 failure=None,
             ),
             failure=None,
+            trims=NO_TRIMS,
+            commanding=FakeCommanding(self),
+            resets=FakeResets(),
         )
         self.clients = Clients()
         self.push: Any = SimpleNamespace(sessions=[], refused=Counter({"Fenced": 2}))
-        self.pull: Any = SimpleNamespace(pulls={}, refused=Counter())
+        self.pull: Any = SimpleNamespace(pulls={}, refused=Counter(), overtaken=0)
         services = Services(self.push, self.pull, self.clients, Durations(), Counter())
         self.rest = Rest(self.data, services, self.tls)
 
@@ -176,8 +222,8 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(pki: Path, directory: Path) -> AsyncIterator[Served]:
-    served = Served(pki, directory)
+async def serving(pki: Path, directory: Path, **settings: Any) -> AsyncIterator[Served]:
+    served = Served(pki, directory, **settings)
     await served.rest.start()
     try:
         yield served

@@ -34,6 +34,7 @@ from sequencer.raft.messages import (
     Adopt,
     Append,
     AppendReply,
+    AskState,
     Chunk,
     ChunkReply,
     Claim,
@@ -44,6 +45,7 @@ from sequencer.raft.messages import (
     Place,
     RequestVote,
     StandNow,
+    StatePiece,
     Tell,
     VoteReply,
 )
@@ -59,6 +61,8 @@ EXAMPLES: list[Message | Hello] = [
     Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
     ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
     StandNow(5),
+    AskState(1 << 20),
+    StatePiece(Place(9, 4), 1 << 21, b"h" * 32, 1 << 20, b"ten bytes."),
     Forward(b"a command"),
     Adopt(b"a state"),
     Tell(b"a report"),
@@ -107,6 +111,8 @@ MESSAGES = st.one_of(
     st.builds(Adopt, st.binary()),
     st.builds(Tell, st.binary()),
     st.builds(StandNow, NUMBERS),
+    st.builds(AskState, OFFSETS),
+    chunks().map(lambda chunk: StatePiece(*chunk[1:])),
 )
 
 
@@ -172,10 +178,11 @@ def check_total(kind: int, body: bytes) -> None:
 @pytest.mark.parametrize("message", EXAMPLES[:-3], ids=range(len(EXAMPLES) - 3))
 def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) -> None:
     kind, body = parts(message)
-    if kind != Kind.CHUNK:
+    has_data = kind in {Kind.CHUNK, Kind.STATE_PIECE}
+    if not has_data:
         with pytest.raises(FormatError):
             decode(kind, bytes(body) + b"\0")
-    for size in range(len(body) - (10 if kind == Kind.CHUNK else 0)):
+    for size in range(len(body) - (10 if has_data else 0)):
         with pytest.raises(FormatError):
             decode(kind, bytes(body[:size]))
 
@@ -186,6 +193,9 @@ BAD = {
     "neither yes nor no": patched(EXAMPLES[5], 8, "B", 2),
     "called neither yes nor no": patched(EXAMPLES[1], 57, "B", 2),
     "an absurd term to stand in": patched(EXAMPLES[8], 0, "<Q", 1 << 63),
+    "an absurd offset to ask for": patched(EXAMPLES[9], 0, "<Q", SNAPSHOT_BYTES_MAX + 1),
+    "a piece outside its snapshot": patched(EXAMPLES[10], 16, "<Q", 1 << 20),
+    "a piece of no entry": patched(EXAMPLES[10], 0, "<Q", 0),
     "an absurd term": patched(EXAMPLES[1], 0, "<Q", 1 << 63),
     "an absurd index": patched(EXAMPLES[1], 8, "<Q", 1 << 63),
     "a term where no entry stands": patched(EXAMPLES[1], 8, "<Q", 0),

@@ -195,7 +195,7 @@ def test_every_member_that_we_lean_on_is_the_one_that_was_read(request: pytest.F
 def test_a_member_that_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     source = inspect.getsource
     changed = STOCK.__dict__["_onTick"]
-    monkeypatch.setattr(inspect, "getsource", lambda item: source(item) + "#" * (item is changed))
+    monkeypatch.setattr(inspect, "getsource", lambda item: source(item) + "    #" * (item is changed))
     found = pins()
     found["SyncObj.new (runs)"] = found.pop("Node (named)")
     assert differences(found, kept()) == {

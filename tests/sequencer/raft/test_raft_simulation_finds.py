@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sequencer.raft import hardened, opening
 from sequencer.raft.disks import Admissions
 from sequencer.raft.election import Ballot
+from sequencer.raft.epochs import next_epoch
 from sequencer.raft.following import Matched, Refused, Verdict, compare
 from sequencer.raft.handover import HandOver
 from sequencer.raft.hardened import SyncObj
@@ -17,7 +19,7 @@ from sequencer.raft.messages import Append, Chunk, Place
 from sequencer.raft.node import RaftNode
 from sequencer.raft.snapshot_file import AsideFile
 from sequencer.raft.snapshots import SnapshotStore
-from sequencer.raft.state import ClusterState
+from sequencer.raft.state import ClusterState, decode_state
 from sequencer.raft.stock import Journal
 from sequencer.testing.simulate import SimulationFailed, simulate
 
@@ -227,6 +229,44 @@ def test_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch
     monkeypatch.setattr(SyncObj, "_is_answer", is_answer)
     late = {"overtaken": 0.3, "faults": {"jump": 3, "storm": 1}, "fault_every_s": 0.1}
     finds("an acknowledgement from nowhere", seeds=range(9, 90), nodes=3, **late, **LIGHT)
+
+
+RESETTING: dict[str, Any] = {"nodes": 3, "faults": {"reset": 1, "kill": 1}, "fault_every_s": 0.2}
+
+
+def test_entries_behind_a_reset_that_are_applied(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(RaftNode, "is_over", lambda self: False)
+    expected = "machines differ", "a gap in the history", "a follower commits first"
+    finds(*expected, seeds=range(10), **RESETTING)
+
+
+class Stale(RaftNode):
+    """Goes on in the next epoch with what its newest snapshot has."""
+
+    def _leave(self) -> None:
+        began, state = self._raft.round_began, self.state
+        if self._leaving.is_to_leave(began, is_awaited=False):
+            _, machine_bytes = decode_state(self._snapshots.read())
+            stale = replace(state, index=decode_state(self._snapshots.read())[0].index)
+            self._leaving.write(next_epoch(stale, b""), lambda: machine_bytes, began)
+
+
+def test_an_epoch_that_begins_with_less_than_was_applied() -> None:
+    expected = "machines differ", "a gap in the history", "nobody has all that was applied"
+    finds(*expected, seeds=range(10), node_class=Stale, **RESETTING)
+
+
+def test_a_reset_that_counts_before_it_is_committed(monkeypatch: Patch) -> None:
+    add = Journal.add
+
+    def add_and_end(self: Any, content: bytes, index: int, term: int) -> None:
+        add(self, content, index, term)
+        if content[:1] == bytes([17]):
+            self._admissions._member._leaving.begin(0.0)
+
+    monkeypatch.setattr(Journal, "add", add_and_end)
+    expected = "machines differ", "states differ at one index", "a follower commits first"
+    finds(*expected, seeds=range(20), **RESETTING)
 
 
 HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_s": 0.1, "retry_ms": 100}

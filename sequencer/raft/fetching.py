@@ -1,0 +1,141 @@
+"""Taking the state of a later epoch, or any first state, from a peer that need not lead.
+
+For the loop's thread. A node of an earlier epoch is talked to in nothing else. The laws: it keeps all that is
+its own until the other state is durable whole; it takes only one that is of this cluster and its members.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
+from sequencer.raft.aside import Aside
+from sequencer.raft.messages import CHUNK_BYTES_MAX, AskState, Hello, Message, StatePiece
+from sequencer.raft.snapshots import Incoming, SnapshotMeta, SnapshotStore
+from sequencer.raft.state import ClusterState
+
+ASK_AGAIN_S: Final = 1.0
+"""A piece that did not come for so long is asked for again."""
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class Fetched(NamedTuple):
+    """A state that is durable here now, as the newest snapshot."""
+
+    meta: SnapshotMeta
+    state: ClusterState
+    machine_bytes: bytes
+
+
+class Fetching:
+    """Asks peers for their state, piece by piece.
+
+    `decode` reads and checks what came; on the helper's thread, it may raise `rt.FormatError` and
+    `rt.ClusterMismatch`. `done` hears of the state in the loop.
+    """
+
+    def __init__(
+        self,
+        snapshots: SnapshotStore,
+        aside: Aside,
+        send: Callable[[str, Message], object],
+        decode: Callable[[SnapshotMeta, bytes], tuple[ClusterState, bytes]],
+        done: Callable[[Fetched], None],
+    ) -> None:
+        self._snapshots, self._aside, self._send = snapshots, aside, send
+        self._decode, self._done = decode, done
+        self._asked = ""
+        self._ask_again_at = float("-inf")
+        self._incoming: Incoming | None = None
+        self.is_installing = False
+        """The whole of a state is being made durable."""
+
+    @property
+    def incoming(self) -> Incoming | None:
+        """What has come of a state."""
+        return self._incoming
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something of a state has come."""
+        return self._incoming is not None
+
+    def ask(self, peer: str, now: float) -> None:
+        """Ask that peer, unless an answer of it is to be expected, or all has come."""
+        if self.is_installing or (peer == self._asked and now < self._ask_again_at):
+            return
+        if peer != self._asked:
+            self.give_up()
+            logger.info("asks_for_state peer=%s", peer)
+        self._asked, self._ask_again_at = peer, now + ASK_AGAIN_S
+        self._send(peer, AskState(0 if self._incoming is None else self._incoming.received))
+
+    def give_up(self) -> None:
+        """What came is of no use any more."""
+        if not self.is_installing:
+            incoming, self._incoming, self._asked = self._incoming, None, ""
+            if incoming is not None:
+                incoming.abandon()
+
+    def on_piece(self, peer: str, hello: Hello, piece: StatePiece, now: float) -> None:
+        """A piece came from a peer that introduced itself so."""
+        if peer != self._asked or self.is_installing:
+            return
+        meta = SnapshotMeta(hello.cluster, hello.epoch, piece.snapshot, piece.length, piece.digest)
+        try:
+            received = self._take(meta, piece)
+        except (FormatError, DiskFull, Closed) as error:
+            self._on_failed(error)
+            return
+        if received < meta.length:
+            self._ask_again_at = now + ASK_AGAIN_S
+            self._send(peer, AskState(received))
+        else:
+            self._install(meta)
+
+    def _take(self, meta: SnapshotMeta, piece: StatePiece) -> int:
+        if self._incoming is None or self._incoming.meta != meta:
+            self._incoming = self._snapshots.receive(meta)
+        return self._incoming.write(piece.offset, piece.data)
+
+    def _install(self, meta: SnapshotMeta) -> None:
+        incoming = self._incoming
+        assert incoming is not None
+        self.is_installing = True
+        found: list[tuple[ClusterState, bytes]] = []
+        self._aside.run(
+            lambda: incoming.finish(lambda content: found.append(self._decode(meta, content))),
+            lambda _: self._on_installed(Fetched(meta, *found[0])),
+            self._on_failed,
+        )
+
+    def _on_installed(self, fetched: Fetched) -> None:
+        self._incoming, self.is_installing, self._asked = None, False, ""
+        logger.info("fetched_state epoch=%d index=%d", fetched.meta.epoch, fetched.meta.place.index)
+        self._done(fetched)
+
+    def _on_failed(self, error: BaseException) -> None:
+        """It is asked for again in a while; a failed disk ends the node."""
+        self.is_installing = False
+        incoming, self._incoming = self._incoming, None
+        if not isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed):
+            raise error
+        logger.error("fetching_failed peer=%s error=%r", self._asked, str(error))
+        if incoming is not None:
+            incoming.abandon()
+
+
+def piece_of(snapshots: SnapshotStore, offset: int) -> StatePiece | None:
+    """What to answer; None if the offset is beyond the end of the newest snapshot."""
+    reader = snapshots.open_newest()
+    try:
+        meta = reader.meta
+        if offset > meta.length:
+            return None
+        data = reader.read_at(offset, CHUNK_BYTES_MAX)
+    finally:
+        reader.close()
+    return StatePiece(meta.place, meta.length, meta.digest, offset, data)

@@ -1,0 +1,140 @@
+"""The answers about what operators decide on: configuration, holds, dedup ids, resets.
+
+Pure. But for what the answering node's settings say, they come from the replicated state.
+"""
+
+from __future__ import annotations
+
+from rt.names import session_owner
+from sequencer.rest.asking import Answer, Asked, connected_sessions, is_own, joined, sees_all
+from sequencer.rest.kept import Kept
+from sequencer.rest.node_view import NodeView
+from sequencer.rest.operating_schemas import CONFIGURATION_KEYS
+from sequencer.rest.operations import ResetStatus
+from sequencer.rest.query import page
+from sequencer.rest.times import NS_PER_MINUTE, rfc3339_or_empty
+from sequencer.state import Session, State
+
+
+def configuration(asked: Asked) -> Answer:
+    """What commands change."""
+    return Answer(configuration_of(asked.node, joined(asked.node)))
+
+
+def holds(asked: Asked) -> Answer:
+    """What is held back for subscribers: to operators all, to others their own."""
+    state, kept = joined(asked.node), Kept(joined(asked.node))
+    return Answer(
+        [
+            {
+                "name": name,
+                "position": hold.position,
+                "lag": max(state.position - hold.position, 0),
+                "bytes": kept.bytes_from(hold.position),
+                "updateTime": rfc3339_or_empty(hold.at_ns),
+                "isOverridden": hold.position < state.log_start,
+            }
+            for name, hold in sorted(state.holds.items())
+            if sees_all(asked) or is_own(asked, "subscriber", name)
+        ]
+    )
+
+
+def dedup_clients(asked: Asked) -> Answer:
+    """Publishers by the dedup id that they share: to operators all, to others their own."""
+    state, identity = joined(asked.node), asked.identity
+    connected = connected_sessions(asked.node)
+    found: dict[str, list[Session]] = {dedup_id: [] for dedup_id in state.wanted}
+    for _, session in sorted(state.sessions.items()):
+        if session.dedup_id is not None:
+            found.setdefault(session.dedup_id, []).append(session)
+    is_operator = sees_all(asked)
+    seen = sorted(found) if is_operator else sorted(found.keys() & (identity.dedup_ids if identity else ()))
+    return Answer(
+        [
+            {
+                "dedupId": dedup_id,
+                "wanted": state.wanted.get(dedup_id, 0),
+                "sessions": [
+                    _dedup_session(one, state.wanted.get(dedup_id, 0), connected)
+                    for one in found[dedup_id]
+                    if is_operator or is_own(asked, "publisher", session_owner(one.name))
+                ],
+            }
+            for dedup_id in page(seen, asked.query)
+        ]
+    )
+
+
+def reset_status(asked: Asked) -> Answer:
+    """The last reset; 503 while it runs."""
+    status = asked.node.reset
+    return Answer(reset_answer(status), 503 if status.state == "running" else 200)
+
+
+def reset_answer(status: ResetStatus) -> dict[str, object]:
+    """How a reset stands."""
+    return {
+        "state": status.state,
+        "kind": status.kind or "",
+        "epoch": status.epoch,
+        "startTime": rfc3339_or_empty(status.started_ns),
+        "endTime": rfc3339_or_empty(status.ended_ns),
+        "dropped": [
+            {
+                "session": one.session,
+                "sessionId": one.session_id,
+                "x": one.x,
+                "first": one.first,
+                "end": one.end,
+            }
+            for one in status.dropped
+        ],
+        "error": status.error,
+        "mayLose": status.may_lose,
+    }
+
+
+def configuration_of(node: NodeView, state: State) -> dict[str, object]:
+    """What commands change, as JSON has it."""
+    said = state.configuration
+    return {
+        **{name: getattr(said, key) for name, key in CONFIGURATION_KEYS.items()},
+        "setByNode": [name for name, key in CONFIGURATION_KEYS.items() if key in node.configured],
+    }
+
+
+def archive_of(node: NodeView, state: State) -> dict[str, object]:
+    """How much of the merged log is kept, and for how many."""
+    kept = Kept(state)
+    trimmed = [one for one in state.segments if one.is_trimmed]
+    oldest = next((one for one in state.segments if not one.is_trimmed), None)
+    age_ns = 0 if oldest is None else max(node.now_ns - oldest.sealed_ns, 0)
+    least = min((one.position for one in state.holds.values()), default=state.position)
+    return {
+        "logStart": state.log_start,
+        "segments": kept.segments,
+        "segmentsTrimmed": len(trimmed),
+        "bytes": kept.total_bytes,
+        "oldestMinutes": -1 if oldest is None else age_ns // NS_PER_MINUTE,
+        "lastTrimTime": rfc3339_or_empty(trimmed[-1].trimmed_ns) if trimmed else "",
+        "lastTrimReason": trimmed[-1].reason.name.lower() if trimmed else "",
+        "holds": len(state.holds),
+        "holdBytes": kept.bytes_from(least),
+    }
+
+
+def _dedup_session(session: Session, wanted: int, connected: set[str | None]) -> dict[str, object]:
+    if session.consumed is not None:
+        number = session.consumed.end.number
+    else:
+        number = 0 if session.done is None else session.done[1].number
+    return {
+        "id": session.id,
+        "name": session.name,
+        "isSuperseded": session.is_superseded,
+        "isOpen": bool(session.lives),
+        "isConnected": session.name in connected and not session.is_superseded,
+        "number": number,
+        "lag": max(wanted - number, 0),
+    }

@@ -1,0 +1,281 @@
+"""Which segments go: the rules one by one, and what holds whatever clocks, disks and holds say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripts import Case
+
+from archiver.policy import (
+    MINUTE_NS,
+    DiskUse,
+    Policy,
+    disk_excess,
+    expired_ns,
+    majority_of,
+    reached_ns,
+    size_excess,
+)
+from archiver.retention import TrimPlan, plan_trim
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    id: SegmentId
+    first: int
+    end: int
+    size_bytes: int
+    sealed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """All that a plan is made of."""
+
+    segments: tuple[Sealed, ...]
+    active_bytes: int
+    policy: Policy
+    clocks: tuple[int, ...]
+    disks: tuple[DiskUse, ...]
+    holds: Mapping[str, int]
+    members: int
+    freed_bytes: int
+
+    def plan(self, gone: int = 0, freed_bytes: int | None = None) -> TrimPlan | None:
+        """What is to go when `gone` segments have gone."""
+        return plan_trim(
+            self.segments[gone:],
+            self.active_bytes,
+            self.policy,
+            self.clocks,
+            self.disks,
+            self.holds,
+            members=self.members,
+            freed_bytes=self.freed_bytes if freed_bytes is None else freed_bytes,
+        )
+
+    def plans(self) -> list[TrimPlan]:
+        """All that go, one after the other."""
+        plans: list[TrimPlan] = []
+        gone, freed_bytes = 0, self.freed_bytes
+        while (plan := self.plan(gone, freed_bytes)) is not None:
+            plans.append(plan)
+            gone, freed_bytes = gone + plan.segments, freed_bytes + plan.size_bytes
+        return plans
+
+
+# The table
+
+
+def log_of(case: Case) -> Log:
+    def values(name: str) -> list[str]:
+        return [value for value in case.arguments.get(name, "").split(",") if value]
+
+    segments: list[Sealed] = []
+    for y, line in enumerate(case.lines):
+        positions, size, sealed = line.split()
+        first, end = map(int, positions.split("-"))
+        sealed_ns = int(sealed.removeprefix("sealed=")) * MINUTE_NS
+        segments.append(Sealed(SegmentId(0, y), first, end, int(size), sealed_ns))
+    policy = Policy(
+        case.number("minutes", 0),
+        case.number("limit", 0),
+        case.number("disk", 0),
+        case.number("hold_limit", 999),
+    )
+    return Log(
+        tuple(segments),
+        case.number("active", 0),
+        policy,
+        tuple(int(minute) * MINUTE_NS for minute in values("clocks")),
+        tuple(DiskUse(*map(int, disk.split(":"))) for disk in values("disks")),
+        {name: int(position) for name, position in (hold.split(":") for hold in values("holds"))},
+        case.number("members", 3),
+        case.number("freed", 0),
+    )
+
+
+def answer(case: Case) -> str:
+    log = log_of(case)
+    lines = []
+    gone = 0
+    for plan in log.plans():
+        went = log.segments[gone : gone + plan.segments]
+        gone += plan.segments
+        against = f", against {' and '.join(plan.overridden)}" if plan.overridden else ""
+        lines.append(f"{went[0].first}-{went[-1].end} {plan.reason.name}: {plan.size_bytes} bytes{against}")
+    return "\n".join(lines) or "nothing"
+
+
+def test_what_goes_of_a_merged_log(run_script: Callable[..., None]) -> None:
+    run_script("archiver/trims.txt", answer)
+
+
+# What always holds
+
+CLOCKS = st.integers(0, 400).map(lambda minutes: minutes * MINUTE_NS)
+DISKS = st.builds(DiskUse, st.just(1000) | st.integers(0, 2000), st.integers(0, 1000))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    members = draw(st.sampled_from((1, 3, 5)))
+    segments: list[Sealed] = []
+    x, y, end, sealed_ns = 0, 0, draw(st.integers(0, 3)), 0
+    for _ in range(draw(st.integers(0, 6))):
+        first, end = end, end + draw(st.integers(1, 10))
+        sealed_ns += draw(st.integers(1, 60)) * MINUTE_NS
+        segments.append(Sealed(SegmentId(x, y), first, end, draw(st.integers(64, 400)), sealed_ns))
+        x, y = draw(st.sampled_from(((x, y + 1), (x + 1, 0))))
+    policy = Policy(
+        draw(st.sampled_from((0, 1, 30, 60, 300))),
+        draw(st.sampled_from((0, 1, 500, 1500))),
+        draw(st.sampled_from((0, 1, 50, 90, 100))),
+        draw(st.sampled_from((0, 300, 10_000))),
+    )
+    return Log(
+        tuple(segments),
+        draw(st.integers(0, 500)),
+        policy,
+        tuple(draw(st.lists(CLOCKS, max_size=members))),
+        tuple(draw(st.lists(DISKS, max_size=members))),
+        draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 70), max_size=3)),
+        members,
+        draw(st.sampled_from((0, 0, 100))),
+    )
+
+
+@given(logs())
+def test_what_goes_is_a_prefix_and_never_the_growing_segment(log: Log) -> None:
+    gone = 0
+    for plan in log.plans():
+        went = log.segments[gone : gone + plan.segments]
+        gone += plan.segments
+        assert len(went) == plan.segments > 0
+        assert plan.size_bytes == sum(one.size_bytes for one in went)
+        assert went[-1].id < plan.before
+        # Whatever follows stays: a later segment, or the growing one, of this X or another.
+        assert all(plan.before <= one.id for one in log.segments[gone:])
+        assert plan.before <= SegmentId(went[-1].id.x, went[-1].id.y + 1)
+        wanting = {name for name, position in log.holds.items() if position < went[-1].end}
+        assert set(plan.overridden) == wanting
+
+
+@given(logs())
+def test_each_segment_that_goes_meets_the_rule_that_it_goes_by(log: Log) -> None:
+    gone = 0
+    freed_bytes = log.freed_bytes
+    for plan in log.plans():
+        went = log.segments[gone : gone + plan.segments]
+        before = log.segments[gone:]
+        match plan.reason:
+            case TrimReason.TIME:
+                for one in went:
+                    limit_ns = one.sealed_ns + log.policy.time_minutes * MINUTE_NS
+                    assert 2 * sum(clock >= limit_ns for clock in log.clocks) > log.members
+            case TrimReason.SIZE:
+                kept = sum(one.size_bytes for one in before) + log.active_bytes
+                assert kept - plan.size_bytes + went[-1].size_bytes > log.policy.limit_bytes > 0
+            case TrimReason.DISK:
+                freed = freed_bytes + plan.size_bytes - went[-1].size_bytes
+                full = [too_full(log.policy, disk, freed) for disk in log.disks]
+                assert 2 * sum(full) > log.members
+            case _:
+                raise AssertionError(plan)
+        if plan.reason is not TrimReason.DISK and plan.overridden:
+            # Enough was kept for holds alone already, or nothing is to be.
+            floor = min(log.holds.values())
+            held = sum(one.size_bytes for one in before if one.end > floor)
+            assert held > log.policy.hold_limit_bytes
+        gone += plan.segments
+        freed_bytes += plan.size_bytes
+
+
+def too_full(policy: Policy, disk: DiskUse, freed_bytes: int) -> bool:
+    used = disk.size_bytes - disk.free_bytes - freed_bytes
+    return used > disk.size_bytes * policy.disk_percent // 100
+
+
+@given(logs())
+def test_what_stays_meets_no_rule_but_for_a_hold(log: Log) -> None:
+    plans = log.plans()
+    kept = log.segments[sum(plan.segments for plan in plans) :]
+    if not kept:
+        return
+    expired = expired_ns(log.policy, log.clocks, log.members)
+    is_old = expired is not None and kept[0].sealed_ns <= expired
+    is_much = size_excess(log.policy, sum(one.size_bytes for one in kept) + log.active_bytes) > 0
+    if is_old or is_much:
+        assert kept[0].end > min(log.holds.values())
+    freed_bytes = log.freed_bytes + sum(plan.size_bytes for plan in plans)
+    assert disk_excess(log.policy, log.disks, log.members) <= freed_bytes
+
+
+@given(logs())
+def test_holds_within_their_limit_are_overridden_for_want_of_space_alone(log: Log) -> None:
+    if sum(one.size_bytes for one in log.segments) <= log.policy.hold_limit_bytes:
+        for plan in log.plans():
+            assert plan.reason is TrimReason.DISK or not plan.overridden
+
+
+@given(logs(), st.sampled_from((-60, 60)))
+def test_a_minority_of_clocks_that_jump_an_hour_decide_nothing(log: Log, minutes: int) -> None:
+    """What is expired lies between what the first and the last of the others say."""
+    jumping = (log.members - 1) // 2
+    others = log.clocks[jumping:]
+    jumped = tuple(clock + minutes * MINUTE_NS for clock in log.clocks[:jumping]) + others
+    reached = reached_ns(jumped, log.members)
+    if reached is not None:
+        assert reached <= max(others)
+    if len(others) >= majority_of(log.members):
+        assert reached is not None
+        assert reached >= min(others)
+
+
+@given(logs())
+def test_a_minority_of_reports_trims_nothing_by_age_or_for_want_of_space(log: Log) -> None:
+    few = majority_of(log.members) - 1
+    lonely = Log(
+        log.segments,
+        log.active_bytes,
+        log.policy,
+        log.clocks[:few],
+        log.disks[:few],
+        log.holds,
+        log.members,
+        log.freed_bytes,
+    )
+    assert {plan.reason for plan in lonely.plans()} <= {TrimReason.SIZE}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time_minutes": -1},
+        {"limit_bytes": -1},
+        {"disk_percent": -1},
+        {"disk_percent": 101},
+        {"hold_limit_bytes": -1},
+    ],
+    ids=str,
+)
+def test_a_policy_that_cannot_be_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ValueError):
+        Policy(**fields)
+
+
+def test_how_full_a_disk_is() -> None:
+    assert DiskUse(200, 50).percent == 75
+    assert DiskUse(0, 0).percent == 0
+
+
+def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:
+    disordered: Sequence[Sealed] = [Sealed(SegmentId(0, y), 0, 1, 64, 0) for y in (1, 0)]
+    with pytest.raises(AssertionError):
+        plan_trim(disordered, 0, Policy(), (), (), {}, members=1)

@@ -1,0 +1,306 @@
+"""`rt status`: what is made of the nodes' answers, and its exit status; servers on loopback, no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from receiving_node import free_port, make_pki, tls_of
+from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
+
+from rt.cli.main import cli
+from rt.cli.overview import Overview, Said
+from rt.cli.status_text import CLIENTS_MAX, status_lines
+from rt.net.rpc import serve
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest import operating_views, views
+from sequencer.rest.answering import Answering
+from sequencer.rest.asking import Asked
+from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.node_view import Client, NodeView
+from sequencer.rest.tunnel import TUNNEL_ROLES, rest_service
+from sequencer.state import Hold
+
+COMMAND = ("status", "--insecure", "--endpoints")
+
+
+def all_there(*away: str, **changes: Any) -> pb.Standing:
+    made = standing(**changes)
+    for one in made.nodes:
+        one.is_connected = one.name not in away
+        one.summary.step = "away" if one.name in away else "ready"
+    return made
+
+
+def view(node: str = "n1", *away: str, **changes: Any) -> NodeView:
+    """A healthy node as it sees the cluster."""
+    state = history()
+    state.holds = {"sub": Hold(250, at(35))}
+    told = all_there(*away, node=node, role="leader" if node == "n2" else "follower")
+    return node_view(**{"node": node, "standing": told, "state": state, **changes})
+
+
+def said(node: NodeView, endpoint: str = "n1:5002") -> Said:
+    asked = Asked(node, OPERATOR)
+    answers = (views.status(asked), views.clients(asked), operating_views.holds(asked))
+    return Said(endpoint, *(json.loads(json.dumps(answer.body)) for answer in answers))
+
+
+def text_of(*nodes: NodeView) -> str:
+    return "\n".join(status_lines(Overview(tuple(map(said, nodes)))))
+
+
+# What is made of the answers
+
+
+def test_a_healthy_cluster_is_shown_whole() -> None:
+    text = text_of(view("n1"), view("n2", clients=()))
+
+    lines = text.splitlines()
+    assert lines[0] == "healthy"
+    assert "stream s, cluster 40414243, epoch 1: leader n2 in term 5, told by n1, n2" in lines
+    (leader,) = [line.split() for line in lines if line.startswith("n2 ")]
+    assert leader == ["n2", "leader", "ready", "360", "0", "0", "B", "60.0", "%", "400", "B"]
+    assert "merged log from position 100: 3 segments kept, 1 trimmed, the last at" in text
+    (feed,) = [line.split() for line in lines if line.startswith("feed ")]
+    assert feed == ["feed", "1", "nodes", "55", "5", "0.0", "s", "0", "B/s"]
+    (sub,) = [line.split() for line in lines if line.startswith("sub ")]
+    assert sub == ["sub", "n1", "300", "60", "0.0", "s", "10", "B/s", "1.1", "kB"]
+    assert "subscribers: 1 connected, 1 gone within a day, 1 holding data back" in lines
+    assert all(line.isprintable() for line in lines)
+
+
+def test_the_rules_of_the_policy_stand_beside_what_is_used_of_them() -> None:
+    lines = text_of(view()).splitlines()
+
+    at_table = lines.index("rule   policy    now")
+    rows = [line.split(maxsplit=1)[0] for line in lines[at_table + 1 : at_table + 5]]
+    assert rows == ["age", "size", "disk", "holds"]
+    assert lines[at_table + 1].split() == ["age", "7.0", "days", "40", "min"]
+    assert lines[at_table + 2].split() == ["size", "off", "2.6", "kB"]
+    assert lines[at_table + 3].endswith("60.0 % on n3")
+
+
+def test_of_a_node_that_is_down_the_others_tell() -> None:
+    down = Said("n3:5002", error="no connection")
+    overview = Overview((down, said(view("n1", "n3")), said(view("n2", "n3"))))
+
+    assert overview.problems == ["n3:5002 does not answer", "member-away"]
+    text = "\n".join(status_lines(overview))
+    assert text.startswith("unhealthy: n3:5002 does not answer, member-away\n")
+    assert "no answer of n3:5002: no connection" in text
+    (gone,) = [line.split() for line in text.splitlines() if line.startswith("n3 ")]
+    assert gone[1] == "away"
+
+
+def test_who_is_cut_off_is_not_believed_of_the_cluster() -> None:
+    alone = view("n1", "n2", "n3")
+    alone = replace(alone, standing=all_there("n2", "n3", leader="", term=9), applied_index=500)
+    overview = Overview((said(alone), said(view("n2", "n1"))))
+
+    assert overview.best.status["node"]["name"] == "n2"
+    assert "no-leader" in overview.problems
+
+
+def test_a_node_tells_its_own_lag_and_the_others_what_they_heard_of_it() -> None:
+    told = all_there()
+    for one in told.nodes:
+        if one.name == "n3":
+            one.summary.merged.position, one.summary.merged.bytes = 350, 4000
+    members = {one["name"]: one for one in Overview((said(view(standing=told)),)).members}
+
+    assert (members["n3"]["lagMessages"], members["n3"]["lagBytes"]) == (10, 1000)
+    assert members["n1"]["lagMessages"] == 0
+    assert [members[name]["role"] for name in ("n1", "n2", "n3")] == ["follower", "leader", "follower"]
+
+
+def test_how_far_a_step_is_is_told() -> None:
+    told = all_there()
+    told.nodes[0].summary.step = "copying"
+    told.nodes[0].summary.step_done, told.nodes[0].summary.step_total = 30, 120
+
+    assert "copying 25 %" in text_of(view(standing=told))
+
+
+def test_a_subscriber_that_went_from_one_node_to_another_is_connected() -> None:
+    here = Client(SUBSCRIBER, "", None, at(1), at(5), position=300)
+    there = Client(SUBSCRIBER, "", None, at(5), position=310)
+    overview = Overview((said(view("n1", clients=(here,))), said(view("n2", clients=(there,)))))
+
+    assert [(one["node"], one["active"]) for one in overview.clients] == [("n2", True)]
+
+
+def test_who_is_gone_from_all_nodes_is_told_once() -> None:
+    gone = (Client(OTHER, "", None, at(1), at(5), position=300),)
+    overview = Overview((said(view("n1", clients=gone)), said(view("n2", clients=gone))))
+
+    assert [(one["name"], one["active"]) for one in overview.clients] == [("other", False)]
+
+
+def test_of_many_sessions_the_farthest_behind_are_shown() -> None:
+    clients = tuple(
+        Client(PUBLISHER, "", f"feed~{index}", at(1), position=index, merged=0) for index in range(50)
+    )
+
+    text = text_of(view(clients=clients))
+
+    assert "sessions: 50 pushed, 0 gone within a day" in text
+    assert "feed~49 " in text
+    assert "feed~29 " not in text
+    assert f"and {50 - CLIENTS_MAX} more that are less behind" in text
+
+
+def test_what_a_node_says_cannot_steer_the_terminal() -> None:
+    told = all_there()
+    told.nodes[0].summary.merged.stopped = "\x1b[2J"
+
+    text = text_of(view(standing=told))
+
+    assert "\x1b" not in text
+    assert "\\x1b[2J" in text
+
+
+def test_before_there_is_a_cluster_there_is_something_to_see() -> None:
+    blank = NodeView("s", "n1", at(60), at(0), pb.Standing(node="n1"))
+    status = json.loads(json.dumps(views.status(Asked(blank, OPERATOR)).body))
+
+    text = "\n".join(status_lines(Overview((Said("n1:5002", status),))))
+
+    assert "unhealthy: no-leader" in text
+    assert "cluster none yet" in text
+
+
+# The command
+
+
+@contextlib.contextmanager
+def nodes(pki: Path | None, *shown: NodeView) -> Iterator[str]:
+    """Nodes that answer as they are `shown`: their endpoints. Without `pki` all are operators."""
+    ready, done = threading.Event(), threading.Event()
+    endpoints: list[str] = []
+
+    async def whole() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            servers = []
+            for node in shown:
+                answering = Answering(ENDPOINTS, lambda node=node: node, pool, stream="s")  # type: ignore[misc]
+                who: dict[str, Any] = {"insecure_as": lambda: OPERATOR}
+                if pki is not None:
+                    who = {"tls": tls_of(pki, "n1")}
+                service = rest_service(lambda answering=answering: answering)  # type: ignore[misc]
+                servers.append(await serve("127.0.0.1:0", [service], roles=TUNNEL_ROLES, **who))
+            endpoints.extend(f"localhost:{server.port}" for server in servers)
+            ready.set()
+            await asyncio.get_running_loop().run_in_executor(None, done.wait)
+            for server in servers:
+                await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(whole(),))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield ",".join(endpoints)
+    finally:
+        done.set()
+        thread.join()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_a_healthy_cluster_ends_with_0() -> None:
+    with nodes(None, view("n1"), view("n2")) as endpoints:
+        result = run(*COMMAND, endpoints)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("healthy\n")
+
+
+def test_with_a_node_down_all_is_shown_and_it_ends_with_1_and_says_which() -> None:
+    nobody = f"localhost:{free_port()}"
+    with nodes(None, view("n1"), view("n2")) as endpoints:
+        result = run(*COMMAND, f"{nobody},{endpoints}")
+
+    assert result.exit_code == 1
+    assert result.stderr == f"rt: unhealthy: {nobody} does not answer\n"
+    assert "leader n2 in term 5, told by n1, n2" in result.stdout
+
+
+def test_with_no_node_it_ends_with_1_and_names_each() -> None:
+    ports = [free_port(), free_port()]
+
+    result = run(*COMMAND, ",".join(f"localhost:{port}" for port in ports))
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("rt: no node answers: got localhost:")
+    assert all(f"localhost:{port}" in result.stderr for port in ports)
+
+
+def test_json_says_all_in_one_line() -> None:
+    with nodes(None, view("n1", "n3")) as endpoints:
+        result = run(*COMMAND, endpoints, "--json")
+
+    (line,) = result.stdout.splitlines()
+    told = json.loads(line)
+    assert result.exit_code == 1
+    assert (told["healthy"], told["problems"]) == (False, ["member-away"])
+    assert told["asked"] == [{"endpoint": endpoints, "error": ""}]
+    assert [one["name"] for one in told["members"]] == ["n1", "n2", "n3"]
+    assert [one["name"] for one in told["holds"]] == ["sub"]
+    assert told["status"]["archive"]["logStart"] == 100
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", "--endpoints", "localhost:1"],
+        ["status", "--endpoints", ",", "--insecure"],
+        ["status", "--endpoints", "localhost:1", "--insecure", "--watch", "0"],
+        ["status", "--endpoints", "localhost:1", "--insecure", "--nope"],
+    ],
+)
+def test_misuse_ends_with_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_watching_shows_it_again_and_again_also_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rt.cli.status.time.sleep", sleep)
+    with nodes(None, view("n1")) as endpoints:
+        result = run(*COMMAND, endpoints, "--json", "--watch", "2")
+    assert (result.exit_code, looks) == (130, [2.0] * 3)
+    assert len(result.stdout.splitlines()) == 3
+    looks.clear()
+    assert run(*COMMAND, f"localhost:{free_port()}", "--watch", "2").stderr.count("no node answers") == 3
+
+
+def test_a_certificate_that_is_no_operators_is_told_so(tmp_path: Path) -> None:
+    pki = make_pki(tmp_path)
+
+    def asked(name: str) -> Result:
+        files = [f"--ca={pki}/ca.crt", f"--cert={pki}/{name}.crt", f"--key={pki}/{name}.key"]
+        return run("status", "--endpoints", endpoints, *files)
+
+    with nodes(pki, view("n1")) as endpoints:
+        assert asked("op").exit_code == 0
+        refused = asked("sub")
+
+    assert refused.exit_code == 1
+    assert "this role may not read that" in refused.stderr

@@ -1,0 +1,129 @@
+"""What is too much goes on every node and on who follows; a node that was away trims what it missed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.log.directory import merged_directory, read_table
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.log.status import read_status
+from rt.log.table import TrimReason
+from sequencer.testing.nodes import Nodes
+
+pytestmark = pytest.mark.slow
+
+ROLL_BYTES, LIMIT_BYTES = 32 << 10, 128 << 10
+VALUE, STEP = b"x" * 1000, 50
+Trimmed = dict[SegmentId, tuple[TrimReason, int]]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    flags = ["--roll-bytes", str(ROLL_BYTES), "--archive-limit", "128Ki"]
+    try:
+        with Nodes(root, flags=flags) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+def trimmed(path: Path) -> Trimmed:
+    """What the table of a log says is trimmed."""
+    table = read_table(REAL, str(path))
+    return {one.id: (one.reason, one.trimmed_ns) for one in table.segments if one.is_trimmed} if table else {}
+
+
+def kept_bytes(path: Path) -> int:
+    """What the segments of a log take on the disk."""
+    return sum(file.stat().st_size for file in path.glob("log.*"))
+
+
+def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_missed(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    tls = nodes.certificate("subscriber", "sub")
+    logs = {name: nodes.merged_directory(name) for name in nodes.names}
+    position = 0
+
+    def publish(steps: int) -> None:
+        """In steps that are less than what is kept, each of which everybody has before the next begins."""
+        nonlocal position
+        for _ in range(steps):
+            publisher.publish_many([VALUE] * STEP)
+            publisher.flush()
+            position += STEP
+            publisher.wait(position - 1, "merged", timeout=60)
+            for subscriber in (following, own):
+                assert take(subscriber, STEP) == STEP
+
+    def wait_trimmed(*names: str) -> Trimmed:
+        """Until so little is kept as the limit says, and all of these kept the same."""
+
+        def is_trimmed() -> bool:
+            is_little = all(kept_bytes(logs[name]) <= LIMIT_BYTES + ROLL_BYTES for name in names)
+            return is_little and len({read_start(logs[name]) for name in names}) == 1
+
+        nodes.wait(is_trimmed, f"{names} to trim: {[trimmed(logs[name]) for name in names]}")
+        return trimmed(logs[names[0]])
+
+    with (
+        rt.Publisher(
+            tmp_path,
+            "s",
+            publisher_id="feed",
+            endpoints=nodes.endpoints,
+            tls=nodes.certificate("publisher", "feed"),
+        ) as publisher,
+        rt.Subscriber(tmp_path / "follow", "s", endpoints=nodes.endpoints, tls=tls) as following,
+        rt.Subscriber(tmp_path / "own", "s", endpoints=nodes.endpoints, tls=tls, retention="own") as own,
+    ):
+        publish(1)
+        nodes.wait_merged(position)
+        before = read_start(logs["n3"])
+        nodes.kill("n3")
+
+        publish(8)
+        gone = wait_trimmed("n1", "n2")
+        assert len(gone) > 5
+        assert {reason for reason, _ in gone.values()} == {TrimReason.SIZE}
+        assert trimmed(logs["n2"]) == gone
+        assert read_start(logs["n3"]) == before
+
+        nodes.start("n3")
+        nodes.wait_merged(position, "n3")
+        assert trimmed(logs["n3"]).items() <= wait_trimmed(*nodes.names).items()
+        publish(3)
+        nodes.wait_merged(position)
+        gone = wait_trimmed(*nodes.names)
+        assert gone == trimmed(logs["n2"])
+        assert trimmed(logs["n3"]).items() <= gone.items()
+
+        copies = [Path(merged_directory(tmp_path / name, "s")) for name in ("follow", "own")]
+        nodes.wait(lambda: read_start(copies[0]) == read_start(logs["n1"]), "the copy to be trimmed")
+        assert read_start(copies[1]) == 0
+        comparison = nodes.compare(*copies)
+        assert comparison.differences == ()
+        assert {log.end for log in comparison.logs} == {position}
+
+
+def read_start(path: Path) -> int:
+    """The first position that a log keeps."""
+    return read_status(path).start
+
+
+def take(subscriber: rt.Subscriber, count: int) -> int:
+    """Take so many messages; how many they were."""
+    taken = 0
+    while taken < count:
+        taken += len(subscriber.poll(count - taken, timeout=60))
+    return taken

@@ -1,0 +1,185 @@
+"""Wall clocks of nodes that jump by an hour: they label and age messages, and decide nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Faults
+from preloaded import CLOCK, built, set_clock
+
+import rt
+from rt.events import Event, SkipForward
+from rt.log.directory import read_table
+from rt.log.disk import REAL
+from rt.log.status import read_status
+from rt.log.table import TrimReason
+from rt.net.rest import ask, check
+from sequencer.testing.wired_nodes import WiredNodes
+
+pytestmark = pytest.mark.slow
+
+HOUR = 3600
+ROLL_BYTES, LIMIT_BYTES = 32 << 10, 128 << 10
+VALUES = [b"x" * 1000] * 50
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[WiredNodes]:
+    """Nodes whose clocks `jump` sets."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with WiredNodes(root) as nodes, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LD_PRELOAD", str(built(root, "clock", CLOCK)))
+            for name in nodes.names:
+                set_clock(clock_of(nodes, name), 0)
+                patch.setenv("CLOCK_OFFSET_FILE", str(clock_of(nodes, name)))
+                nodes.start(name)
+            patch.undo()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def faults(nodes: WiredNodes, tmp_path: Path) -> Faults:
+    return Faults(nodes, tmp_path)
+
+
+def clock_of(nodes: WiredNodes, name: str) -> Path:
+    return nodes.root / f"clock.{name}"
+
+
+def jump(nodes: WiredNodes, seconds: int, *names: str) -> None:
+    """Set the clocks of these nodes (default: of all) to be off by so much."""
+    for name in names or nodes.names:
+        set_clock(clock_of(nodes, name), seconds)
+
+
+def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> Any:
+    """What a node answers an operator."""
+    endpoints = [f"127.0.0.1:{port}" for port in nodes.data_ports.values()]
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    tls = nodes.certificate("operator", "op")
+    return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
+
+
+def configure(nodes: WiredNodes, **changes: int) -> None:
+    told(nodes, "/configuration", {"rollBytes": ROLL_BYTES, "diskPercent": 0, **changes})
+
+
+def published(nodes: WiredNodes, root: Path, session: str) -> rt.Publisher:
+    tls = nodes.certificate("publisher", session)
+    return rt.Publisher(root, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls)
+
+
+def publish(nodes: WiredNodes, publisher: rt.Publisher, rounds: int) -> int:
+    """Publish several segments' worth, round by round; the position behind it, which all nodes have."""
+    for _ in range(rounds):
+        publisher.wait(publisher.publish_many(VALUES)[-1], "merged", timeout=60)
+    end = max(map(nodes.merged_position, nodes.names))
+    nodes.wait_merged(end)
+    return end
+
+
+def reasons(nodes: WiredNodes, name: str) -> set[TrimReason]:
+    """Why a node has trimmed segments, as far as it has."""
+    table = read_table(REAL, str(nodes.merged_directory(name)))
+    return {one.reason for one in table.segments if one.is_trimmed} if table else set()
+
+
+def starts(nodes: WiredNodes) -> set[int]:
+    return {read_status(nodes.merged_directory(name)).start for name in nodes.names}
+
+
+def test_clocks_that_jump_an_hour_lose_repeat_and_reorder_nothing(faults: Faults) -> None:
+    nodes = faults.nodes
+    with faults.sender("jumps") as sender:
+        faults.wait_flow(sender)
+        for seconds in (HOUR, -HOUR):
+            leader = nodes.wait_ready()
+            jump(nodes, seconds, leader)
+            faults.wait_flow(sender)
+            nodes.kill(leader, part="control")
+            faults.wait_flow(sender)
+            sender.kill()
+            sender.start()
+            faults.wait_flow(sender)
+        jump(nodes, HOUR)
+        faults.wait_flow(sender)
+        jump(nodes, -HOUR)
+        faults.wait_flow(sender)
+        jump(nodes, 0)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
+    nodes: WiredNodes, tmp_path: Path
+) -> None:
+    configure(nodes, timeMinutes=30)
+    with published(nodes, tmp_path, "aged") as publisher:
+        publish(nodes, publisher, 3)
+        before = starts(nodes)
+        leader = nodes.wait_ready()
+        jump(nodes, 3 * HOUR, leader)  # Sequencing time, which never goes back, may be an hour ahead.
+        publish(nodes, publisher, 3)
+        assert starts(nodes) == before
+        nodes.kill(leader, part="control")
+        publish(nodes, publisher, 3)
+        assert starts(nodes) == before
+
+        other = next(name for name in nodes.names if name != leader)
+        jump(nodes, 3 * HOUR, other)
+        nodes.wait(lambda: min(starts(nodes)) > max(before), "old segments to go everywhere")
+        jump(nodes, 0)
+        publish(nodes, publisher, 1)
+    assert [reasons(nodes, name) for name in nodes.names] == [{TrimReason.TIME}] * 3
+    assert nodes.compare().differences == ()
+    configure(nodes, timeMinutes=0)
+
+
+def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_why(
+    nodes: WiredNodes, tmp_path: Path
+) -> None:
+    configure(nodes, timeMinutes=0, limit=LIMIT_BYTES)
+    tls = nodes.certificate("subscriber", "slow")
+    events: list[Event] = []
+
+    def subscriber(position: int) -> rt.Subscriber:
+        return rt.Subscriber(
+            tmp_path / "copy",
+            "s",
+            endpoints=nodes.endpoints,
+            tls=tls,
+            position=position,
+            on_event=events.append,
+        )
+
+    with published(nodes, tmp_path, "fast") as publisher:
+        first = publish(nodes, publisher, 1) - len(VALUES)
+        with subscriber(first) as slow:
+            had = slow.poll(10, timeout=60)
+            end = slow.position
+        assert [message.position for message in had] == list(range(first, end))
+        assert events == []
+
+        last = publish(nodes, publisher, 8)
+        nodes.wait(lambda: min(starts(nodes)) > first + len(VALUES), "what it had not read to be trimmed")
+        with subscriber(end) as slow:
+            read = [message.position for message in had]
+            while read[-1] < last - 1:
+                read += [message.position for message in slow.poll(1000, timeout=60)]
+    (skip,) = [event for event in events if isinstance(event, SkipForward)]
+    assert skip.reason == "size"
+    assert end <= skip.wanted < skip.resumed < last
+    assert read == [*range(first, skip.wanted), *range(skip.resumed, last)]
+    configure(nodes, limit=0)

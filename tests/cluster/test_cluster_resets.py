@@ -1,0 +1,184 @@
+"""Resets of real nodes: a soft one loses nothing, a hard one goes on behind, force goes on with one node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Faults
+
+import rt
+from rt.events import Event, Reset, SkipForward
+from rt.net.rest import Answer, ask
+from sequencer.testing.wired_nodes import WiredNodes
+
+pytestmark = pytest.mark.slow
+
+FORCED = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[WiredNodes]:
+    """Their own: what was merged before a hard reset is gone for other tests, too."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with WiredNodes(root) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def faults(nodes: WiredNodes, tmp_path: Path) -> Faults:
+    return Faults(nodes, tmp_path)
+
+
+def asked(nodes: WiredNodes, name: str, target: str, body: dict[str, Any] | None = None) -> Answer | None:
+    """What a node answers an operator; None if it does not."""
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    tls = nodes.certificate("operator", "op")
+    try:
+        return asyncio.run(ask([f"127.0.0.1:{nodes.data_ports[name]}"], tls, method, target, data))
+    except rt.RtError:
+        return None
+
+
+def begin(faults: Faults, name: str, target: str, **body: Any) -> None:
+    """Ask for it until it is under way."""
+
+    def is_begun() -> bool:
+        answer = asked(faults.nodes, name, target, body)
+        return answer is not None and answer.status == 202
+
+    faults.wait(is_begun, f"{target} to begin at {name}")
+
+
+def status(faults: Faults, name: str, target: str = "/reset-status") -> dict[str, Any]:
+    answer = asked(faults.nodes, name, target)
+    return {} if answer is None or answer.status != 200 else json.loads(answer.body)
+
+
+def wait_done(faults: Faults, epoch: int, *names: str) -> None:
+    """Until these nodes say that it is done, and are in that epoch."""
+
+    def is_done(name: str) -> bool:
+        told = status(faults, name)
+        return (told.get("state"), told.get("epoch")) == ("done", epoch)
+
+    for name in names:
+        faults.wait(lambda name=name: is_done(name), f"the reset to be done at {name}")  # type: ignore[misc]
+        faults.wait(lambda name=name: status(faults, name, "/status").get("epoch") == epoch, "its epoch")  # type: ignore[misc]
+
+
+def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_follows(faults: Faults) -> None:
+    nodes = faults.nodes
+    with faults.sender("one") as one, faults.sender("two") as two:
+        faults.wait_flow(one, two)
+        leader = nodes.leader()
+        follower, down = (name for name in nodes.names if name != leader)
+        nodes.kill(down)
+        faults.wait_flow(one, two)
+        begin(faults, follower, "/soft-reset", force=False)
+        wait_done(faults, 2, *nodes.running)
+        faults.wait_flow(one, two)
+        nodes.start(down)
+        wait_done(faults, 2, down)
+        faults.wait_flow(one, two)
+        one.close()
+        two.close()
+        faults.verdict()
+
+
+def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_subscribers(
+    faults: Faults, tmp_path: Path
+) -> None:
+    nodes, events = faults.nodes, list[Event]()
+    tls = nodes.certificate("publisher", "feed")
+    reader = nodes.certificate("subscriber", "reader")
+
+    def publisher() -> rt.Publisher:
+        return rt.Publisher(
+            tmp_path / "feed",
+            "s",
+            publisher_id="feed",
+            endpoints=nodes.endpoints,
+            tls=tls,
+            local_persistence=60,
+        )
+
+    first = publisher()
+    first.wait(first.publish_many([b"before"] * 100)[-1], "merged", timeout=45)
+    start = max(map(nodes.merged_position, nodes.names))
+    down = next(name for name in nodes.names if name != nodes.leader())
+    nodes.kill(down)
+    epoch = int(status(faults, nodes.running[0], "/status")["epoch"]) + 1
+    begin(faults, nodes.running[0], "/hard-reset", stream="s", force=False)
+    wait_done(faults, epoch, *nodes.running)
+
+    def is_fenced() -> bool:
+        try:
+            first.wait(first.publish(b"fenced"), "merged", timeout=0.1)
+        except rt.Timeout:
+            return False
+        except rt.Fenced:
+            return True
+        raise AssertionError("an X was merged that the reset had ended")
+
+    faults.wait(is_fenced, "the publisher to be fenced")
+    first.close(linger=0)
+    with publisher() as again:
+        again.wait(again.publish(b"behind"), "merged", timeout=45)
+        nodes.start(down)
+        wait_done(faults, epoch, down)
+        nodes.wait_merged(start + 1)
+        with rt.Subscriber(
+            tmp_path / "copy",
+            "s",
+            endpoints=nodes.endpoints,
+            tls=reader,
+            position=start,
+            on_event=events.append,
+        ) as subscriber:
+            (message,) = subscriber.poll(1, timeout=45)
+    assert (message.position, message.value, message.number) == (start, b"behind", again.progress.written - 1)
+    for name in nodes.names:
+        told: list[Event] = []
+        with rt.LogReader(nodes.merged_directory(name), position=0, on_event=told.append) as log:
+            assert [message.position for message in log] == [start]
+        assert told == [SkipForward(0, start, "reset"), Reset(start, epoch)], name
+    assert nodes.compare().differences == ()
+    history = status(faults, down, "/log-history")
+    assert {one["truncationReason"] for one in history[:-1]} == {"reset"}  # type: ignore[index]
+
+
+def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, tmp_path: Path) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "kept")
+    with rt.Publisher(
+        tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
+    ) as publisher:
+        publisher.wait(publisher.publish(b"before"), "merged", timeout=45)
+        position = max(map(nodes.merged_position, nodes.names))
+        nodes.wait_merged(position)
+        left, *gone = nodes.names
+        nodes.kill(*gone)
+        for name in gone:
+            nodes.wipe(name)
+        faults.wait(lambda: status(faults, left, "/status").get("leader") == "", "the leader to be gone")
+        refused = asked(nodes, left, "/soft-reset", {"force": False})
+        assert refused is not None
+        assert (refused.status, b"is lost" in refused.body) == (503, True)
+        nodes.start(*gone)
+        begin(faults, left, "/soft-reset", force=True)
+        wait_done(faults, FORCED, *nodes.names)
+        publisher.wait(publisher.publish(b"behind"), "merged", timeout=45)
+    nodes.wait_merged(position + 1)
+    assert nodes.compare().differences == ()

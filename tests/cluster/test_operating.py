@@ -1,0 +1,102 @@
+"""What operators see of real nodes through the gRPC port: holds of subscribers, and the steps of a return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Faults
+
+import rt
+from rt.net.rest import ask, check
+from sequencer.testing.wired_nodes import WiredNodes
+
+pytestmark = pytest.mark.slow
+
+
+class Operator:
+    """Asks nodes through the tunnel."""
+
+    def __init__(self, nodes: WiredNodes) -> None:
+        self._nodes, self._tls = nodes, nodes.certificate("operator", "op")
+
+    def told(self, target: str, *names: str, body: dict[str, Any] | None = None) -> Any:
+        """What one of these nodes (default: any that runs) answers."""
+        endpoints = [f"127.0.0.1:{self._nodes.data_ports[name]}" for name in names or self._nodes.running]
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        return json.loads(check(asyncio.run(ask(endpoints, self._tls, method, target, data))).body)
+
+    def holds(self) -> dict[str, int]:
+        return {one["name"]: one["position"] for one in self.told("/holds")}
+
+    def member(self, name: str, asked: str) -> dict[str, Any]:
+        """How one node sees another, or itself; without a step while it knows of no members."""
+        members = self.told("/status", asked)["members"]
+        return next((one for one in members if one["name"] == name), {"step": ""})
+
+
+@pytest.fixture
+def operator(faults: Faults) -> Operator:
+    return Operator(faults.nodes)
+
+
+def publish(faults: Faults, operator: Operator, root: Path, session: str, count: int) -> int:
+    """Publish so many messages, and wait until they are merged on all nodes; the position behind them."""
+    tls = faults.nodes.certificate("publisher", session)
+    with rt.Publisher(
+        root, "s", publisher_id=session, endpoints=faults.nodes.endpoints, tls=tls
+    ) as publisher:
+        numbers = publisher.publish_many([b"x" * 100] * count)
+        publisher.wait(numbers[-1], "merged", timeout=45)
+    newest = [operator.told("/latest-out-position", name) for name in faults.nodes.names]
+    end = 1 + max(int(one["latestOutPosition"]) for one in newest)
+    faults.nodes.wait_merged(end)
+    return end
+
+
+def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
+    faults: Faults, operator: Operator, tmp_path: Path
+) -> None:
+    end = publish(faults, operator, tmp_path / "out", "held", 10)
+    with rt.Subscriber(
+        tmp_path / "in",
+        "s",
+        endpoints=faults.nodes.endpoints,
+        tls=faults.nodes.certificate("subscriber", "holder"),
+        name="holder",
+        position=end - 9,
+    ) as subscriber:
+        faults.wait(lambda: operator.holds().get("holder") == end - 9, "a hold where it began")
+        while subscriber.position < end:
+            assert subscriber.poll(timeout=45)
+        operator.told("/release-hold", body={"name": "holder"})
+        faults.wait(lambda: "holder" not in operator.holds(), "the hold to be released")
+        subscriber.ack(end - 4)
+        faults.wait(lambda: operator.holds().get("holder") == end - 4, "a hold behind what it acknowledged")
+    operator.told("/release-hold", body={"name": "holder"})
+
+
+def test_a_node_that_lost_its_disk_is_seen_away_then_copying_then_ready(
+    faults: Faults, operator: Operator, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+    end = publish(faults, operator, tmp_path / "out", "before-the-loss", 10)
+    faults.wait(lambda: operator.member("n3", "n1")["step"] == "ready", "n3 to keep up")
+    nodes.kill("n3")
+    nodes.wipe("n3")
+    faults.wait(lambda: operator.member("n3", "n1")["step"] == "away", "n3 to be missed")
+    for peer in ("n1", "n2"):
+        nodes.pause(peer, "data")
+    nodes.start("n3")
+    nodes.wait_ready()
+    faults.wait(lambda: operator.member("n3", "n3")["step"] == "copying", "n3 to copy what it lacks")
+    copying = operator.member("n3", "n3")
+    assert copying["stepDone"] < copying["stepTotal"] == end
+    for peer in ("n1", "n2"):
+        nodes.resume(peer, "data")
+    faults.wait(lambda: operator.member("n3", "n1")["step"] == "ready", "n3 to be back")
+    nodes.wait_merged(end)
+    faults.verdict()

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prom_rules import HELM, check_names, labels_in, promtool
+
+from sequencer.rest import alarms
+
+RULES_PATH = HELM / "alerts" / "rt.rules.yaml"
+GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES_PATH.read_text())["groups"]
+RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+DAY = 86400
+GIB = 1 << 30
+
+Series = dict[str, str]
+"""By name and labels: values by the minute, as promtool's tests write them."""
+
+
+def nodes(metric: str, *values: str) -> Series:
+    """One series a node."""
+    return {f'{metric}{{job="rt",instance="n{number}"}}': value for number, value in enumerate(values, 1)}
+
+
+def peers(*connected: tuple[str, str, int]) -> Series:
+    """(node, peer, whether it is connected)."""
+    return {
+        f'rt_peer_connected{{job="rt",instance="{node}",peer="{peer}"}}': f"{is_connected}x40"
+        for node, peer, is_connected in connected
+    }
+
+
+def disk(free: int, policy: str) -> Series:
+    return {
+        **nodes("rt_disk_bytes", "1000x40"),
+        **nodes("rt_disk_free_bytes", f"{free}x40"),
+        **nodes("rt_policy_disk_ratio", f"{policy}x40"),
+    }
+
+
+def certificate(days: float) -> Series:
+    return nodes("rt_certificate_expiry_timestamp_seconds", f"{days * DAY + 1200:.0f}x40")
+
+
+def stopped(value: int) -> Series:
+    return {
+        f'rt_member_stopped{{job="rt",instance="n{number}",member="n3"}}': f"{value}x40" for number in (1, 2)
+    }
+
+
+ALL = peers(("n1", "n2", 1), ("n1", "n3", 1), ("n2", "n1", 1), ("n2", "n3", 1))
+ONE_AWAY = peers(("n1", "n2", 1), ("n1", "n3", 0), ("n2", "n1", 1), ("n2", "n3", 0))
+LEADS = nodes("rt_is_leader", "1x40", "0x40")
+FIVE = peers(*(("n1", f"n{peer}", int(peer < 5)) for peer in range(2, 6)))
+
+CASES: dict[str, tuple[list[Series], list[Series]]] = {
+    "RtNoLeader": (
+        [nodes("rt_has_leader", "0x40", "0x40", "0x40")],
+        [nodes("rt_has_leader", "0x40", "1x40", "1x40")],
+    ),
+    "RtLeaderUnknown": ([nodes("rt_has_leader", "0x40", "1x40")], [nodes("rt_has_leader", "1x40", "1x40")]),
+    "RtMemberAway": ([ONE_AWAY], [ALL, peers(("n1", "n3", 0), ("n2", "n3", 1))]),
+    "RtNoSpareMember": ([{**ONE_AWAY, **LEADS}], [{**ALL, **LEADS}, {**FIVE, **LEADS}, ONE_AWAY]),
+    "RtControlDown": ([nodes("rt_control_connected", "0x40")], [nodes("rt_control_connected", "1x40")]),
+    "RtNotReady": (
+        [nodes("rt_is_ready", "0x40")],
+        [nodes("rt_is_ready", "1x40"), nodes("rt_is_ready", "1 0x3 1x40")],
+    ),
+    "RtMergeStopped": (
+        [stopped(1), nodes("rt_merge_stopped", "1x40")],
+        [{**stopped(0), **nodes("rt_merge_stopped", "0x40")}],
+    ),
+    "RtMergeStandsStill": (
+        [{**nodes("rt_replication_lag_seconds", "60x40"), **nodes("rt_instructions_total", "7x40")}],
+        [
+            {**nodes("rt_replication_lag_seconds", "60x40"), **nodes("rt_instructions_total", "0+5x40")},
+            {**nodes("rt_replication_lag_seconds", "0x40"), **nodes("rt_instructions_total", "7x40")},
+        ],
+    ),
+    "RtMergeLag": (
+        [nodes("rt_merge_lag_bytes", f"{alarms.MERGE_LAG_BYTES + 1}x40")],
+        [nodes("rt_merge_lag_bytes", f"{alarms.MERGE_LAG_BYTES}x40")],
+    ),
+    "RtReplicationLag": (
+        [nodes("rt_replication_lag_seconds", f"{alarms.CLIENT_LAG_S + 1}x40")],
+        [nodes("rt_replication_lag_seconds", f"{alarms.CLIENT_LAG_S}x40")],
+    ),
+    "RtDiskAbovePolicy": (
+        [disk(90, "0.9"), disk(490, "0.5"), disk(90, "0")],
+        [disk(110, "0.9"), disk(110, "0"), disk(0, "1")],
+    ),
+    "RtDiskNearlyFull": ([disk(40, "0.9"), disk(40, "0")], [disk(60, "0.9"), disk(60, "0")]),
+    "RtSubscriberOvertaken": (
+        [nodes("rt_subscribers_overtaken_total", "0x25 1x15")],
+        [
+            nodes("rt_subscribers_overtaken_total", "0x40"),
+            nodes("rt_subscribers_overtaken_total", "0x3 1x37"),
+        ],
+    ),
+    "RtHoldOverridden": (
+        [{'rt_holds{job="rt",instance="n1",state="overridden"}': "1x40"}],
+        [{'rt_holds{job="rt",instance="n1",state="overridden"}': "0x40"}],
+    ),
+    "RtHoldLimit": (
+        [{**nodes("rt_held_bytes", "8x40"), **nodes("rt_policy_hold_limit_bytes", "10x40")}],
+        [
+            {**nodes("rt_held_bytes", "7x40"), **nodes("rt_policy_hold_limit_bytes", "10x40")},
+            {**nodes("rt_held_bytes", "11x40"), **nodes("rt_policy_hold_limit_bytes", "0x40")},
+        ],
+    ),
+    "RtSubscriberLag": (
+        [{**nodes("rt_subscriber_lag_bytes", "90x40"), **nodes("rt_kept_bytes", "100x40")}],
+        [{**nodes("rt_subscriber_lag_bytes", "70x40"), **nodes("rt_kept_bytes", "100x40")}],
+    ),
+    "RtCertificateExpires": ([certificate(13)], [certificate(15), certificate(2)]),
+    "RtCertificateExpiresSoon": ([certificate(2), certificate(-1)], [certificate(4)]),
+}
+"""For each alert: what it fires for after half an hour, and what it does not."""
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_has_a_severity_says_what_is_wrong_and_what_to_do(name: str) -> None:
+    rule = RULES[name]
+
+    assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+    assert re.fullmatch(r"Rt[A-Z]\w+", name)
+    assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert all(text.endswith(".") for text in rule["annotations"].values())
+    assert len(rule["annotations"]["description"]) > 80
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_alert_asks_only_for_metrics_that_a_node_tells_and_speaks_of_labels_that_it_has(name: str) -> None:
+    rule = RULES[name]
+    check_names(rule["expr"], where=name)
+
+    told = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+    grouped = re.findall(r"max by \(([^)]*)\)", rule["expr"])
+    left = {label.strip() for group in grouped for label in group.split(",")}
+    has_all = not grouped or " or rt_" in rule["expr"]
+    assert told <= (left | {"namespace", "job", "instance"} | labels_in(rule["expr"]) if has_all else left)
+
+
+def test_names_are_given_once_and_what_can_go_wrong_has_an_alert() -> None:
+    assert sum(len(group["rules"]) for group in GROUPS) == len(RULES)
+    assert len({group["name"] for group in GROUPS}) == len(GROUPS)
+    assert set(CASES) == set(RULES)
+    asked = " ".join(rule["expr"] for rule in RULES.values())
+    for metric in (
+        *("rt_merge_lag_bytes", "rt_replication_lag_seconds", "rt_has_leader", "rt_member_stopped"),
+        *(
+            "rt_policy_disk_ratio",
+            "rt_certificate_expiry_timestamp_seconds",
+            "rt_subscribers_overtaken_total",
+        ),
+    ):
+        assert metric in asked
+
+
+def test_alerts_begin_where_alarms_do() -> None:
+    def number(name: str) -> list[float]:
+        return [float(found) for found in re.findall(r"[<>]=? (\d+(?: \* \d+)?)$", RULES[name]["expr"])]
+
+    assert number("RtMergeLag") == [alarms.MERGE_LAG_BYTES]
+    assert number("RtReplicationLag") == [alarms.CLIENT_LAG_S]
+    assert f">= {alarms.SOON_PERCENT / 100} * max" in RULES["RtHoldLimit"]["expr"]
+    for name, seconds in (
+        ("RtCertificateExpires", alarms.CERTIFICATE_WARNING_S),
+        ("RtCertificateExpiresSoon", alarms.CERTIFICATE_CRITICAL_S),
+    ):
+        assert f"time() < {seconds // DAY} * {DAY}" in RULES[name]["expr"]
+
+
+@pytest.mark.slow
+def test_prometheus_understands_the_rules() -> None:
+    done = subprocess.run(
+        [promtool(), "check", "rules", RULES_PATH], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(RULES)} rules found" in done.stdout
+
+
+@pytest.mark.slow
+def test_each_alert_fires_for_its_reason_and_not_without_it(tmp_path: Path) -> None:
+    program = promtool()
+    cases = [
+        (name, series, is_bad)
+        for name, (bad, good) in CASES.items()
+        for series, is_bad in [*((one, True) for one in bad), *((one, False) for one in good)]
+    ]
+    test: dict[str, Any] = {"interval": "1m", "input_series": [], "promql_expr_test": []}
+    for number, (name, series, is_bad) in enumerate(cases):
+        job = f"case{number}"  # Each is a stream of its own.
+        for key, values in series.items():
+            key = key.replace('job="rt"', f'job="{job}"')
+            test["input_series"].append({"series": key, "values": values})
+        expression = f'count(ALERTS{{alertname="{name}",job="{job}",alertstate="firing"}}) > bool 0'
+        samples = [{"labels": "{}", "value": 1}] if is_bad else []
+        test["promql_expr_test"].append({"expr": expression, "eval_time": "30m", "exp_samples": samples})
+    path = tmp_path / "tests.yaml"
+    path.write_text(
+        json.dumps({"rule_files": [str(RULES_PATH)], "evaluation_interval": "30s", "tests": [test]})
+    )
+
+    done = subprocess.run([program, "test", "rules", path], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout

@@ -1,0 +1,127 @@
+"""Trimming a log: what the table says before a byte goes, on full disks too; and what others have trimmed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+
+import pytest
+from batches import CLUSTER
+
+from rt.errors import Damaged, DiskFull
+from rt.log.index import index_file_name
+from rt.log.segment import Kind, SegmentId
+from rt.log.table import Identity, SealedSegment, TrimReason
+from rt.log.writer import LogWriter
+from rt.testing.disk import MemoryDisk
+
+PATH = "/merged"
+IDENTITY = Identity(Kind.MERGED, CLUSTER, "s")
+FIRST, SECOND, THIRD = (SegmentId(0, y) for y in range(3))
+
+
+def opened(disk: MemoryDisk, gone: tuple[SealedSegment, ...] = ()) -> LogWriter:
+    return LogWriter.open(PATH, IDENTITY, disk=disk, resume=True, gone=gone)
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    """Two sealed segments and an active one, without messages."""
+    disk = MemoryDisk()
+    writer = opened(disk)
+    for segment in (FIRST, SECOND, THIRD):
+        writer.start(segment, first=0, created_ns=5)
+    writer.sync()
+    writer.close()
+    return disk
+
+
+def sizes(disk: MemoryDisk) -> list[int | None]:
+    return [disk.size(f"{PATH}/{segment.file_name}") for segment in (FIRST, SECOND, THIRD)]
+
+
+def said(writer: LogWriter) -> list[tuple[TrimReason, int]]:
+    return [(one.reason, one.trimmed_ns) for one in writer.table.segments]
+
+
+def test_each_segment_goes_for_its_own_reason_and_at_its_time(disk: MemoryDisk) -> None:
+    writer = opened(disk)
+    gone = writer.trim_each({FIRST: (TrimReason.TIME, 7), SECOND: (TrimReason.SIZE, 8)})
+    assert [one.id for one in gone] == [FIRST, SECOND]
+    assert said(writer) == [(TrimReason.TIME, 7), (TrimReason.SIZE, 8)]
+    assert sizes(disk) == [0, 0, 64]
+    assert writer.trim_each({FIRST: (TrimReason.DISK, 9)}) == []
+    assert said(writer)[0] == (TrimReason.TIME, 7)
+    writer.close()
+    writer = opened(disk)
+    assert said(writer) == [(TrimReason.TIME, 7), (TrimReason.SIZE, 8)]
+    writer.close()
+
+
+def test_without_space_for_the_table_nothing_goes_and_it_may_be_tried_again(disk: MemoryDisk) -> None:
+    writer = opened(disk)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(DiskFull):
+        writer.trim(SECOND, TrimReason.DISK)
+    assert sizes(disk) == [64, 64, 64]
+    assert said(writer) == [(TrimReason.NONE, 0)] * 2
+    disk.capacity_bytes = None
+    writer.trim(SECOND, TrimReason.DISK)
+    assert sizes(disk) == [0, 64, 64]
+    writer.close()
+
+
+def test_on_a_disk_without_any_space_what_is_trimmed_makes_room_for_the_table(disk: MemoryDisk) -> None:
+    writer = opened(disk)
+    indexes = [f"{PATH}/{index_file_name(segment)}" for segment in (FIRST, SECOND)]
+    for index in indexes:
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(index)
+        file = disk.create(index)
+        file.pwritev([bytes(4096)], 0)
+        file.close()
+    disk.capacity_bytes = disk.used_bytes
+    writer.trim(SECOND, TrimReason.DISK)
+    assert sizes(disk) == [0, 64, 64]
+    assert [disk.size(index) for index in indexes] == [None, 4096]
+    writer.close()
+
+
+def test_what_could_not_be_emptied_is_with_the_next_trim(disk: MemoryDisk) -> None:
+    writer = opened(disk)
+    disk.fail("truncate", error=errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        writer.trim(SECOND, TrimReason.DISK)
+    assert sizes(disk) == [64, 64, 64]
+    assert said(writer)[0][0] is TrimReason.DISK
+    assert writer.trim(SECOND, TrimReason.DISK) == []
+    assert sizes(disk) == [0, 64, 64]
+    writer.close()
+
+
+def trimmed(segment: SegmentId) -> SealedSegment:
+    return SealedSegment(segment, 0, 0, 640, 1, 0, 0, 2, trimmed_ns=77, reason=TrimReason.SIZE)
+
+
+@pytest.mark.parametrize("damaged", [FIRST, SECOND, THIRD])
+def test_what_others_trimmed_is_not_looked_at_and_listed_as_they_have_it(
+    damaged: SegmentId, disk: MemoryDisk
+) -> None:
+    disk.write(f"{PATH}/{damaged.file_name}", b"x" * 63)
+    with pytest.raises(Damaged):
+        opened(disk)
+    writer = opened(disk, tuple(trimmed(SegmentId(0, y)) for y in range(damaged.y + 1)))
+    assert sizes(disk) == [0 if y <= damaged.y else 64 for y in range(3)]
+    assert said(writer)[: damaged.y + 1] == [(TrimReason.SIZE, 77)] * (damaged.y + 1)
+    if damaged == THIRD:
+        assert (writer.active, writer.end, writer.last_id) == (None, 0, THIRD)
+        writer.start(SegmentId(0, 7), first=20, created_ns=9)
+    writer.close()
+    opened(disk).close()
+
+
+def test_what_others_trimmed_and_is_not_here_is_not_listed(disk: MemoryDisk) -> None:
+    writer = opened(disk, (trimmed(SegmentId(0, 3)), trimmed(SegmentId(0, 4))))
+    assert said(writer) == [(TrimReason.NONE, 0)] * 2
+    assert writer.active is not None
+    writer.close()

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import rt
+from replicator.handshake import PullMerged
+from replicator.items import Chunk, Item, Place, Sealed, Trimmed
+from replicator.overtaking import Overtaking
+from replicator.sender import Sender
+from rt.log.catalog import segment_path
+from rt.log.directory import list_segments
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.table import TrimReason
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+
+CLUSTER = b"c" * 16
+
+
+def chunk(y: int, offset: int = 0) -> Chunk:
+    return Chunk(Place(0, y, offset), b"x" * 100)
+
+
+def sealed(y: int) -> Sealed:
+    """Segments of 100 bytes and of 10 positions."""
+    return Sealed(Place(0, y, 100), 10 * (y + 1), is_last_of_x=False, sealed_ns=1)
+
+
+def trimmed(y: int) -> Trimmed:
+    return Trimmed(SegmentId(0, y), 10 * y, TrimReason.TIME)
+
+
+def has_up_to(place: Place, end: int) -> PullMerged:
+    return PullMerged(CLUSTER, place, end)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first", "is_overtaken"),
+    [
+        (PullMerged(), 50, False),
+        (PullMerged(position="latest"), 50, False),
+        (PullMerged(position=50), 50, False),
+        (PullMerged(position=59), 50, False),
+        (PullMerged(position=49), 50, True),
+        (has_up_to(Place(0, 4, 100), 50), 50, False),
+        (has_up_to(Place(0, 4, 50), 45), 50, True),
+    ],
+)
+def test_who_begins_behind_what_it_wanted_was_overtaken(
+    wanted: PullMerged, first: int, is_overtaken: bool
+) -> None:
+    assert Overtaking(wanted, Place(0, 5, 0), first).is_overtaken is is_overtaken
+
+
+@pytest.mark.parametrize(
+    ("items", "is_overtaken"),
+    [
+        ([chunk(5), sealed(5), chunk(6), sealed(6), sealed(6), chunk(7)], False),
+        ([trimmed(5), chunk(5), chunk(5, 50)], False),
+        ([chunk(5), trimmed(5), sealed(5), trimmed(6), chunk(6)], False),
+        ([chunk(5), trimmed(6), sealed(5), chunk(6)], False),
+        ([chunk(5), trimmed(6), chunk(6)], True),
+        ([chunk(5), sealed(5), trimmed(8), chunk(8)], True),
+        ([trimmed(6), chunk(6)], True),
+        ([], False),
+    ],
+)
+def test_who_is_sent_on_without_what_lies_between_was_overtaken(
+    items: list[Item], is_overtaken: bool
+) -> None:
+    overtaking = Overtaking(PullMerged(), Place(0, 5, 0), 50)
+
+    overtaking.follow(items)
+
+    assert overtaking.is_overtaken is is_overtaken
+
+
+def test_a_stream_that_begins_within_a_segment_may_lose_the_rest_of_it() -> None:
+    for item, is_overtaken in ((chunk(5, 60), False), (chunk(6), True)):
+        overtaking = Overtaking(has_up_to(Place(0, 5, 60), 55), Place(0, 5, 60), 55)
+        overtaking.follow([trimmed(6), item])
+        assert overtaking.is_overtaken is is_overtaken
+
+
+def test_being_overtaken_is_noted_once_each_time() -> None:
+    overtaking = Overtaking(PullMerged(position=3), Place(0, 5, 0), 50)
+    overtaking.is_overtaken = False
+
+    overtaking.follow([chunk(5), sealed(5), chunk(6)])
+    assert not overtaking.is_overtaken
+    overtaking.follow([trimmed(9), chunk(9)])
+    assert overtaking.is_overtaken
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(["merge", "merge", "roll", "take", "trim"]), max_size=20))
+@example(["merge", "take", "roll", "merge", "trim"])
+@example(["roll", "roll", "take", "trim"])
+def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(script: list[str]) -> None:
+    disk = MemoryDisk()
+    merged = MergedLog("/merged", cluster_id=CLUSTER, stream="s", disk=disk)
+    with rt.Publisher("/root", "s", publisher_id="feed", disk=disk, fsync="never") as publisher:
+        publish_and_merge(publisher, merged)
+        sender = Sender("/merged", None, disk=disk, watch=False)
+        overtaking = Overtaking(PullMerged(), Place(0, 0, 0), 0)
+        ever: dict[SegmentId, int] = {}
+        sent: Counter[SegmentId] = Counter()
+
+        def take(bytes_max: int) -> bool:
+            items = sender.items(bytes_max)
+            overtaking.follow(items)
+            for item in items:
+                if isinstance(item, Chunk):
+                    sent[item.place.segment] += len(item.data)
+            return bool(items)
+
+        for step in (*script, "end"):
+            match step:
+                case "merge":
+                    publish_and_merge(publisher, merged)
+                case "roll":
+                    merged.roll()
+                case "trim":
+                    assert merged.writer.last_id is not None
+                    merged.trim(merged.writer.last_id)
+                case "take":
+                    take(1000)
+                case "end":
+                    while take(10_000):
+                        pass
+            ever |= sizes(disk)
+
+        assert overtaking.is_overtaken is any(sent[segment] < size for segment, size in ever.items())
+        sender.close()
+    merged.close()
+
+
+def publish_and_merge(publisher: rt.Publisher, merged: MergedLog) -> None:
+    publisher.publish_many([b"x" * 400] * 5)
+    publisher.flush()
+    merged.merge_all([publisher.directory], block_bytes=1500)
+
+
+def sizes(disk: MemoryDisk) -> dict[SegmentId, int]:
+    """Of the segments that have messages, and have not been trimmed."""
+    found = {}
+    for segment in list_segments(disk, "/merged"):
+        file = disk.open(segment_path("/merged", segment))
+        if (size := file.size()) > SEGMENT_HEADER_BYTES:
+            found[segment] = size
+        file.close()
+    return found

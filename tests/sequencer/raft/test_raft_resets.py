@@ -1,0 +1,339 @@
+"""Resets: one epoch ends everywhere with one state, the next begins with it, whatever is down or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rt.errors import ClusterMismatch
+from rt.testing.crash import Log, sweep
+from rt.testing.disk import Keep, MemoryDisk
+from sequencer.raft import fetching
+from sequencer.raft.epochs import EpochOver, NoMajority
+from sequencer.raft.messages import Append, Message
+from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of, virtual_clock
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+def reset(cluster: Lockstep, command: bytes = b"reset", *, via: str | None = None) -> None:
+    member = cluster.members[via] if via else cluster.lead()
+    member.node.reset(command)
+
+
+def epochs(cluster: Lockstep) -> dict[str, int]:
+    return {name: member.status.epoch for name, member in cluster.members.items()}
+
+
+def all_in(cluster: Lockstep, epoch: int) -> bool:
+    return set(epochs(cluster).values()) == {epoch}
+
+
+def commands(member: Member) -> list[bytes]:
+    return member.commands
+
+
+def test_a_reset_carries_the_whole_state_into_the_next_epoch(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one", b"two")
+    reset(cluster)
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.commit(b"three")
+    cluster.converge()
+    for member in cluster.members.values():
+        assert commands(member) == [b"one", b"two", b"reset", b"three"]
+        assert member.log.base.index > 1
+        assert len(member.disk.paths()) == len(set(member.disk.paths()))
+
+
+def test_a_follower_may_ask_for_one(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    leader = cluster.lead()
+    cluster.commit(b"one")
+    reset(cluster, via=next(name for name in cluster.members if name != leader.name))
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.converge()
+
+
+@pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3", "n4", "n5")])
+def test_clusters_of_any_size_are_reset(clock: Clock, names: tuple[str, ...]) -> None:
+    cluster = Lockstep(clock, names)
+    cluster.commit(b"one")
+    reset(cluster)
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.commit(b"two")
+    cluster.converge()
+
+
+def test_two_resets_in_a_row(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    for epoch in (2, 3):
+        cluster.commit(b"in %d" % epoch)
+        reset(cluster)
+        cluster.run(lambda epoch=epoch: all_in(cluster, epoch))  # type: ignore[misc]
+    cluster.commit(b"last")
+    cluster.converge()
+
+
+def test_nothing_behind_a_reset_is_applied(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    leader = cluster.lead()
+    cluster.commit(b"one")
+    leader.node.reset(b"first")
+    leader.node.reset(b"second")
+    futures = leader.propose(b"late")
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.converge()
+    assert commands(cluster.lead()) in ([b"one", b"first"], [b"one", b"late", b"first"])
+    is_applied = b"late" in commands(cluster.lead())
+    assert futures[0].done() or not is_applied
+
+
+def test_a_node_that_was_down_during_one_follows(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    name = next(name for name in cluster.members if name != cluster.lead().name)
+    cluster.kill(name)
+    reset(cluster)
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.commit(*[b"%d" % at for at in range(50)])
+    disk = cluster.restart(name).config.name and cluster.members[name].node.claim.disk
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.converge()
+    assert cluster.members[name].node.claim.disk == disk
+
+
+def test_a_node_that_slept_through_two_follows(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    name = next(name for name in cluster.members if name != cluster.lead().name)
+    cluster.kill(name)
+    for epoch in (2, 3):
+        reset(cluster)
+        cluster.run(lambda epoch=epoch: all_in(cluster, epoch))  # type: ignore[misc]
+        cluster.commit(b"in %d" % epoch)
+    cluster.restart(name)
+    cluster.run(lambda: all_in(cluster, 3))
+    cluster.converge()
+
+
+def leave_alone(cluster: Lockstep) -> tuple[str, str, str]:
+    """The leader applied a reset and is gone into the next epoch; one follower has it uncommitted, one not.
+
+    Their names: the leader's, of the one that has it, of the one that lacks it.
+    """
+    leader = cluster.lead()
+    has, lacks = (name for name in cluster.members if name != leader.name)
+    end = leader.log.last.index
+
+    def drops(sender: str, receiver: str, message: Message) -> bool:
+        """Nobody but the leader hears of the commit."""
+        if not isinstance(message, Append) or sender != leader.name:
+            return False
+        return receiver == lacks or message.commit > end
+
+    cluster.drop_message = drops
+    leader.node.reset(b"reset")
+    cluster.run(lambda: leader.node.is_over())
+    cluster.isolate(leader.name)
+    cluster.drop_message = lambda *_: False
+    assert cluster.members[has].log.last.index > end
+    assert cluster.members[lacks].log.last.index == end
+    cluster.run(lambda: epochs(cluster)[leader.name] == 2)
+    return leader.name, has, lacks
+
+
+def test_those_who_did_not_hear_of_it_find_out_by_themselves(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader, has, lacks = leave_alone(cluster)
+    cluster.run(lambda: epochs(cluster)[has] == epochs(cluster)[lacks] == 2)
+    cluster.heal()
+    cluster.commit(b"two")
+    cluster.converge()
+    assert commands(cluster.members[leader]) == [b"one", b"reset", b"two"]
+
+
+def test_one_of_them_crashes_in_between(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    _, has, _ = leave_alone(cluster)
+    disk = cluster.kill(has)
+    cluster.idle(3)
+    cluster.start(has, disk.after_power_cut("none"))
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.heal()
+    cluster.commit(b"two")
+    cluster.converge()
+
+
+def test_the_one_that_has_it_is_lost_and_the_other_follows_the_leader(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader, has, lacks = leave_alone(cluster)
+    cluster.kill(has)
+    cluster.idle(1)
+    assert epochs(cluster)[lacks] == 1, "nobody says what became of the epoch"
+    cluster.heal()
+    cluster.run(lambda: all_in(cluster, 2), seconds=30)
+    cluster.commit(b"two")
+    cluster.wipe(has)
+    cluster.run(lambda: all_in(cluster, 2), seconds=30)
+    cluster.converge()
+    assert commands(cluster.members[has]) == commands(cluster.members[leader]) == [b"one", b"reset", b"two"]
+
+
+def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader, has, lacks = leave_alone(cluster)
+    # The two of the old epoch see the one of the next, and go on: with that they come to the reset.
+    cluster.heal()
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.converge()
+    assert {leader, has, lacks} == set(cluster.members)
+
+
+def test_a_state_of_many_pieces_is_fetched_from_one_who_does_not_lead(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "CHUNK_BYTES_MAX", 20)
+    cluster = Lockstep(clock)
+    cluster.commit(*[b"%d" % at for at in range(30)])
+    _, has, lacks = leave_alone(cluster)
+    cluster.kill(has)
+    cluster.heal()
+    cluster.run(lambda: epochs(cluster)[lacks] == 2, seconds=30)
+    cluster.commit(b"two")
+    cluster.converge()
+
+
+def lone(disk: MemoryDisk) -> Member:
+    return Member(config_of("n1", ["n1"], bootstrap=True, segment_bytes=512), disk)
+
+
+def test_no_power_cut_on_the_way_into_an_epoch_loses_anything(clock: Clock) -> None:
+    """Cut at every change of a file: the node is in one of the two epochs, with all that was acknowledged."""
+
+    def run_to(member: Member, command: bytes, log: Log) -> Member:
+        """Commit a command, and note that it is."""
+        while not member.node.is_leader:
+            clock.advance(TICK_S)
+            member.node.step()
+        (future,) = member.propose(command)
+        while not future.done():
+            clock.advance(TICK_S)
+            member.node.step()
+        log.append(command)
+        return member
+
+    def prepare(disk: MemoryDisk) -> None:
+        member = lone(disk)
+        for at in range(3):
+            run_to(member, b"%d" % at + bytes(200), [])
+        member.node.close()
+
+    def run(disk: MemoryDisk, log: Log) -> None:
+        member = run_to(lone(disk), b"before", log)
+        member.node.reset(b"reset")
+        with pytest.raises(EpochOver):
+            while True:
+                clock.advance(TICK_S)
+                member.node.step()
+        member.node.close()
+        member = lone(disk)
+        assert member.status.epoch == 2
+        log.append(b"reset")
+        run_to(member, b"behind", log)
+        member.node.close()
+
+    def recover(disk: MemoryDisk, _log: Log) -> None:
+        member = lone(disk)
+        member.node.close()
+
+    def check(disk: MemoryDisk, log: Log) -> None:
+        member = lone(disk)
+        for _ in range(2):
+            try:
+                run_to(member, b"last", [])
+                break
+            except EpochOver:
+                member.node.close()
+                member = lone(disk)
+        commands = [command for command in member.commands[3:] if command != b"last"]
+        assert commands[: len(log)] == log, (commands, log)
+        assert commands == [b"before", b"reset", b"behind"][: len(commands)]
+        assert member.status.epoch == (2 if b"reset" in commands else 1)
+        member.node.close()
+
+    strategies: list[Keep] = ["none", "some"]
+    swept = sweep(
+        run,
+        check,
+        prepare=prepare,
+        recover=recover,
+        strategies=strategies,
+        seeds=range(1),
+        recover_cuts=1,
+    )
+    assert swept > 200
+
+
+def test_force_goes_on_with_what_one_node_has(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one", b"two")
+    name = cluster.lead().name
+    others = [other for other in cluster.members if other != name]
+    for other in others:
+        cluster.kill(other)
+    node = cluster.members[name].node
+    cluster.idle(2)
+    assert isinstance(node.force(b"forced"), NoMajority), "nobody could go on with it"
+    cluster.wipe(others[0])
+    cluster.idle(0.5)
+    assert node.force(b"forced") is None
+    cluster.run(lambda: all_in(cluster, 1 << 16))
+    cluster.commit(b"three")
+    cluster.wipe(others[1])
+    cluster.run(lambda: all_in(cluster, 1 << 16))
+    cluster.converge()
+    assert commands(cluster.lead()) == [b"one", b"two", b"forced", b"three"]
+
+
+def test_force_applies_what_the_node_has_and_does_not_know_committed(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader = cluster.lead()
+    others = [other for other in cluster.members if other != leader.name]
+    cluster.drop_message = lambda *_: True
+    leader.propose(b"two")
+    cluster.idle(0.05)
+    for other in others:
+        cluster.kill(other)
+    cluster.drop_message = lambda *_: False
+    cluster.wipe(others[0])
+    cluster.idle(0.5)
+    assert leader.node.force(b"forced") is None
+    cluster.run(lambda: all_in(cluster, 1 << 16))
+    assert commands(cluster.members[leader.name]) == [b"one", b"two", b"forced"]
+
+
+def test_a_node_that_was_not_part_of_a_forced_epoch_says_so_and_ends(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    name = cluster.lead().name
+    first, second = (other for other in cluster.members if other != name)
+    for other in (first, second):
+        cluster.kill(other)
+    cluster.wipe(first)
+    cluster.idle(0.5)
+    assert cluster.members[name].node.force(b"forced") is None
+    cluster.run(lambda: all_in(cluster, 1 << 16))
+    cluster.restart(second)
+    with pytest.raises(ClusterMismatch, match="an operator had the cluster go on"):
+        cluster.run(lambda: all_in(cluster, 1 << 16))

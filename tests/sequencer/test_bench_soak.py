@@ -1,0 +1,44 @@
+"""A short soak of real processes, by its command: what it prints, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sequencer.bench.cli import soak
+from sequencer.bench.soak_faults import Kind, draw_faults
+
+pytestmark = pytest.mark.slow
+
+SEED, SECONDS = 12, 6.0
+KINDS: tuple[Kind, ...] = ("kill_data", "cut", "kill_publisher", "kill_subscriber", "configure")
+
+
+def test_a_short_soak_breaks_no_promise_says_what_it_did_and_leaves_nothing() -> None:
+    faults = list(draw_faults(SEED, SECONDS, nodes=3, publishers=2, subscribers=4, kinds=KINDS))
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as root:  # Unix sockets want a short path.
+        arguments = [
+            "--dir",
+            root,
+            "--seconds",
+            str(SECONDS),
+            "--seed",
+            str(SEED),
+            "--publishers",
+            "2",
+            "--json",
+        ]
+        arguments += [word for kind in KINDS for word in ("--fault", kind)]
+        result = CliRunner().invoke(soak, arguments)
+        assert result.exception is None, result.exception
+        assert list(Path(root).iterdir()) == []
+    told = {figure["name"]: figure["median"] for figure in map(json.loads, result.stdout.splitlines())}
+    assert told["soak: promises broken"] == 0
+    assert told["soak: messages merged"] > 0
+    done = told["soak: faults"] + told["soak: faults left out, their victim being busy"]
+    assert 0 < done <= len(faults)
+    assert f"seed {SEED}" in result.stderr

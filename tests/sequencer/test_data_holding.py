@@ -1,0 +1,150 @@
+"""Holds of named subscribers: what is proposed, how often, and when no more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from batches import CLUSTER
+
+from sequencer.apply import apply
+from sequencer.commands import Command, Hold, Release
+from sequencer.data import holding
+from sequencer.data.holding import AGAIN_S, REFUSED_S, Holding, Wishes
+from sequencer.outcomes import Refused
+from sequencer.state import Hold as Held
+from sequencer.state import State
+
+
+def held(position: int) -> dict[str, Held]:
+    return {"sub": Held(position, 0)}
+
+
+@pytest.fixture
+def wishes() -> Wishes:
+    wishes = Wishes()
+    wishes.hear("sub", 10)
+    return wishes
+
+
+def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: Wishes) -> None:
+    assert wishes.due({}, 100, 1.0) == [("sub", 10)]
+    assert len(wishes) == 1
+    assert wishes.due(held(10), 100, 50.0) == []
+    assert len(wishes) == 0
+    wishes.hear("sub", 10)
+    assert wishes.due(held(10), 100, 51.0) == []
+    wishes.hear("sub", 11)
+    assert wishes.due(held(10), 100, 52.0) == [("sub", 11)]
+
+
+def test_what_goes_back_is_not_proposed(wishes: Wishes) -> None:
+    wishes.hear("sub", 5)
+    assert wishes.due({}, 100, 1.0) == [("sub", 10)]
+    assert wishes.due(held(10), 100, 50.0) == []
+    wishes.hear("sub", 5)
+    assert wishes.due(held(10), 100, 51.0) == []
+    assert len(wishes) == 0
+
+
+def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishes: Wishes) -> None:
+    proposed = []
+    for tenths in range(200):
+        wishes.hear("sub", 10 + tenths)
+        state = held(proposed[-1][1][0][1]) if proposed else {}
+        if found := wishes.due(state, 1000, 1 + tenths / 10):
+            proposed.append((tenths, found))
+    assert [tenths for tenths, _ in proposed] == [0, 50, 100, 150]
+    assert [found for _, found in proposed] == [[("sub", 10 + tenths)] for tenths in (0, 50, 100, 150)]
+
+
+def test_what_was_lost_on_the_way_is_proposed_again(wishes: Wishes) -> None:
+    found = [wishes.due({}, 100, second) for second in range(1, 12)]
+    assert found == [[("sub", 10)], *[[]] * 4, [("sub", 10)], *[[]] * 4, [("sub", 10)]]
+
+
+def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: Wishes) -> None:
+    assert wishes.due({}, 4, 1.0) == [("sub", 4)]
+    assert wishes.due(held(4), 4, 10.0) == []
+    assert wishes.due(held(4), 8, 20.0) == [("sub", 8)]
+    assert wishes.due(held(8), 90, 30.0) == [("sub", 10)]
+
+
+def test_a_log_without_messages_can_be_held_from_its_start() -> None:
+    wishes = Wishes()
+    wishes.hear("sub", 0)
+    assert wishes.due({}, 0, 1.0) == [("sub", 0)]
+
+
+def test_of_more_names_than_there_can_be_some_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "NAMES_MAX", 2)
+    wishes = Wishes()
+    assert [wishes.hear(name, 1) for name in ("a", "b", "c", "b")] == [True, True, False, True]
+
+
+class Node:
+    """A node's holding, over a state that a test applies to."""
+
+    def __init__(self, position: int = 100) -> None:
+        self.state: State | None = State(CLUSTER, position=position)
+        self.proposed: list[Command] = []
+        self.replica: Any = SimpleNamespace(state=self.state, standing=SimpleNamespace(leader="n1"))
+        self.holding = Holding(self.replica, self.proposed.append)
+
+    def propose(self, now_s: float) -> list[tuple[str, int]]:
+        self.proposed.clear()
+        self.holding.propose_due(now_s)
+        return [(one.name, one.position) for one in self.proposed if isinstance(one, Hold)]
+
+    def apply(self, command: Command) -> None:
+        assert self.state is not None
+        self.holding.on_applied(command, apply(self.state, command))
+
+
+def test_a_hold_that_was_released_comes_back_only_when_the_subscriber_says_something() -> None:
+    node = Node()
+    node.holding.on_acknowledged("sub", 10)
+    assert node.propose(1.0) == [("sub", 10)]
+    for command in node.proposed[:]:
+        node.apply(command)
+    node.apply(Release("sub"))
+    assert node.propose(50.0) == []
+    node.holding.on_acknowledged("sub", 10)
+    assert node.propose(51.0) == [("sub", 10)]
+
+
+def test_a_hold_that_is_refused_is_logged_and_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node()
+    monkeypatch.setattr(holding.time, "monotonic", lambda: 2.0)
+    for name in ("sub", "other"):
+        node.holding.on_acknowledged(name, 10)
+    node.propose(1.0)
+    node.apply(Hold("other", 20, 1))
+    for name in ("sub", "other", "stranger"):
+        node.holding.on_applied(Hold(name, 10, 1), Refused("there are too many"))
+    assert caplog.text.count("hold_refused") == 1
+    assert node.propose(1.0 + AGAIN_S) == []
+    assert node.propose(1.9 + REFUSED_S) == []
+    assert node.propose(2.0 + REFUSED_S) == [("sub", 10)]
+
+
+def test_nothing_is_proposed_to_nobody() -> None:
+    node = Node()
+    node.holding.on_acknowledged("sub", 10)
+    node.replica.standing.leader = ""
+    assert node.propose(1.0) == []
+    node.replica.standing.leader = "n2"
+    assert node.propose(1.1) == [("sub", 10)]
+
+
+def test_nothing_is_proposed_before_the_node_belongs_to_a_cluster() -> None:
+    node = Node()
+    node.holding.on_acknowledged("sub", 10)
+    for state in (None, State(bytes(16))):
+        node.replica.state = state
+        assert node.propose(1.0) == []
+    node.replica.state = node.state
+    assert node.propose(1.0) == [("sub", 10)]

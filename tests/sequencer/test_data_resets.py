@@ -1,0 +1,416 @@
+"""Resets in the data process: what a hard one does to files, and what operators are told of either."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from batches import CLUSTER
+from nodes_bench import Story, merged_files, open_merger
+from receiving import give, items_of, publish, session_copy
+from sequencing import do_merge, do_open, must, new_state, opening, piece, random_runs
+
+from replicator.handshake import PushHello
+from replicator.items import Life, Place
+from rt.errors import Damaged, Fenced
+from rt.log.directory import list_segments, read_header, read_table
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.testing.disk import MemoryDisk
+from rt.testing.merged import MergedLog
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import apply
+from sequencer.commands import Open, Range, Reset, reset_of
+from sequencer.data import resetting
+from sequencer.data.clearing import FILE, Clearing, Done, Dropped
+from sequencer.data.intakes import Intakes
+from sequencer.data.merger import Reached
+from sequencer.data.replica import Replica
+from sequencer.data.resetting import Resetting
+from sequencer.outcomes import Opened, WasReset
+from sequencer.raft.epochs import forced_number
+from sequencer.rest.errors import NotReady
+from sequencer.state import Cleared, State
+
+REQUEST = b"R" * 16
+
+
+def reset(state: State, epoch: int = 2, *, is_hard: bool = True) -> None:
+    must(WasReset, apply(state, Reset(is_hard, epoch, 77, REQUEST)))
+
+
+class Kept:
+    """A node's files: copies of three sessions of 30 messages, of which 10 of the first are merged."""
+
+    def __init__(self, root: Path) -> None:
+        self.sessions, self.merged = root / "sessions", root / "merged"
+        self.sessions.mkdir(parents=True)
+        self.state = new_state()
+        for which in (1, 2, 3):
+            path = publish(REAL, *[10] * 30, root=str(root / f"publisher{which}"))
+            copy = session_copy(REAL, str(self.sessions / str(which)), path)
+            give(copy, items_of(REAL, path))
+            incarnation = copy.identity.origin
+            copy.close()
+            header = read_header(REAL, path, SegmentId(0, 0))
+            assert header is not None
+            opened = Open(f"feed{which}", incarnation, None, 0, header.life)
+            must(Opened, apply(self.state, opened))
+        do_merge(self.state, Range(1, 0, 0, 64, 128, 0, 10, 0, 0))
+        self.ends = dict.fromkeys((1, 2, 3), 30)
+        log = MergedLog(self.merged, cluster_id=CLUSTER, stream="s")
+        log.merge_all([str(self.sessions / "1")])
+        log.close()
+
+    def clearing(self) -> Clearing:
+        return Clearing(str(self.sessions), str(self.merged), "s")
+
+    @property
+    def copies(self) -> list[str]:
+        return sorted(path.name for path in self.sessions.iterdir() if path.is_dir())
+
+    def is_trimmed(self) -> bool:
+        table = read_table(REAL, str(self.merged))
+        assert table is not None
+        return all((one.is_trimmed, one.reason) == (True, TrimReason.RESET) for one in table.segments)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(kept: Kept) -> None:
+    reset(kept.state)
+    found = kept.clearing()
+    assert found.is_due(kept.state)
+    found.clear(kept.state)
+    assert found.done == Done(
+        2,
+        True,
+        (Dropped("feed1", 1, 0, 10, 30), Dropped("feed2", 2, 0, 0, 30), Dropped("feed3", 3, 0, 0, 30)),
+    )
+    assert kept.copies == []
+    assert kept.is_trimmed()
+    again = kept.clearing()
+    assert again.done == found.done
+    assert not again.is_due(kept.state)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_without_a_hard_reset_nothing_goes(kept: Kept, is_reset: bool) -> None:
+    if is_reset:
+        reset(kept.state, is_hard=False)
+    assert not kept.clearing().is_due(kept.state)
+
+
+def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
+    cleared = Cleared(2, 0, 3)
+    reset(kept.state)
+    kept.state.cleared = cleared
+    found = kept.clearing()
+    found.clear(kept.state)
+    assert kept.copies == ["3"]
+    assert [dropped.session_id for dropped in found.done.dropped] == [1, 2]
+
+
+@pytest.mark.parametrize("step", ["_trim", "_note"])
+def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    reset(kept.state)
+    whole, broken = kept.clearing(), getattr(Clearing, step)
+
+    def crash(self: Clearing, *args: object) -> None:
+        if step == "_note" and not args[0].is_done:  # type: ignore[attr-defined]
+            broken(self, *args)
+            return
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Clearing, step, crash)
+        whole.clear(kept.state)
+    found = kept.clearing()
+    assert found.is_due(kept.state)
+    found.clear(kept.state)
+    assert [dropped.session_id for dropped in found.done.dropped] == [1, 2, 3]
+    assert kept.copies == []
+    assert kept.is_trimmed()
+
+
+def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> None:
+    reset(kept.state)
+    do_open(kept.state, "feed1", x=1)
+    reset(kept.state, 3)
+    found = kept.clearing()
+    found.clear(kept.state)
+    assert found.done.epoch == 3
+    assert kept.copies == []
+
+
+def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
+    (kept.merged / "log.0.0").write_bytes(b"x" * 4096)
+    reset(kept.state)
+    kept.clearing().clear(kept.state)
+    assert not kept.merged.exists()
+
+
+def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> None:
+    shutil.rmtree(kept.merged)
+    log = MergedLog(kept.merged, cluster_id=CLUSTER, stream="s", x=2)
+    log.merge_all([str(kept.sessions / "1")])
+    log.close()
+    reset(kept.state)
+    kept.clearing().clear(kept.state)
+    assert list_segments(REAL, str(kept.merged)) == [SegmentId(2, 0)]
+    assert (kept.merged / "log.2.0").stat().st_size > 64
+
+
+def test_a_note_that_cannot_be_read_is_damage(kept: Kept) -> None:
+    (kept.sessions / FILE).write_text('{"epoch": 2}')
+    with pytest.raises(Damaged):
+        kept.clearing()
+
+
+# The merger
+
+
+@pytest.fixture
+def story() -> Story:
+    """Six orders, a hard reset, and one order behind it."""
+    story = Story.drawn()
+    reset(story.state, 7)
+    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    written = story.sessions[1]
+    written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
+    story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
+    return story
+
+
+@pytest.mark.parametrize("merged", [0, 2, 6])
+def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged: int) -> None:
+    disk = MemoryDisk()
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    try:
+        before, behind = story.orders[:6], story.orders[6]
+        position = behind.first_position
+        merger.begin(before[:merged], None, Reached(0, 0, 0, 0))
+        if merged:
+            merger.wait_written(merged)
+        last = before[-1]
+        reached = Reached(last.instruction, last.chain, last.total_bytes, position)
+        merger.begin([], None, reached, story.state.cleared)
+        assert (merger.gap, merger.position) == (None, position)
+        assert merger.written._replace(chain=0) == reached._replace(chain=0)
+        if merged < 6:
+            assert merger.durable == merger.written, "nothing of it is to be kept"
+        merger.add(behind)
+        merger.wait_written(7)
+        assert merger.failure is None
+        assert merger.written == story.reached
+        assert len(merged_files(disk)[SegmentId(7, 0)]) == behind.end_offset
+    finally:
+        merger.close()
+
+
+def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story) -> None:
+    merger = open_merger(MemoryDisk(), story)
+    try:
+        merger.begin([], story.end, story.reached, story.state.cleared)
+        assert merger.gap == story.end
+    finally:
+        merger.close()
+
+
+# Pushes
+
+
+def intakes_of(state: State) -> Intakes:
+    replica = Replica(lambda _: None, lambda *_: None)
+    replica.state, replica.standing = state, pb.Standing(is_caught_up=True, node="n1", epoch=2)
+    return Intakes(replica, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
+
+
+def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_last() -> None:
+    state = new_state()
+    session_id = do_open(state, "a", x=3)
+    do_merge(state, piece(session_id, x=3))
+    intakes = intakes_of(state)
+    assert intakes.start(state.sessions[session_id], None).place == Place(3, 0, 128)
+    reset(state)
+    assert intakes.start(state.sessions[session_id], None).place == Place(4, 0, 0)
+    stale = opening("a", x=3)
+
+    async def play() -> None:
+        hello = PushHello("s", "a", stale.incarnation, None)
+        with pytest.raises(Fenced, match="a reset of the cluster ended X 3"):
+            await intakes.open_session(hello, Life(3, stale.life))
+
+    asyncio.run(play())
+    do_open(state, "a", x=5)
+    do_merge(state, piece(session_id, x=5))
+    assert intakes.start(state.sessions[session_id], None).place == Place(5, 0, 128)
+
+
+# What operators are told
+
+
+class Desk:
+    """Resets of a node whose control process is the test."""
+
+    def __init__(self, root: Path, *, leader: str = "n2", epoch: int = 1) -> None:
+        self.replica = Replica(lambda _: None, lambda *_: None)
+        self.proposed: list[Reset] = []
+        self.standing(leader=leader, epoch=epoch)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.state = new_state()
+        self.replica.state = self.state
+        root.mkdir(exist_ok=True)
+        self.clearing = Clearing(str(root), str(root / "merged"), "s")
+        self.resets = Resetting("n1", self.replica, self.clearing, self._propose, self._spawn)
+
+    def standing(self, *, leader: str = "n2", epoch: int = 1) -> None:
+        self.replica.standing = pb.Standing(leader=leader, epoch=epoch)
+
+    def _propose(self, content: bytes) -> None:
+        command = reset_of(content)
+        assert command is not None
+        self.proposed.append(command)
+
+    def _spawn(self, work: object) -> None:
+        self.tasks.append(asyncio.ensure_future(work))  # type: ignore[arg-type]
+
+    async def until(self, is_so: object) -> None:
+        async with asyncio.timeout(30):
+            while not is_so():  # type: ignore[operator]
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resetting, "PROPOSE_AGAIN_S", 0.001)
+
+
+def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path)
+        assert desk.resets.status().state == "idle"
+        begun = await desk.resets.begin("soft", force=False)
+        assert (begun.state, begun.kind, begun.epoch) == ("running", "soft", 2)
+        await desk.until(lambda: len(desk.proposed) > 2)
+        assert len(set(desk.proposed)) == 1, "it is asked for until it is applied"
+        with pytest.raises(NotReady, match="a reset is running"):
+            await desk.resets.begin("hard", force=False)
+        apply(desk.state, desk.proposed[0])
+        await desk.tasks[0]
+        assert desk.resets.status().state == "running", "this node is still in the epoch before"
+        desk.standing(epoch=2)
+        desk.resets.on_changed()
+        done = desk.resets.status()
+        assert (done.state, done.epoch, done.error) == ("done", 2, "")
+        assert done.ended_ns > 0
+
+    asyncio.run(play())
+
+
+def test_every_node_and_a_process_that_was_started_again_tell_the_same(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path, epoch=2)
+        reset(desk.state, is_hard=False)
+        status = desk.resets.status()
+        assert (status.state, status.kind, status.epoch, status.started_ns) == ("done", "soft", 2, 77)
+
+    asyncio.run(play())
+
+
+def test_a_hard_reset_is_done_when_this_node_has_let_go_of_its_files_and_says_what_they_held(
+    tmp_path: Path,
+) -> None:
+    kept = Kept(tmp_path)
+    reset(kept.state)
+
+    async def play() -> None:
+        desk = Desk(tmp_path / "x", epoch=2)
+        desk.replica.state = kept.state
+        found = kept.clearing()
+        resets = Resetting("n1", desk.replica, found, desk._propose, desk._spawn)
+        assert resets.status().state == "running"
+        found.clear(kept.state)
+        status = resets.status()
+        assert (status.state, status.kind) == ("done", "hard")
+        assert [(one.session, one.first, one.end) for one in status.dropped] == [
+            ("feed1", 10, 30),
+            ("feed2", 0, 30),
+            ("feed3", 0, 30),
+        ]
+
+    asyncio.run(play())
+
+
+def test_of_two_that_are_asked_for_on_two_nodes_the_second_fails(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path)
+        await desk.resets.begin("soft", force=False)
+        reset(desk.state, is_hard=False)
+        await desk.tasks[0]
+        status = desk.resets.status()
+        assert (status.state, status.error) == ("failed", "Another reset came first.")
+
+    asyncio.run(play())
+
+
+def test_a_reset_that_nobody_applies_fails_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resetting, "GIVE_UP_S", 0.01)
+
+    async def play() -> None:
+        desk = Desk(tmp_path)
+        await desk.resets.begin("soft", force=False)
+        await desk.tasks[0]
+        assert desk.resets.status().state == "failed"
+        assert (await desk.resets.begin("soft", force=False)).state == "running"
+        for task in desk.tasks:
+            task.cancel()
+
+    asyncio.run(play())
+
+
+def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path, leader="")
+        with pytest.raises(NotReady, match="no majority") as refused:
+            await desk.resets.begin("soft", force=False)
+        assert "is lost" in str(refused.value.hint)
+        asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
+        await desk.until(lambda: desk.proposed)
+        command = desk.proposed[0]
+        assert (command.is_forced, command.epoch) == (True, forced_number(1))
+        apply(desk.state, command)
+        status = await asking
+        assert (status.state, status.epoch) == ("running", forced_number(1))
+        assert "only others had is lost" in status.may_lose
+        desk.standing(epoch=forced_number(1))
+        assert desk.resets.status().state == "done"
+
+    asyncio.run(play())
+
+
+def test_a_forced_one_that_control_refuses_is_refused(tmp_path: Path) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path, leader="")
+        asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
+        await desk.until(lambda: desk.proposed)
+        desk.resets.on_refused(b"another request.", "not this one")
+        desk.resets.on_refused(desk.proposed[0].request, "nobody else is there")
+        with pytest.raises(NotReady, match="was not begun") as refused:
+            await asking
+        assert refused.value.got == "nobody else is there"
+        assert desk.resets.status().state == "idle"
+
+    asyncio.run(play())

@@ -1,0 +1,196 @@
+"""A node that comes back when the cluster has trimmed what it has yet to merge: real files, a real peer.
+
+Of the sessions nobody has a copy any more, so what is missing comes from the peer's merged log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from batches import CLUSTER
+from nodes_bench import IDENTITY, MERGED, Story, begin, open_merger
+from receiving_node import FakeNode, free_port, make_pki, tls_of, until
+from sequencing import must
+
+from rt.log.disk import REAL
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.log.writer import LogWriter
+from rt.testing.disk import MemoryDisk
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.apply import apply
+from sequencer.commands import Trim, encode_command
+from sequencer.config import Member, NodeConfig
+from sequencer.data import catching_up
+from sequencer.data.merger import Reached
+from sequencer.data.process import Data
+from sequencer.orders import encode_order
+from sequencer.outcomes import Trimmed
+from sequencer.state_encoding import encode_state
+
+BEFORE = SegmentId(0, 3)
+TRIM = Trim(*BEFORE, TrimReason.SIZE, 77)
+
+
+def drawn() -> Story:
+    """A story of six segments or so."""
+    return Story.drawn(5, instructions=8, roll_bytes=700)
+
+
+FILES = drawn().files()
+assert max(FILES) > SegmentId(0, 4), FILES.keys()
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Path:
+    """The files of a node that has merged all, and trimmed what the cluster has."""
+    root = tmp_path / "peer"
+    write_log(root / "merged", len(drawn().orders))
+    writer = LogWriter.open(str(root / "merged"), IDENTITY, resume=True)
+    writer.trim(BEFORE, TrimReason.SIZE)
+    writer.close()
+    return root
+
+
+def write_log(directory: Path, count: int) -> None:
+    """A merged log as it is when so many orders are carried out."""
+    story, disk = drawn(), MemoryDisk()
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    begin(merger, story, story.orders[:count])
+    merger.wait_written(count)
+    merger.sync()
+    merger.close()
+    directory.mkdir(parents=True)
+    for path in disk.paths():
+        if path.startswith(f"{MERGED}/"):
+            (directory / path.rsplit("/", 1)[1]).write_bytes(disk.read(path))
+
+
+def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
+    ports = [free_port() for _ in range(2)]
+    members = {
+        "n1": Member(*(f"127.0.0.1:{port}" for port in ports)),
+        "n2": Member(f"localhost:{free_port()}", f"localhost:{peer_port}"),
+        "n3": Member(*(f"127.0.0.1:{free_port()}" for _ in range(2))),
+    }
+    return NodeConfig(
+        stream="s",
+        name="n1",
+        directory=str(root),
+        members=members,
+        ca=str(pki / "ca.crt"),
+        cert=str(pki / "n1.crt"),
+        key=str(pki / "n1.key"),
+        listen="127.0.0.1",
+        raft_port=ports[0],
+        data_port=ports[1],
+        rest_port=0,
+        health_port=0,
+    )
+
+
+@pytest.mark.parametrize("told", ["by a snapshot", "by commands", "by orders and then a trim"])
+@pytest.mark.parametrize("count", range(0, len(drawn().orders), 2))
+def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
+    count: int, told: str, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catching_up, "STUCK_S", 0.05)
+    monkeypatch.setattr(catching_up, "LOOK_S", 0.01)
+    story, port = drawn(), free_port()
+    config = config_of(tmp_path / "node", pki, port)
+    if count:
+        write_log(Path(config.merged_directory), count)
+    if told != "by orders and then a trim":
+        must(Trimmed, apply(story.state, TRIM))
+    orders = [] if told == "by a snapshot" else [encode_order(order) for order in story.orders[count:]]
+    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=orders)
+
+    def is_as_far(reached: Reached) -> bool:
+        return reached._replace(chain=0) == story.reached._replace(chain=0)  # Not known of others' bytes.
+
+    async def play() -> None:
+        node = FakeNode(peer, node="n2")
+        node.cluster = CLUSTER
+        async with node.serving(tls_of(pki, "n1"), port):
+            data = Data(config)
+            data.link.send = lambda _: None  # type: ignore[method-assign]
+            try:
+                data._on_message(pb.ToData(snapshot=snapshot))
+                if told == "by orders and then a trim":
+                    applied = pb.Applied(index=2, command=encode_command(TRIM))
+                    data._on_message(pb.ToData(applied=applied))
+                data.tasks.keep(data.catching_up.run())
+                merger = data.merger
+                assert merger is not None
+                await until(lambda: is_as_far(merger.written) or data.failure)
+                await until(lambda: (not merger._to_trim() and merger._is_idle) or data.failure)
+                assert data.failure is None
+                assert is_as_far(merger.sync())
+                assert (merger.gap, merger.missing, merger.position) == (None, None, story.state.position)
+            finally:
+                await data._close()
+
+    asyncio.run(play())
+    assert_as_the_cluster_has_it(Path(config.merged_directory))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_needed(
+    count: int, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could mend it any more: the node goes on without, instead of waiting for ever."""
+    monkeypatch.setattr(catching_up, "LOOK_S", 0.01)
+    story, port = drawn(), free_port()
+    config = config_of(tmp_path / "node", pki, port)
+    directory = Path(config.merged_directory)
+    write_log(directory, count)
+    newest = max(directory.glob("log.*"))
+    content = bytearray(newest.read_bytes())
+    content[-100] ^= 1
+    newest.write_bytes(content)
+    assert newest.name < BEFORE.file_name
+    must(Trimmed, apply(story.state, TRIM))
+    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state))
+
+    async def play() -> None:
+        node = FakeNode(peer, node="n2")
+        node.cluster = CLUSTER
+        async with node.serving(tls_of(pki, "n1"), port):
+            data = Data(config)
+            data.link.send = lambda _: None  # type: ignore[method-assign]
+            try:
+                data._on_message(pb.ToData(snapshot=snapshot))
+                merger = data.merger
+                assert merger is not None
+                assert merger.damage is not None
+                for work in (data.healing.mender.run(), data.catching_up.run()):
+                    data.tasks.keep(work)
+                await until(lambda: merger.position == story.state.position or data.failure)
+                await until(lambda: not data.healing.mender.damages or data.failure)
+                assert data.failure is None
+                assert merger.damage is None
+            finally:
+                await data._close()
+
+    asyncio.run(play())
+    assert_as_the_cluster_has_it(directory)
+
+
+def assert_as_the_cluster_has_it(directory: Path) -> None:
+    """What is kept has the cluster's bytes; what was here and is not kept is trimmed as the cluster did."""
+    files = {path.name: path.read_bytes() for path in directory.glob("log.*")}
+    kept = {segment.file_name: data for segment, data in FILES.items() if segment >= BEFORE}
+    assert {name: data for name, data in files.items() if data} == kept
+    writer = LogWriter.open(str(directory), IDENTITY, resume=True, disk=REAL)
+    trimmed = [one for one in writer.table.segments if one.is_trimmed]
+    writer.close()
+    assert {one.id.file_name for one in trimmed} == files.keys() - kept.keys()
+    assert {(one.reason, one.trimmed_ns) for one in trimmed} <= {(TrimReason.SIZE, 77)}

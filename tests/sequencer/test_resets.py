@@ -1,0 +1,132 @@
+"""The last command of an epoch: soft, it changes nothing; hard, it lets go of what is or was to be merged."""
+
+from __future__ import annotations
+
+from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening, piece, refusal
+
+from rt.log.segment import SegmentId
+from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
+from sequencer.apply import apply
+from sequencer.commands import Fence, Reset, Roll
+from sequencer.outcomes import Opened, WasReset
+from sequencer.state import BEGIN, Cleared, End, LastReset, MergedSegment, State
+from sequencer.state_encoding import decode_state, encode_state
+
+REQUEST = b"R" * 16
+
+
+def reset(state: State, *, is_hard: bool, epoch: int = 2) -> WasReset:
+    return must(WasReset, apply(state, Reset(is_hard, epoch, 77, REQUEST)))
+
+
+def busy() -> State:
+    """Three sessions: merged in part, never merged, merged whole; two merged segments."""
+    state = new_state()
+    do_open(state, "a")
+    do_open(state, "b", incarnation=1)
+    do_open(state, "c", incarnation=2)
+    do_merge(state, piece(1), piece(3, first=5))
+    apply(state, Roll(0, 0))
+    do_merge(state, piece(1, start=128, end=256, first=10))
+    do_fence(state, 3)
+    end = state.sessions[3].consumed
+    assert end is not None
+    do_close(state, 3, 0, end.end)
+    return state
+
+
+def test_a_soft_reset_leaves_all_as_it_is_but_for_the_record_of_it() -> None:
+    state, before = busy(), busy()
+    assert reset(state, is_hard=False) == WasReset(False, 2)
+    assert state.last_reset == LastReset(False, 2, 77, REQUEST, False)
+    state.last_reset = None
+    assert encode_state(state) == encode_state(before)
+
+
+def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None:
+    state = busy()
+    position, chain, total = state.position, state.merged.chain, state.merged.total_bytes
+    instruction, sequenced_ns = state.instruction, state.sequenced_ns
+    assert reset(state, is_hard=True) == WasReset(True, 2)
+    assert [(one.id, one.reason, one.trimmed_ns) for one in state.segments] == [
+        (SegmentId(0, 0), TrimReason.RESET, 77),
+        (SegmentId(0, 1), TrimReason.RESET, 77),
+    ]
+    assert state.segments[-1].end == state.position == position == state.log_start
+    assert (state.merged.segment, state.merged.first) == (None, position)
+    assert (state.merged.chain, state.merged.total_bytes) == (chain, total)
+    assert (state.instruction, state.sequenced_ns) == (instruction, sequenced_ns)
+    assert state.cleared == Cleared(2, position, state.next_session_id)
+
+
+def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_x() -> None:
+    state = busy()
+    position = state.position
+    reset(state, is_hard=True)
+    do_open(state, "a", x=1)
+    order = do_merge(state, piece(1, x=1, first=900))
+    assert (order.segment, order.offset, order.first_position) == (SegmentId(2, 0), 0, position)
+    apply(state, Roll(2, 0))
+    order = do_merge(state, piece(1, x=1, start=128, end=256, first=910))
+    assert order.segment == SegmentId(2, 1)
+    reset(state, is_hard=True, epoch=3)
+    do_open(state, "a", x=2)
+    assert do_merge(state, piece(1, x=2, first=950)).segment == SegmentId(3, 0)
+
+
+def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
+    state = busy()
+    merged = state.sessions[1].consumed
+    assert merged is not None
+    whole = state.sessions[3]
+    reset(state, is_hard=True)
+    assert (state.sessions[1].done, state.sessions[1].fenced_end) == ((0, merged.end), 1)
+    assert (state.sessions[2].done, state.sessions[2].fenced_end) == ((0, End(*BEGIN, 0)), 1)
+    assert state.sessions[3] == whole, "it was merged whole"
+    assert all(not session.lives and session.consumed is None for session in state.sessions.values())
+    refusal(state, Fence(1, 0))
+
+
+def test_of_several_lives_that_wait_none_is_merged_any_more() -> None:
+    state = busy()
+    do_open(state, "a", x=4)
+    do_open(state, "a", x=6)
+    number = 20
+    reset(state, is_hard=True)
+    assert state.sessions[1].done == (6, End(*BEGIN, number))
+    assert state.sessions[1].fenced_end == 7
+
+
+def test_the_same_directory_goes_on_with_its_next_x_and_no_earlier_one() -> None:
+    state = busy()
+    reset(state, is_hard=True)
+    refused = refusal(state, opening("a", x=0))
+    assert refused.is_fenced
+    assert must(Opened, apply(state, opening("a", x=1, newest=1))) == Opened(1, 1)
+
+
+def test_watermarks_survive_a_hard_reset() -> None:
+    state = new_state()
+    do_open(state, "t", dedup="twins")
+    do_merge(state, piece(1, first=100))
+    reset(state, is_hard=True)
+    assert state.wanted == {"twins": 110}
+
+
+def test_no_more_trimmed_segments_are_remembered_than_the_bound() -> None:
+    state = busy()
+    state.segments.extend(
+        MergedSegment(SegmentId(0, 2 + y), 20 + y, 21 + y, 9, 1, 2) for y in range(TRIMMED_ENTRIES_MAX)
+    )
+    reset(state, is_hard=True)
+    assert len(state.segments) == TRIMMED_ENTRIES_MAX
+    assert all(segment.is_trimmed for segment in state.segments)
+
+
+def test_what_was_reset_survives_its_bytes() -> None:
+    state = busy()
+    reset(state, is_hard=True)
+    reset(state, is_hard=False, epoch=3)
+    assert decode_state(encode_state(state)) == state
+    assert state.cleared is not None
+    assert state.cleared.epoch == 2

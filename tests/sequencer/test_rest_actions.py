@@ -1,0 +1,357 @@
+"""What operators change: what is asked of the cluster, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, node_view
+
+from rt.errors import Timeout
+from rt.log.segment import SegmentId
+from rt.log.table import TrimReason
+from rt.net.identity import Identity
+from rt.net.rpc_errors import Unreachable
+from sequencer.commands import Configure, Release, Trim
+from sequencer.rest.actions import ACTIONS, Action
+from sequencer.rest.answering import Answering
+from sequencer.rest.body import BODY_BYTES_MAX
+from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.exchange import Reply, Request
+from sequencer.rest.node_view import NodeView
+from sequencer.rest.operations import Dropped, Operations, ResetStatus
+from sequencer.state import Configuration
+
+GIB = 2**30
+GOOD: dict[str, dict[str, Any]] = {
+    "/configuration": {"rollBytes": "1Gi"},
+    "/trim": {"position": 200},
+    "/release-hold": {"name": "sub"},
+    "/soft-reset": {},
+    "/hard-reset": {"stream": "s"},
+}
+"""A body that each action takes."""
+
+
+class Node:
+    """A node that answers, and does at once what it is asked for."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.view = node_view()
+        self.data = self
+        self.replica = self
+        self.commanding = FakeCommanding(self)  # type: ignore[arg-type]
+        self.resets = FakeResets()
+        operations = Operations(self.commanding, self.resets)
+        self.answering = Answering(
+            ENDPOINTS, self.look, pool, stream="s", actions=ACTIONS, operations=operations
+        )
+
+    @property
+    def state(self) -> Any:
+        return self.view.state
+
+    def look(self) -> NodeView:
+        return replace(self.view, reset=self.resets.status())
+
+    def reply(self, request: Request, identity: Identity | None = OPERATOR) -> Reply:
+        return asyncio.run(self.answering.answer(request, identity))
+
+    def post(self, path: str, body: object, identity: Identity | None = OPERATOR) -> tuple[int, Any]:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        reply = self.reply(Request.of("POST", path, content), identity)
+        return reply.status, json.loads(reply.body)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        reply = self.reply(Request("GET", path))
+        return reply.status, json.loads(reply.body)
+
+    @property
+    def was_changed(self) -> bool:
+        return bool(self.commanding.ran or self.resets.begun)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with ThreadPoolExecutor(1) as pool:
+        yield Node(pool)
+
+
+# Each of them
+
+
+def test_the_configuration_is_changed_where_it_is_said_and_told_whole(node: Node) -> None:
+    body = {"rollBytes": "2Gi", "timeMinutes": 60, "limit": 10**9, "diskPercent": 0, "holdLimit": "0"}
+
+    status, answer = node.post("/configuration", body)
+
+    assert status == 200
+    assert node.commanding.ran == [
+        Configure(roll_bytes=2 * GIB, time_minutes=60, limit_bytes=10**9, disk_percent=0, hold_limit_bytes=0)
+    ]
+    before = Configuration()
+    assert answer == {
+        "rollBytes": 2 * GIB,
+        "rollMinutes": before.roll_minutes,
+        "sessionBytesMax": before.session_bytes_max,
+        "timeMinutes": 60,
+        "limit": 10**9,
+        "diskPercent": 0,
+        "holdLimit": 0,
+        "setByNode": [],
+    }
+    assert node.get("/configuration") == (200, answer)
+
+
+def test_a_configuration_that_says_nothing_changes_nothing(node: Node) -> None:
+    assert node.post("/configuration", {}) == node.get("/configuration")
+    assert not node.was_changed
+
+
+def test_what_the_nodes_settings_say_is_changed_there_alone(node: Node) -> None:
+    node.view = replace(node.view, configured=frozenset({"limit_bytes", "roll_bytes"}))
+
+    status, answer = node.post("/configuration", {"limit": "1Gi", "timeMinutes": 5})
+
+    assert (status, answer["error"], answer["where"]) == (409, "Conflict", "field limit")
+    assert not node.was_changed
+    assert node.get("/configuration")[1]["setByNode"] == ["rollBytes", "limit"]
+    assert node.post("/configuration", {"timeMinutes": 5})[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("position", "before", "segments", "start"),
+    [(200, 2, 1, 200), (299, 2, 1, 200), (300, 3, 2, 300), (360, 3, 2, 300)],
+)
+def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
+    position: int, before: int, segments: int, start: int, node: Node
+) -> None:
+    status, answer = node.post("/trim", {"position": position})
+
+    (command,) = node.commanding.ran
+    assert isinstance(command, Trim)
+    assert (SegmentId(command.x, command.y), command.reason) == (SegmentId(0, before), TrimReason.REQUEST)
+    assert status == 200
+    assert answer["segments"] == segments
+    assert answer["logStart"] == start == node.state.log_start
+    assert answer["holdsOverridden"] == (["late"] if start <= 250 else ["late", "sub"])
+
+
+@pytest.mark.parametrize(
+    ("position", "what"),
+    [(0, "nothing before log.0.0 is kept"), (100, "nothing before"), (361, "beyond the merged log")],
+)
+def test_a_trim_of_nothing_is_refused_with_the_reason(position: int, what: str, node: Node) -> None:
+    status, answer = node.post("/trim", {"position": position})
+
+    assert (status, answer["error"]) == (409, "Conflict")
+    assert what in answer["what"]
+    assert node.state.log_start == 100
+
+
+def test_a_hold_is_released_and_those_that_are_left_are_told(node: Node) -> None:
+    status, answer = node.post("/release-hold", {"name": "late"})
+
+    assert (status, [one["name"] for one in answer]) == (200, ["sub"])
+    assert node.commanding.ran == [Release("late")]
+    status, answer = node.post("/release-hold", {"name": "late"})
+    assert (status, answer["what"]) == (409, "late holds nothing back")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "begun"),
+    [
+        ("/soft-reset", {}, ("soft", False)),
+        ("/soft-reset", {"force": True}, ("soft", True)),
+        ("/hard-reset", {"stream": "s"}, ("hard", False)),
+        ("/hard-reset", {"stream": "s", "force": True}, ("hard", True)),
+    ],
+)
+def test_a_reset_is_begun_and_its_status_is_told(
+    path: str, body: dict[str, Any], begun: object, node: Node
+) -> None:
+    status, answer = node.post(path, body)
+
+    assert node.resets.begun == [begun]
+    assert (status, answer["state"], answer["epoch"]) == (202, "running", 2)
+    assert node.get("/reset-status") == (503, answer)
+
+
+def test_a_second_reset_is_told_to_come_again_while_one_runs(node: Node) -> None:
+    node.post("/soft-reset", {})
+
+    reply = node.reply(Request.of("POST", "/hard-reset", b'{"stream": "s"}'))
+
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+    assert json.loads(reply.body)["what"] == "a reset runs already"
+    assert len(node.resets.begun) == 1
+
+
+def test_a_hard_reset_of_another_stream_than_is_named_is_refused(node: Node) -> None:
+    status, answer = node.post("/hard-reset", {"stream": "production"})
+
+    assert (status, answer["got"], answer["wanted"]) == (409, "production", "s")
+    assert not node.was_changed
+
+
+def test_what_a_hard_reset_dropped_is_told_by_session(node: Node) -> None:
+    dropped = Dropped("feed", 2, 3, 40, 47)
+    node.resets.now = ResetStatus("done", "hard", 3, NOW, NOW + 1, (dropped,), may_lose="")
+
+    status, answer = node.get("/reset-status")
+
+    assert status == 200
+    assert answer["dropped"] == [{"session": "feed", "sessionId": 2, "x": 3, "first": 40, "end": 47}]
+    assert (answer["state"], answer["kind"], answer["error"]) == ("done", "hard", "")
+
+
+def test_before_the_first_reset_the_status_is_idle(node: Node) -> None:
+    status, answer = node.get("/reset-status")
+
+    assert (status, answer["state"], answer["kind"], answer["startTime"]) == (200, "idle", "", "")
+
+
+# All of them
+
+
+@pytest.fixture(params=ACTIONS, ids=lambda one: one.path)
+def action(request: pytest.FixtureRequest) -> Action:
+    found: Action = request.param
+    return found
+
+
+def test_every_answer_is_as_its_schema_says(action: Action, node: Node) -> None:
+    status, answer = node.post(action.path, GOOD[action.path])
+
+    assert status == action.status
+    Draft202012Validator(action.schema).validate(answer)
+    assert node.was_changed
+
+
+@pytest.mark.parametrize("identity", [SUBSCRIBER, PUBLISHER, OTHER, Identity("s", "node", "n1")])
+def test_no_other_role_changes_anything(identity: Identity, action: Action, node: Node) -> None:
+    status, answer = node.post(action.path, GOOD[action.path], identity)
+
+    assert (status, answer["error"], answer["wanted"]) == (403, "CertificateError", "role operator")
+    assert not node.was_changed
+
+
+@pytest.mark.parametrize("identity", [None, Identity("elsewhere", "operator", "op")])
+def test_nobody_of_nowhere_changes_anything(identity: Identity | None, action: Action, node: Node) -> None:
+    assert node.post(action.path, GOOD[action.path], identity)[0] == 403
+    assert not node.was_changed
+
+
+def test_without_a_body_nothing_is_changed(action: Action, node: Node) -> None:
+    reply = node.reply(Request("POST", action.path))
+
+    assert reply.status == 400
+    assert json.loads(reply.body)["what"] == "the body is missing"
+    assert not node.was_changed
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
+def test_a_body_that_is_not_said_to_be_json_changes_nothing(kind: str, action: Action, node: Node) -> None:
+    async def body() -> bytes:
+        return json.dumps(GOOD[action.path]).encode()
+
+    reply = node.reply(Request("POST", action.path, kind, body))
+
+    assert (reply.status, json.loads(reply.body)["wanted"]) == (415, "application/json")
+    assert not node.was_changed
+    said = Request("POST", action.path, "Application/JSON; charset=utf-8", body)
+    assert node.reply(said).status == action.status
+
+
+def test_a_body_beyond_the_bound_changes_nothing(action: Action, node: Node) -> None:
+    content = json.dumps(GOOD[action.path]).encode()
+
+    status, answer = node.post(action.path, content + b" " * (BODY_BYTES_MAX + 1 - len(content)))
+
+    assert (status, answer["error"]) == (413, "TooLarge")
+    assert not node.was_changed
+    assert node.post(action.path, content + b" " * (BODY_BYTES_MAX - len(content)))[0] == action.status
+
+
+def test_a_body_that_is_slow_to_come_takes_no_place(action: Action, node: Node) -> None:
+    async def check() -> None:
+        came = asyncio.Event()
+
+        async def body() -> bytes:
+            await came.wait()
+            return json.dumps(GOOD[action.path]).encode()
+
+        slow = Request("POST", action.path, "application/json", body)
+        asked = asyncio.create_task(node.answering.answer(slow, OPERATOR))
+        done, _ = await asyncio.wait([asked], timeout=0)
+        await asyncio.sleep(0)
+        assert not done
+        assert not node.answering.busy
+        came.set()
+        assert (await asked).status == action.status
+
+    asyncio.run(check())
+
+
+def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: Action, node: Node) -> None:
+    status, answer = node.post(action.path, {**GOOD[action.path], "nope": 1})
+
+    assert (status, answer["error"], answer["got"]) == (400, "BadRequest", "'nope'")
+    assert answer["wanted"] == ", ".join(one.name for one in action.fields)
+    assert not node.was_changed
+
+
+def test_parameters_in_the_query_are_refused(action: Action, node: Node) -> None:
+    status, answer = node.post(f"{action.path}?force=true", GOOD[action.path])
+
+    assert (status, answer["what"]) == (400, "no such parameter")
+    assert not node.was_changed
+
+
+def test_reading_a_path_that_changes_something_changes_nothing(action: Action, node: Node) -> None:
+    for method in ("GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        node.reply(Request(method, action.path))
+    assert not node.was_changed
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(Timeout("not seen applied"), 504), (Unreachable("not joined"), 503), (KeyError("secret"), 500)],
+)
+def test_what_the_cluster_does_not_do_is_told(failure: Any, status: int, node: Node) -> None:
+    node.commanding.failure = failure
+
+    got, answer = node.post("/trim", {"position": 200})
+
+    assert got == status
+    assert "secret" not in json.dumps(answer)
+
+
+def test_without_a_cluster_nothing_is_changed(node: Node) -> None:
+    node.view = replace(node.view, state=None)
+
+    assert node.post("/trim", {"position": 1})[0] == 503
+    assert not node.was_changed
+
+
+def test_a_request_is_logged_with_who_made_it(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "sequencer"):
+        node.post("/release-hold", {"name": "late"})
+        node.post("/release-hold", {"name": "late"})
+
+    asked, done, _, refused = [record.getMessage() for record in caplog.records]
+    assert asked == 'rest_asked path=/release-hold by=rt://s/operator/op body={"name": "late"}'
+    assert done.startswith("rest_done path=/release-hold by=rt://s/operator/op")
+    assert refused.startswith("rest_refused path=/release-hold by=rt://s/operator/op")
+
+
+def test_the_port_without_certificates_has_no_actions(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError):
+        Answering(ENDPOINTS, node_view, pool, stream=None, actions=ACTIONS)

@@ -1,0 +1,268 @@
+"""Alarms: when each is raised, how grave it is, and that a healthy node has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rest_node import (
+    MINUTE,
+    NOW,
+    PUBLISHER,
+    SECOND,
+    SUBSCRIBER,
+    T0,
+    at,
+    history,
+    node_view,
+    standing,
+)
+
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.alarms import CLIENT_LAG_S, MERGE_LAG_BYTES, alarms_of
+from sequencer.rest.node_view import Client, Counts, Merging, NodeView
+from sequencer.state import Configuration, Hold, State
+
+DAY_S = 24 * 3600
+
+
+def whole(*away: str, count: int = 3, **changes: Any) -> pb.Standing:
+    """All members connected but those that are away."""
+    made = standing(**changes)
+    for number in range(4, count + 1):
+        made.nodes.add().CopyFrom(made.nodes[0])
+        made.nodes[-1].name = f"n{number}"
+    for one in made.nodes:
+        one.is_connected = one.name not in away
+    return made
+
+
+def healthy(**changes: Any) -> NodeView:
+    """A follower of three that all are there; nothing is held back beyond the log's start."""
+    state = history()
+    state.holds = {"sub": Hold(250, at(35))}
+    return node_view(**{"standing": whole(), "state": state, "clients": (), **changes})
+
+
+def found(node: NodeView) -> list[tuple[str, str]]:
+    return [(one.name, one.severity) for one in alarms_of(node)]
+
+
+def the_text(node: NodeView) -> str:
+    (one,) = alarms_of(node)
+    return one.text
+
+
+def test_all_is_well_with_a_healthy_node() -> None:
+    assert alarms_of(healthy()) == []
+
+
+def test_a_node_of_which_nothing_is_known_yet_says_that_alone() -> None:
+    blank = NodeView("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
+
+    assert found(blank) == [("control-down", "critical")]
+
+
+# The cluster
+
+
+def test_without_a_leader_is_critical() -> None:
+    assert found(healthy(standing=whole(leader=""))) == [("no-leader", "critical")]
+
+
+@pytest.mark.parametrize(
+    ("count", "away", "severity", "text"),
+    [
+        (3, ["n2"], "critical", "one more that fails would stop the stream"),
+        (3, ["n2", "n3"], "critical", "a majority is not there"),
+        (5, ["n2"], "warning", "goes on without it"),
+        (5, ["n2", "n3"], "critical", "one more that fails would stop the stream"),
+    ],
+)
+def test_a_member_that_is_away_is_critical_when_no_other_may_fail(
+    count: int, away: list[str], severity: str, text: str
+) -> None:
+    alarms = alarms_of(healthy(standing=whole(*away, count=count)))
+
+    assert [(one.name, one.severity) for one in alarms] == [("member-away", severity)] * len(away)
+    assert all(name in one.text and text in one.text for name, one in zip(away, alarms, strict=True))
+
+
+def test_the_node_that_answers_is_never_away() -> None:
+    assert alarms_of(healthy(standing=whole("n1"))) == []
+
+
+def test_a_member_that_stopped_says_why() -> None:
+    told = whole()
+    told.nodes[2].summary.merged.stopped = "chain 0x1, wanted 0x2"
+
+    assert found(healthy(standing=told)) == [("member-stopped", "critical")]
+    assert "n2 merges nothing any more: chain 0x1, wanted 0x2." in the_text(healthy(standing=told))
+
+
+def test_a_node_that_failed_says_so_once() -> None:
+    assert found(healthy(failure="fsync failed")) == [("node-failed", "critical")]
+    assert found(healthy(merging=Merging(1, 360, 360, failure="x"))) == [("node-failed", "critical")]
+    told = whole()
+    told.nodes[1].summary.merged.stopped = "x"
+    assert found(healthy(standing=told, failure="x")) == [("member-stopped", "critical")]
+
+
+@pytest.mark.parametrize(
+    ("free", "policy", "wanted"),
+    [
+        (100, 90, []),
+        (99, 90, [("disk", "warning")]),
+        (50, 90, [("disk", "warning")]),
+        (49, 90, [("disk", "critical")]),
+        (300, 60, [("disk", "warning")]),
+        (99, 0, [("disk", "warning")]),
+        (100, 0, []),
+        (1, 99, [("disk", "critical")]),
+        (0, 100, []),
+    ],
+)
+def test_a_disk_fuller_than_the_policy_is_told(free: int, policy: int, wanted: list[Any]) -> None:
+    told, state = whole(), history()
+    told.nodes[0].summary.disk_free_bytes = free
+    state.holds, state.configuration = {}, Configuration(disk_percent=policy)
+
+    assert found(healthy(standing=told, state=state)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("left_s", "wanted"),
+    [
+        (14 * DAY_S, []),
+        (14 * DAY_S - 1, [("certificate", "warning")]),
+        (3 * DAY_S, [("certificate", "warning")]),
+        (3 * DAY_S - 1, [("certificate", "critical")]),
+        (-1, [("certificate", "critical")]),
+    ],
+)
+def test_a_certificate_that_ends_soon_is_told(left_s: int, wanted: list[Any]) -> None:
+    node = healthy(counts=Counts(certificate_end_s=NOW / SECOND + left_s))
+
+    assert found(node) == wanted
+    if wanted:
+        assert ("expired on" if left_s < 0 else "expires on") in the_text(node)
+
+
+# What is behind
+
+
+def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
+    def node(behind: int, *away: str) -> NodeView:
+        state, told = history(), whole(*away)
+        state.holds = {}
+        state.merged = replace(state.merged, total_bytes=5000 + behind)
+        for one in told.nodes:
+            one.summary.merged.bytes = 5000 + behind if one.name != "n3" else 5000
+        return healthy(state=state, standing=told)
+
+    assert found(node(MERGE_LAG_BYTES)) == []
+    assert found(node(MERGE_LAG_BYTES + 1)) == [("merge-lag", "warning")]
+    assert "n3 has 268 MB to merge" in the_text(node(MERGE_LAG_BYTES + 1))
+    assert found(node(MERGE_LAG_BYTES + 1, "n3")) == [("member-away", "critical")]
+
+
+def test_a_session_whose_messages_wait_long_is_told() -> None:
+    def node(lag_s: float, ended_ns: int = 0) -> NodeView:
+        client = Client(PUBLISHER, "", "feed", at(1), ended_ns, lag_ns=int(lag_s * SECOND))
+        return healthy(clients=(client,))
+
+    assert found(node(CLIENT_LAG_S)) == []
+    assert found(node(300)) == [("replication-lag", "warning")]
+    assert "session feed wait to be merged for 5 minutes" in the_text(node(300))
+    assert found(node(300, at(2))) == []
+
+
+def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
+    def node(position: int) -> NodeView:
+        state = history()
+        state.holds = {"late": Hold(position, at(1))}
+        return healthy(state=state)
+
+    assert found(node(100)) == []
+    assert found(node(99)) == [("hold-overridden", "warning")]
+    assert "late has up to 99, and what it wants up to 100 is trimmed" in the_text(node(99))
+
+
+def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_they_may() -> None:
+    def node(limit: int, time_minutes: int, *positions: int) -> NodeView:
+        state = history()
+        state.holds = {f"h{position}": Hold(position, at(1)) for position in positions}
+        state.configuration = Configuration(hold_limit_bytes=limit, time_minutes=time_minutes)
+        return healthy(state=state)
+
+    both, first = 1001 + 1002, 1001
+    assert found(node(both, 30, 350, 100)) == [("hold-limit", "warning")]
+    assert the_text(node(both, 30, 350, 100)).endswith(
+        "for h100 above all. What is more is trimmed all the same."
+    )
+    assert found(node(both * 5 // 4, 30, 100)) == [("hold-limit", "warning")]
+    assert found(node(both * 5 // 4 + 2, 30, 100)) == []
+    assert found(node(first, 35, 100)) == [("hold-limit", "warning")]
+    assert found(node(both, 35, 100)) == []
+    assert found(node(1, 41, 100)) == []
+    assert found(node(first, 30, 300)) == []
+    assert found(node(0, 30, 100)) == []
+
+
+def test_so_it_is_when_size_would_trim_it() -> None:
+    state = history()
+    state.holds = {"far": Hold(100, at(1))}
+    state.configuration = Configuration(time_minutes=0, limit_bytes=2643, hold_limit_bytes=1)
+
+    assert found(healthy(state=state)) == []
+    state.configuration = replace(state.configuration, limit_bytes=2642)
+    assert found(healthy(state=state)) == [("hold-limit", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("position", "configuration", "wanted"),
+    [
+        (150, Configuration(time_minutes=50), [("subscriber-lag", "warning")]),
+        (200, Configuration(time_minutes=50), []),
+        (150, Configuration(time_minutes=51), []),
+        (150, Configuration(time_minutes=0), []),
+        (150, Configuration(time_minutes=0, limit_bytes=3300), [("subscriber-lag", "warning")]),
+        (150, Configuration(time_minutes=0, limit_bytes=3310), []),
+    ],
+)
+def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
+    position: int, configuration: Configuration, wanted: list[Any]
+) -> None:
+    state = history()
+    state.configuration, state.holds = configuration, {}
+    client = Client(SUBSCRIBER, "", None, at(1), position=position)
+
+    assert found(healthy(state=state, clients=(client,))) == wanted
+    assert found(healthy(state=state, clients=(replace(client, ended_ns=at(2)),))) == []
+
+
+def test_a_subscriber_that_holds_back_what_it_wants_is_in_no_hurry_unless_holds_count_for_nothing() -> None:
+    state = history()
+    state.configuration, state.holds = Configuration(time_minutes=50), {"sub": Hold(120, at(1))}
+    node = healthy(state=state, clients=(Client(SUBSCRIBER, "", None, at(1), position=150),))
+
+    assert found(node) == []
+    state.configuration = replace(state.configuration, hold_limit_bytes=0)
+    assert found(node) == [("subscriber-lag", "warning")]
+
+
+def test_nothing_is_said_of_holds_before_there_is_a_cluster() -> None:
+    assert alarms_of(healthy(state=State(bytes(16)))) == []
+
+
+def test_critical_ones_come_first() -> None:
+    state = history()
+    node = healthy(
+        state=state,
+        standing=whole("n3"),
+        counts=Counts(certificate_end_s=(NOW + 10 * DAY_S * SECOND + MINUTE) / SECOND),
+    )
+    state.holds = {"late": Hold(1, at(1))}
+
+    assert [severity for _, severity in found(node)] == ["critical", "warning", "warning"]

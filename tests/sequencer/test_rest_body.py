@@ -1,0 +1,136 @@
+"""Bodies of requests: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from sequencer.rest.actions import ACTIONS
+from sequencer.rest.body import body_schema, flag, name_of, parse_body, size, whole
+from sequencer.rest.errors import BadRequest
+
+FIELDS = (
+    whole("count", "How many.", low=1, high=10),
+    size("room", "How much.", low=0, high=2**62 - 1),
+    size("some", "At least a byte.", low=1, high=2**40),
+    flag("force", "Whether."),
+    name_of("subscriber", "Who.", field="name"),
+)
+
+
+def parse(**members: Any) -> dict[str, Any]:
+    return parse_body(json.dumps({"name": "n", **members}).encode(), FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ({"count": 10}, 10),
+        ({"count": 3.0}, 3),
+        ({"room": 0}, 0),
+        ({"room": "0"}, 0),
+        ({"room": "90Gi"}, 90 * 2**30),
+        ({"room": "1.5k"}, 1500),
+        ({"room": "500M"}, 5 * 10**8),
+        ({"room": "4096"}, 4096),
+        ({"force": True}, True),
+        ({"force": False}, False),
+    ],
+)
+def test_a_field_is_read_as_what_it_says(said: dict[str, Any], value: object) -> None:
+    (name,) = said
+    found = parse(**said)[name]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"count": 0}, "a whole number from 1 to 10"),
+        ({"count": 11}, "a whole number from 1 to 10"),
+        ({"count": True}, "a whole number from 1 to 10"),
+        ({"count": "3"}, "a whole number from 1 to 10"),
+        ({"count": 1.5}, "a whole number from 1 to 10"),
+        ({"count": None}, "a whole number from 1 to 10"),
+        ({"count": 10**400}, "a whole number from 1 to 10"),
+        ({"room": -1}, 'bytes from 0 to 4611686018427387903, as a number or as "90Gi"'),
+        ({"room": "90 Gi"}, "bytes from 0"),
+        ({"room": "90Gx"}, "bytes from 0"),
+        ({"room": "9" * 30}, "bytes from 0"),
+        ({"room": "٣"}, "bytes from 0"),
+        ({"some": 0}, "bytes from 1"),
+        ({"some": "0"}, "bytes from 1"),
+        ({"some": "2Ti"}, "bytes from 1 to 1099511627776"),
+        ({"force": 1}, "true or false"),
+        ({"force": "true"}, "true or false"),
+        ({"name": "../x"}, "the name of a subscriber"),
+        ({"name": "x\n"}, "the name of a subscriber"),
+        ({"name": 1}, "the name of a subscriber"),
+    ],
+)
+def test_a_field_that_cannot_be_read_is_named_with_what_is_wanted(said: dict[str, Any], wanted: str) -> None:
+    (name,) = said
+    with pytest.raises(BadRequest, match="the field cannot be read") as caught:
+        parse(**said)
+    assert caught.value.where == f"field {name}"
+    assert str(caught.value.wanted).startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the body is no JSON"),
+        (b"{", "the body is no JSON"),
+        (b"\xff{}", "the body is no JSON"),
+        (b'{"name": "n"} {}', "the body is no JSON"),
+        (b'{"name": NaN}', "NaN is no JSON"),
+        (b'{"name": "n", "name": "m"}', "a name is there twice"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"[]", "the body is no object (at body): got list"),
+        (b"null", "the body is no object (at body): got NoneType"),
+        (b"1" * 9000, "the body is no JSON"),
+        (b"{}", "a field is missing (at field name): wanted Who."),
+        (b'{"name": "n", "nope": 1}', "got 'nope', wanted count, room, some, force, name"),
+    ],
+)
+def test_a_body_that_cannot_be_read_says_why(content: bytes, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_body(content, FIELDS)
+    assert message in str(caught.value)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+    st.sampled_from(["count", "room", "some", "force"]),
+)
+def test_what_the_schema_allows_is_read_and_nothing_else(said: Any, name: str) -> None:
+    try:
+        parse(**{name: said})
+        was_read = True
+    except BadRequest:
+        was_read = False
+
+    assert was_read == Draft202012Validator(body_schema(FIELDS)).is_valid({"name": "n", name: said})
+
+
+@given(st.from_regex(FIELDS[1].schema["anyOf"][1]["pattern"].replace("$", r"\Z")))
+def test_every_size_that_the_schema_allows_is_read(text: str) -> None:
+    assert 0 <= parse(room=text)["room"] < 2**62
+
+
+def test_schemas_of_bodies_are_schemas() -> None:
+    for action in ACTIONS:
+        Draft202012Validator.check_schema(body_schema(action.fields))

@@ -1,0 +1,374 @@
+"""REST through the gRPC port: the same answers as on the REST port, over loopback mTLS, and `rt rest`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from click.testing import CliRunner, Result
+from receiving_node import free_port, make_pki, tls_of, until
+from rest_node import Served, serving
+
+from rt.cli.main import main
+from rt.cli.rest import rest
+from rt.errors import CertificateError, RtError, Timeout
+from rt.net.identity import Identity
+from rt.net.rest import REST_METHOD, Answer, ask, call, check, error_in
+from rt.net.rpc import RpcServer, serve
+from rt.net.rpc_errors import Unreachable
+from sequencer.rest.answering import REQUESTS_PER_IDENTITY_MAX, Answering
+from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.exchange import Reply, Request
+from sequencer.rest.tunnel import TUNNEL_ROLES, Tunnel
+
+WAIT_S = 30
+PATHS = [endpoint.path for endpoint in ENDPOINTS]
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+class Said:
+    """Stands where `Answering` does: answers what a test says, when it says so."""
+
+    def __init__(self, body: bytes = b"{}") -> None:
+        self.body = body
+        self.asked: list[Request] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.failure: RtError | None = None
+        """Ends the call in place of an answer."""
+
+    async def answer(self, request: Request, identity: Identity | None) -> Reply:
+        self.asked.append(request)
+        await self.may_answer.wait()
+        if self.failure is not None:
+            raise self.failure
+        return Reply(200, self.body)
+
+    def refuse(self, error: RtError) -> Reply:
+        return Reply(503, type(error).__name__.encode())
+
+
+@contextlib.asynccontextmanager
+async def tunnelled(pki: Path, answering: Any, port: int = 0) -> AsyncIterator[tuple[str, Tunnel]]:
+    """A server with the tunnel alone: its endpoint, and the tunnel."""
+    tunnel = Tunnel(lambda: answering)
+    server: RpcServer = await serve(
+        f"127.0.0.1:{port}", [tunnel.register], roles=TUNNEL_ROLES, tls=tls_of(pki, "n1")
+    )
+    try:
+        yield f"localhost:{server.port}", tunnel
+    finally:
+        await server.stop()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await work()
+
+    asyncio.run(whole())
+
+
+async def on_rest_port(served: Served, name: str, method: str, path: str, body: bytes | None) -> Answer:
+    headers = {"Content-Type": "application/json"} if body else {}
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.request(
+            method,
+            f"https://127.0.0.1:{served.rest_port}{path}",
+            ssl=served.context(name),
+            data=body,
+            headers=headers,
+        ) as answer,
+    ):
+        return Answer(answer.status, answer.headers["Content-Type"], await answer.read())
+
+
+CASES = [
+    *(("GET", path, None) for path in [*PATHS, "/none", "/log-history?limit=1", "/log-history?bad=1"]),
+    ("HEAD", "/latest-out-position", None),
+    ("PUT", "/latest-out-position", None),
+    ("POST", "/latest-out-position", b"{}"),
+    ("POST", "/release-hold", b'{"name": "nobody"}'),
+    ("POST", "/release-hold", b"no JSON"),
+    ("POST", "/configuration", b'{"rollBytes": 5, "other": 6}'),
+]
+"""What asks the same twice gets the same twice."""
+
+
+@pytest.mark.parametrize("name", ["op", "sub", "feed", "n1"])
+def test_a_certificate_gets_what_it_gets_on_the_rest_port(pki: Path, tmp_path: Path, name: str) -> None:
+    async def work() -> None:
+        async with serving(pki, tmp_path) as served:
+            answering = served.rest.answering["rest"]
+            assert isinstance(answering, Answering)
+            async with tunnelled(pki, answering) as (endpoint, _):
+                for method, path, body in CASES:
+                    there = await on_rest_port(served, name, method, path, body)
+                    here = await call(endpoint, tls_of(pki, name), method, path, body)
+                    assert here[:2] == there[:2], (method, path)
+                    if path not in {"/status", "/metrics", "/"}:  # These tell of the moment.
+                        assert here.body == there.body, (method, path)
+
+    run(work)
+
+
+def test_an_operator_changes_what_it_may_on_the_rest_port_and_nobody_else_does(
+    pki: Path, tmp_path: Path
+) -> None:
+    async def work() -> None:
+        async with (
+            serving(pki, tmp_path) as served,
+            tunnelled(pki, served.rest.answering["rest"]) as (endpoint, _),
+        ):
+            body = b'{"rollBytes": 4096}'
+            refused = await call(endpoint, tls_of(pki, "sub"), "POST", "/configuration", body)
+            assert refused.status == 403
+            assert served.data.commanding.ran == []
+            done = await call(endpoint, tls_of(pki, "op"), "POST", "/configuration", body)
+            assert json.loads(check(done).body)["rollBytes"] == 4096
+            assert len(served.data.commanding.ran) == 1
+
+    run(work)
+
+
+def test_a_certificate_of_another_stream_is_refused_at_the_door(pki: Path) -> None:
+    async def work() -> None:
+        said = Said()
+        async with tunnelled(pki, said) as (endpoint, _):
+            with pytest.raises(CertificateError, match="another stream"):
+                await call(endpoint, tls_of(pki, "stranger"), "GET", "/status")
+        assert said.asked == []
+
+    run(work)
+
+
+def test_an_answer_may_be_larger_than_any_other_message(pki: Path) -> None:
+    async def work() -> None:
+        async with tunnelled(pki, Said(bytes(5 * 2**20))) as (endpoint, _):
+            answer = await call(endpoint, tls_of(pki, "op"), "GET", "/log-history")
+            assert len(answer.body) == 5 * 2**20
+
+    run(work)
+
+
+def test_a_target_that_is_too_long_is_refused(pki: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with (
+            serving(pki, tmp_path) as served,
+            tunnelled(pki, served.rest.answering["rest"]) as (endpoint, _),
+        ):
+            answer = await call(endpoint, tls_of(pki, "op"), "GET", "/status?" + "x" * 5000)
+        assert answer.status == 400
+        assert "too long" in str(error_in(answer))
+
+    run(work)
+
+
+def test_calls_of_one_certificate_are_counted_until_they_end(pki: Path) -> None:
+    async def work() -> None:
+        said = Said()
+        said.may_answer.clear()
+        async with tunnelled(pki, said) as (endpoint, tunnel):
+            tls = tls_of(pki, "op")
+            calls = [
+                asyncio.ensure_future(call(endpoint, tls, "GET", "/status"))
+                for _ in range(REQUESTS_PER_IDENTITY_MAX)
+            ]
+            await until(lambda: len(said.asked) == len(calls))
+            assert (await call(endpoint, tls, "GET", "/status")).body == b"Overloaded"
+            calls[0].cancel()
+            await until(lambda: tunnel.places.counts.total() == len(calls) - 1)
+            said.may_answer.set()
+            assert (await call(endpoint, tls_of(pki, "sub"), "GET", "/status")).status == 200
+            assert {(await one).status for one in calls[1:]} == {200}
+            await until(lambda: not tunnel.places.counts)
+
+    run(work)
+
+
+def test_a_node_that_only_starts_says_so_and_another_is_asked(pki: Path) -> None:
+    async def work() -> None:
+        said = Said()
+        async with tunnelled(pki, None) as (starting, _), tunnelled(pki, said) as (endpoint, _):
+            tls = tls_of(pki, "op")
+            with pytest.raises(RtError, match="starting"):
+                await call(starting, tls, "GET", "/status")
+            assert (await ask([starting, endpoint], tls, "GET", "/status")).status == 200
+
+    run(work)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_node_that_is_away_is_followed_by_the_next(pki: Path, method: str) -> None:
+    async def work() -> None:
+        said, away = Said(), f"localhost:{free_port()}"
+        async with tunnelled(pki, said) as (endpoint, _):
+            answer = await ask([away, endpoint], tls_of(pki, "op"), method, "/x", b"{}")
+            assert answer.status == 200
+            assert [one.method for one in said.asked] == [method]
+        with pytest.raises(Unreachable, match=away):
+            await ask([away], tls_of(pki, "op"), method, "/x", b"{}")
+        with pytest.raises(Unreachable, match=f"no node answers.*{away}.*{away}"):
+            await ask([away, away], tls_of(pki, "op"), method, "/x", b"{}")
+
+    run(work)
+
+
+def test_what_may_have_been_done_is_asked_of_no_other_node(pki: Path) -> None:
+    async def work() -> None:
+        broken, other = Said(), Said()
+        broken.failure = Unreachable("the connection broke")
+        async with tunnelled(pki, broken) as (first, _), tunnelled(pki, other) as (second, _):
+            nodes, tls = [first, second], tls_of(pki, "op")
+            with pytest.raises(Unreachable, match="broke"):
+                await ask(nodes, tls, "POST", "/trim", b"{}")
+            assert (len(broken.asked), len(other.asked)) == (1, 0)
+            await ask(nodes, tls, "GET", "/status")
+            assert (len(broken.asked), len(other.asked)) == (2, 1)
+
+    run(work)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"[" * 10**5, b'"x"', b'{"error": 1}', b"\xff", b"{}"])
+def test_an_answer_that_tells_no_error_is_one_by_its_status_alone(body: bytes) -> None:
+    assert check(Answer(200, "application/json", body)).body == body
+    assert error_in(Answer(200, "application/json", b'{"error": "Timeout", "what": "x"}')) is None
+    with pytest.raises(RtError, match="503"):
+        check(Answer(503, "application/json", body), where="n1:5002")
+
+
+def test_an_error_keeps_its_class_and_its_sentence() -> None:
+    told = {"error": "Timeout", "what": "it took long", "where": None, "got": None, "wanted": "1 s"}
+    with pytest.raises(Timeout, match="wanted 1 s") as caught:
+        check(Answer(504, "application/json", json.dumps(told).encode()), where="n1")
+    assert caught.value.hint is None
+
+
+# rt rest
+
+
+class Node:
+    """A node that serves from a thread."""
+
+    def __init__(self, pki: Path, directory: Path) -> None:
+        self._pki, self._directory = pki, directory
+        self._is_up, self.endpoint = threading.Event(), ""
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        async with (
+            serving(self._pki, self._directory) as self.served,
+            tunnelled(self._pki, self.served.rest.answering["rest"]) as (self.endpoint, _),
+        ):
+            self._is_up.set()
+            await self._stopping.wait()
+
+    def __enter__(self) -> Node:
+        self._thread.start()
+        assert self._is_up.wait(WAIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def node(pki: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Node(pki, tmp_path_factory.mktemp("node")) as node:
+        yield node
+
+
+def options(node: Node, pki: Path, name: str = "op") -> list[str]:
+    away = f"localhost:{free_port()}"
+    return [
+        *("--endpoints", f"{away}, {node.endpoint}", "--ca", str(pki / "ca.crt")),
+        *("--cert", str(pki / f"{name}.crt"), "--key", str(pki / f"{name}.key")),
+    ]
+
+
+def invoke(*arguments: str, **more: Any) -> Result:
+    return CliRunner().invoke(rest, arguments, **more)
+
+
+@pytest.mark.parametrize("target", ["/log-history?limit=2", "log-history?limit=2"])
+def test_the_command_writes_the_answer_of_the_first_node_that_gives_one(
+    node: Node, pki: Path, target: str
+) -> None:
+    result = invoke(target, *options(node, pki))
+    assert result.exit_code == 0
+    assert [one["logPos"] for one in json.loads(result.stdout)] == [0, 100]
+
+
+def test_the_command_posts_what_it_is_given(node: Node, pki: Path) -> None:
+    result = invoke("/configuration", "--data", '{"rollMinutes": 7}', *options(node, pki))
+    assert json.loads(result.stdout)["rollMinutes"] == 7
+    assert json.loads(invoke("/configuration", *options(node, pki)).stdout)["rollMinutes"] == 7
+
+
+def test_what_is_refused_is_a_sentence_on_stderr_and_status_1(
+    node: Node, pki: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rest", "/status", *options(node, pki, "sub")]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("rt: this role may not read that (at /status)")
+    assert main(["rest", "/readiness", *options(node, pki)]) == 0
+    node.served.data.link.is_up = False
+    try:
+        assert main(["rest", "/readiness", *options(node, pki)]) == 1
+    finally:
+        node.served.data.link.is_up = True
+    out, err = capfd.readouterr()
+    assert [json.loads(line)["ready"] for line in out.splitlines()] == [True, False]
+    assert "503" in err
+
+
+def test_options_of_the_command_may_stand_in_the_environment(node: Node, pki: Path) -> None:
+    words = options(node, pki)
+    environment = {
+        f"RT_REST_{name[2:].upper()}": value for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+    result = CliRunner().invoke(rest, ["/liveness"], env=environment, auto_envvar_prefix="RT_REST")
+    assert json.loads(result.stdout) == {"alive": True}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["/status"],
+        ["/status", "--endpoints", "n1:5002"],
+        ["/status", "--endpoints", " , ", "--insecure"],
+        ["/status", "--endpoints", "n1:5002", "--insecure", "--ca", __file__],
+        ["/status", "--endpoints", "localhost:1", "--insecure", "--data", "{"],
+    ],
+)
+def test_misuse_of_the_command_is_said(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 2
+
+
+def test_the_method_is_where_the_protocol_has_it() -> None:
+    from rt.v1 import rest_pb2
+
+    service = rest_pb2.DESCRIPTOR.services_by_name["Rest"]
+    assert f"/{service.full_name}/{service.methods[0].name}" == REST_METHOD
+    assert list(TUNNEL_ROLES) == [REST_METHOD]

@@ -1,0 +1,79 @@
+"""What dashboards and alert rules say of metrics, held against what a node tells."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+from page_bench import busy_node
+
+from sequencer.rest.metrics import metrics_of
+
+HELM: Final = Path(__file__).parents[2] / "helm"
+_WORDS: Final = frozenset(
+    {
+        "and",
+        "or",
+        "unless",
+        "by",
+        "without",
+        "on",
+        "ignoring",
+        "sum",
+        "min",
+        "max",
+        "count",
+        "rate",
+        "increase",
+    }
+    | {"time", "floor", "histogram_quantile", "bool", "avg", "label_values", "group_left", "group_right"}
+)
+
+
+@cache
+def known_metrics() -> dict[str, tuple[str, ...]]:
+    """Each name that can be asked for, with its labels; not to be changed."""
+    found: dict[str, tuple[str, ...]] = {}
+    for metric in metrics_of(busy_node()):
+        if metric.kind == "histogram":
+            found[f"{metric.name}_bucket"] = (*metric.labels, "le")
+            found |= {f"{metric.name}_{part}": metric.labels for part in ("sum", "count")}
+        else:
+            found[metric.name] = metric.labels
+    return found
+
+
+def names_in(expression: str) -> set[str]:
+    """The metrics that an expression names: every word that is no operator, function, label or string."""
+    bare = re.sub(r'"[^"]*"|\[[^\]]*\]|\{[^}]*\}', " ", expression)
+    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", " ", bare)
+    return set(re.findall(r"\b[a-z_][a-z0-9_]*\b", bare)) - _WORDS
+
+
+def labels_in(expression: str) -> set[str]:
+    """The labels that an expression selects or groups by."""
+    selected = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expression)
+    grouped = re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", expression)
+    return {*selected, *(label.strip() for group in grouped for label in group.split(",") if label.strip())}
+
+
+def check_names(expression: str, *, where: str) -> None:
+    """Assert that it asks for what there is, by labels that it has or that Prometheus adds."""
+    known = known_metrics()
+    names = names_in(expression)
+    assert names, where
+    assert names <= set(known), (where, names - set(known))
+    labels = {label for name in names for label in known[name]} | {"namespace", "job", "instance"}
+    assert labels_in(expression) <= labels, (where, labels_in(expression) - labels)
+
+
+def promtool() -> str:
+    """The program; skips the test where there is none."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool here: on Debian, apt-get install prometheus")
+    return found
