@@ -337,3 +337,21 @@ def test_a_node_that_was_not_part_of_a_forced_epoch_says_so_and_ends(clock: Cloc
     cluster.restart(second)
     with pytest.raises(ClusterMismatch, match="an operator had the cluster go on"):
         cluster.run(lambda: all_in(cluster, 1 << 16))
+
+
+def test_no_epoch_is_forced_while_members_that_can_elect_a_leader_are_here(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader = cluster.lead().name
+    behind, other = (name for name in cluster.members if name != leader)
+    cluster.cut((behind, leader), (behind, other))
+    cluster.commit(b"acknowledged", via=leader)
+    cluster.kill(other)
+    cluster.wipe(other)
+    cluster.idle(1.5)
+    cluster.heal()
+    for _ in range(3):
+        cluster.round()
+    refused = cluster.members[behind].node.force(b"forced")
+    assert isinstance(refused, NoMajority)
+    assert "could elect a leader" in str(refused)
