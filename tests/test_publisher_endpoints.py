@@ -416,6 +416,7 @@ def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path,
     with three_nodes(pki) as nodes:
         with publisher_of(tmp_path, pki, nodes) as publisher:
             publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+        until(lambda: not is_served(directory))  # A stream that still runs would carry on without a hello.
         for node in nodes.nodes:
             node.refusal = rt.Fenced("a newer incarnation took over")
         for _ in range(2):
