@@ -181,6 +181,17 @@ class Receiver(ABC, Generic[AnyScanner]):
         with self._files:
             return self.writer.trim(before, reason)
 
+    def uncached_with(self, place: Place) -> int:
+        """How many bytes `uncache(place)` gives up; 0 or less: none yet."""
+        is_active = self.active is not None and self.active.id == place.segment
+        return self.writer.uncached_with(place.offset) if is_active else 0
+
+    def uncache(self, place: Place) -> None:
+        """Nobody is expected to read what is before `place`: keep no memory for it. From any thread."""
+        with self._files:
+            if self.uncached_with(place) > 0:
+                self.writer.uncache(place.offset)
+
     def close(self) -> None:
         """Release files and lock. Does not sync."""
         with self._files:

@@ -60,6 +60,8 @@ FsyncPolicy = Literal["batch", "interval", "never"]
 
 FSYNC_INTERVAL_SECONDS = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
+CACHED_BYTES = 32 * 2**20
+"""So much behind the end stays in memory for the push; a node further behind is served from the disk."""
 _RETRY_SECONDS = 0.1
 """How often the background thread tries a batch again that found the disk full."""
 _TRIM_AGAIN_SECONDS = 1.0
@@ -560,6 +562,8 @@ class Publisher:
                 self._attention = error
                 raise
             self._synced = point
+            if self._replication is not None:
+                self._writer.uncache(point.offset - CACHED_BYTES)
 
     def _trim_if_due(self, now: float) -> float | None:
         """Delete what is merged; the seconds until there may be more, None if only progress can tell."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Final
 
 from rt.log.disk import Disk, File
 from rt.log.index import ENTRY_BYTES, INDEX_STRIDE_BYTES, EntryKind, IndexEntry, encode_entry, index_file_name
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader
 from rt.log.walk import Walk
+
+UNCACHE_STEP_BYTES: Final = 2**22
+"""So much at a time: less costs more calls than it frees memory."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,8 @@ class ActiveSegment:
     index: File | None = None
     index_bytes: int = 0
     index_next: int = SEGMENT_HEADER_BYTES
+    cached_from: int = 0
+    """Everything before it was given up from the page cache."""
 
     def see(self, low_ns: int, high_ns: int) -> None:
         """Widen the segment's time range by that of an append."""
@@ -52,6 +58,18 @@ class ActiveSegment:
             data = b"".join(encode_entry(entry, self.header.seed) for entry in entries)
             self.index.pwritev([data], self.index_bytes)
             self.index_bytes += ENTRY_BYTES * len(entries)
+
+    def uncached_with(self, before: int) -> int:
+        """How many bytes `uncache(before)` gives up."""
+        return before // UNCACHE_STEP_BYTES * UNCACHE_STEP_BYTES - self.cached_from
+
+    def uncache(self, before: int) -> None:
+        """Nobody is expected to read what is before the offset `before`: keep no memory for it."""
+        if (size := self.uncached_with(before)) > 0:
+            # A step more than is new: the kernel keeps what it holds together with bytes that are wanted.
+            start = max(0, self.cached_from - UNCACHE_STEP_BYTES)
+            self.file.uncache(start, self.cached_from + size - start)
+            self.cached_from += size
 
     def release(self) -> None:
         """Close the files."""

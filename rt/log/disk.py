@@ -49,6 +49,9 @@ class File(Protocol):
     def sync(self) -> None:
         """Return when content and size are on the medium. A failure is final: never call it again."""
 
+    def uncache(self, offset: int, size: int) -> None:
+        """Nobody is expected to read these bytes: what of them is on the medium may leave memory. A hint."""
+
     def size(self) -> int:
         """Bytes in the file now."""
 
@@ -143,6 +146,10 @@ class _RealFile:
         if self._fd < 0:
             raise OSError(errno.EBADF, "the file is closed")
         os.fdatasync(self._fd)
+
+    def uncache(self, offset: int, size: int) -> None:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -273,6 +273,18 @@ class LogWriter:
         """Sync all that is appended."""
         self.sync_to(self.sync_point())
 
+    def uncached_with(self, before: int) -> int:
+        """How many bytes `uncache(before)` gives up; 0 or less: none yet."""
+        return 0 if self._active is None else self._active.uncached_with(before)
+
+    def uncache(self, before: int) -> None:
+        """Nobody is expected to read on in the active segment before the offset `before`, which is synced.
+
+        So its pages make room for those of logs that are read. Who reads it all the same reads the medium.
+        """
+        if self._active is not None:
+            self._active.uncache(before)
+
     def trim(self, before: SegmentId, reason: TrimReason) -> Sequence[SealedSegment]:
         """Trim every sealed segment that precedes `before`, oldest first; the ones that were trimmed now.
 

@@ -291,6 +291,10 @@ class _MemoryFile:
                 raise
             inode.sync()
 
+    def uncache(self, offset: int, size: int) -> None:
+        with self._disk._lock:
+            self._usable(offset, size)
+
     def size(self) -> int:
         with self._disk._lock:
             return len(self._usable().content)
@@ -766,6 +770,9 @@ class _FaultyFile:
     def sync(self) -> None:
         self._disk._check("sync")
         self._file.sync()
+
+    def uncache(self, offset: int, size: int) -> None:
+        self._file.uncache(offset, size)
 
     def size(self) -> int:
         return self._file.size()

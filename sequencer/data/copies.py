@@ -349,11 +349,13 @@ class Copies:
         self._on_report(copy.report(SegmentId(x, end.y), []))
 
     async def trim(self, copy: Copy, place: Place) -> None:
-        """Everything before `place` is merged here, durably: let whole segments before it go."""
+        """Everything before `place` is merged here, durably: let whole segments before it go, and memory."""
         copy.forget_below(place)
         table = copy.receiver.writer.table
         if any(one.id < place.segment and not one.is_trimmed for one in table.segments):
             await copy.store.run(copy.receiver.trim, place.segment, TrimReason.MERGED)
+        if copy.receiver.uncached_with(place) > 0:
+            await asyncio.get_running_loop().run_in_executor(self._pool, copy.receiver.uncache, place)
 
     def _on_marks(self, session_id: int, marked: list[Marked]) -> None:
         copy = self._copies.get(session_id)

@@ -195,6 +195,9 @@ class _SteppedFile:
         self._before()
         self._file.sync()
 
+    def uncache(self, offset: int, size: int) -> None:
+        self._file.uncache(offset, size)
+
     def size(self) -> int:
         return self._file.size()
 

@@ -49,6 +49,9 @@ class _UndoableFile:
         self._file.sync()
         self._journal.settle(numbers)
 
+    def uncache(self, offset: int, size: int) -> None:
+        self._file.uncache(offset, size)
+
     def size(self) -> int:
         return self._file.size()
 

@@ -445,3 +445,24 @@ class TestSkipping:
         give(receiver, items_of(disk, SESSION, receiver.place))
         assert receiver.end == 5
         receiver.close()
+
+
+def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rt.log.active.UNCACHE_STEP_BYTES", 512)
+    disk = MemoryDisk()
+    publish(disk, 900, 900, 900, 900, 900, 900)
+    receiver = session_copy(disk)
+    give(receiver, items_of(disk, SESSION))
+    active = receiver.active
+    assert active is not None
+    assert active.id.y > 0
+    for segment in (SegmentId(0, 0), SegmentId(0, active.id.y + 1), SegmentId(1, active.id.y)):
+        assert receiver.uncached_with(Place(*segment, 2000)) == 0
+    place = Place(*active.id, 700)
+    assert receiver.uncached_with(place) == 512
+    receiver.uncache(place)
+    assert receiver.uncached_with(place) == 0
+    assert files_of(disk, COPY) == files_of(disk, SESSION)
+    receiver.close()

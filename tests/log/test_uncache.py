@@ -1,0 +1,73 @@
+"""What is given up from the page cache: whole steps, once, never beyond what was asked; no byte is lost."""
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rt.log.active import UNCACHE_STEP_BYTES, ActiveSegment
+from rt.log.disk import REAL
+from rt.log.segment import Kind, SegmentHeader, SegmentId
+
+HEADER = SegmentHeader(Kind.SESSION, SegmentId(0, 0), 0, 1, bytes(16))
+
+
+class Recording:
+    """A file that knows what was given up; it has nothing else."""
+
+    def __init__(self) -> None:
+        self.given_up: list[tuple[int, int]] = []
+
+    def uncache(self, offset: int, size: int) -> None:
+        self.given_up.append((offset, size))
+
+
+@given(st.lists(st.integers(-(2**25), 2**27), min_size=1))
+def test_all_before_a_place_is_given_up_in_steps_and_nothing_behind_it(places: list[int]) -> None:
+    file = Recording()
+    active = ActiveSegment(HEADER, file, 2**27, 0)  # type: ignore[arg-type]
+    furthest = 0
+    for place in places:
+        size = active.uncached_with(place)
+        known = len(file.given_up)
+        active.uncache(place)
+        furthest = max(furthest, place)
+        assert active.cached_from == furthest // UNCACHE_STEP_BYTES * UNCACHE_STEP_BYTES
+        assert (len(file.given_up) > known) == (size > 0)
+        assert all(start >= 0 and start + length <= furthest for start, length in file.given_up)
+    reached = 0
+    for start, length in file.given_up:
+        assert start <= reached < start + length
+        reached = start + length
+    assert reached == active.cached_from
+
+
+def is_cached(path: Path, offset: int) -> bool:
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+
+
+def file_system(path: Path) -> str:
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    return max((point, kind) for point, kind in mounts if path.is_relative_to(point))[1]
+
+
+def test_a_real_file_keeps_its_bytes_and_gives_up_the_memory_of_those_that_are_synced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = os.urandom(1 << 20) * 12
+    file = REAL.create(str(path))
+    file.pwritev([content], 0)
+    file.sync()
+    file.uncache(0, 8 * 2**20)
+    assert path.read_bytes()[8 * 2**20 :] == content[8 * 2**20 :]
+    if file_system(tmp_path) in {"ext4", "xfs", "btrfs"}:
+        file.uncache(0, 8 * 2**20)
+        assert not is_cached(path, 2**20)
+        assert is_cached(path, 11 * 2**20)
+    assert file.pread(len(content), 0) == content
+    file.close()
+    file.uncache(0, 1)  # A hint to a closed file is none.
