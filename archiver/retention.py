@@ -10,19 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from archiver.policy import DiskUse, Policy, disk_excess, expired_ns, size_excess
-from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 
 
 class Segment(Protocol):
     """A sealed merged segment that is kept."""
-
-    @property
-    def id(self) -> SegmentId:
-        """Which one."""
 
     @property
     def end(self) -> int:
@@ -39,14 +34,40 @@ class Segment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """Every sealed segment before `before` is to go."""
+    """Every sealed segment that ends at position `up_to` or before is to go."""
 
-    before: SegmentId
+    up_to: int
     reason: TrimReason
     segments: int
     size_bytes: int
     overridden: tuple[str, ...] = ()
     """Who holds some of it back, by name."""
+
+
+class Due(NamedTuple):
+    """How many of the oldest segments age and size trim, as far as holds let them."""
+
+    by_time: int
+    by_size: int
+
+
+def due(
+    segments: Sequence[Segment],
+    active_bytes: int,
+    policy: Policy,
+    clocks: Collection[int],
+    holds: Mapping[str, int],
+    *,
+    members: int,
+) -> Due:
+    """What goes whatever the disks say; see `plan_trim`."""
+    for earlier, later in pairwise(segments):
+        assert earlier.end <= later.end, (earlier, later)
+    by_time = _count_expired(segments, expired_ns(policy, clocks, members))
+    kept_bytes = sum(one.size_bytes for one in segments) + active_bytes
+    by_size = _count_bytes(segments, size_excess(policy, kept_bytes))
+    free = _count_free(segments[: max(by_time, by_size)], policy, holds)
+    return Due(min(by_time, free), min(by_size, free))
 
 
 def plan_trim(
@@ -67,16 +88,11 @@ def plan_trim(
     `holds` are positions, by name, below which nothing is wanted. `freed_bytes` were trimmed so recently that
     `disks` may not show it.
     """
-    for earlier, later in pairwise(segments):
-        assert earlier.id < later.id, (earlier, later)
-    by_time = _count_expired(segments, expired_ns(policy, clocks, members))
-    kept_bytes = sum(one.size_bytes for one in segments) + active_bytes
-    by_size = _count_bytes(segments, size_excess(policy, kept_bytes))
-    free = _count_free(segments[: max(by_time, by_size)], policy, holds)
+    by_time, by_size = due(segments, active_bytes, policy, clocks, holds, members=members)
     by_disk = _count_bytes(segments, disk_excess(policy, disks, members) - freed_bytes)
     for reason, count in (
-        (TrimReason.TIME, min(by_time, free)),
-        (TrimReason.SIZE, min(by_size, free)),
+        (TrimReason.TIME, by_time),
+        (TrimReason.SIZE, by_size),
         (TrimReason.DISK, by_disk),
     ):
         if count:
@@ -87,7 +103,7 @@ def plan_trim(
 def _plan(gone: Sequence[Segment], reason: TrimReason, holds: Mapping[str, int]) -> TrimPlan:
     last = gone[-1]
     return TrimPlan(
-        SegmentId(last.id.x, last.id.y + 1),
+        last.end,
         reason,
         len(gone),
         sum(one.size_bytes for one in gone),

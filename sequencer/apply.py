@@ -1,6 +1,7 @@
 """What a committed command does to the state.
 
-Pure, total and the same on every node: a command that is stale or cannot be changes nothing and says why.
+Pure, total and the same on every node: a command that is stale or cannot be changes nothing and says why;
+of what an operator asked for it is noted that it was decided.
 The law: positions are dense, a message is merged once and in its session's order, and whatever a merged file
 holds follows from the command and the state alone.
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from rt.log.segment import SEGMENT_HEADER_BYTES
 from sequencer.commands import (
+    Ask,
     Close,
     Command,
     Configure,
+    Decide,
     Fence,
     Hold,
     Join,
@@ -28,8 +30,9 @@ from sequencer.commands import (
 )
 from sequencer.keeping import hold, release, trim
 from sequencer.lives import close_life, fence_life, open_life
-from sequencer.merges import merge
-from sequencer.outcomes import Changed, Joined, Outcome, Refused, Restored
+from sequencer.merges import merge, roll
+from sequencer.outcomes import Changed, Joined, Lapsed, Outcome, Refused, Restored
+from sequencer.requests import ask, decide
 from sequencer.resets import reset
 from sequencer.state import NodeDisk, State
 
@@ -46,7 +49,7 @@ def apply(state: State, command: Command) -> Outcome:
         case Close():
             return close_life(state, command)
         case Roll():
-            return _roll(state, command)
+            return roll(state, command)
         case Configure():
             return _configure(state, command)
         case Join():
@@ -59,20 +62,17 @@ def apply(state: State, command: Command) -> Outcome:
             return hold(state, command)
         case Release():
             return release(state, command)
+        case Ask():
+            return ask(state, command)
+        case Decide():
+            decided = decide(state, command)
+            return decided if isinstance(decided, Refused | Lapsed) else apply(state, decided)
         case Reset():
             return reset(state, command)
     assert_never(command)
 
 
 # Configuration
-
-
-def _roll(state: State, command: Roll) -> Outcome:
-    merged = state.merged
-    if merged.segment != (command.x, command.y) or merged.offset <= SEGMENT_HEADER_BYTES:
-        return Refused(f"log.{command.x}.{command.y} is not the growing merged segment, or is empty")
-    merged.is_roll_wanted = True
-    return Changed()
 
 
 def _configure(state: State, command: Configure) -> Outcome:

@@ -125,10 +125,16 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Begin a new merged segment with the next instruction, if (x, y) is still the present one."""
+    """An instruction that merges nothing: it seals the merged segment (x, y), and begins the next one."""
 
+    number: int
     x: int
     y: int
+    sequenced_ns: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number < NUMBER_MAX or not 0 <= self.sequenced_ns < 2**63:
+            raise ValueError(f"no instruction: number {self.number}, at {self.sequenced_ns} ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +191,16 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Every sealed merged segment before (`x`, `y`) is trimmed at that time, which is only a label."""
+    """Every sealed merged segment that ends at `up_to` or before is trimmed, as far as the reason holds."""
 
-    x: int
-    y: int
+    up_to: int
     reason: TrimReason
     trimmed_ns: int
+    """For age: the time that a majority's clocks have reached. Else only a label."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.x < _UINT32_END and 0 <= self.y < _UINT32_END):
-            raise ValueError(f"no segment: {self.x}, {self.y}")
+        if not 0 <= self.up_to < NUMBER_MAX:
+            raise ValueError(f"no position: {self.up_to}")
         if self.reason not in TRIM_REASONS:
             raise ValueError(f"a trim of the merged log for reason {self.reason.name}")
         if not 1 <= self.trimmed_ns < 2**63:
@@ -231,6 +237,34 @@ class Release:
         check_name(self.name, kind="subscriber")
 
 
+Operation: TypeAlias = Configure | Trim | Release
+"""What operators ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """An operator asks for a command: see `sequencer.requests`."""
+
+    id: bytes
+    until_ns: int
+    """By the nodes' clocks; later it is not carried out."""
+    operation: Operation
+
+    def __post_init__(self) -> None:
+        _check_request(self.id, self.until_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The leader has what was asked for carried out, if it is not too late by the nodes' clocks."""
+
+    id: bytes
+    at_ns: int
+
+    def __post_init__(self) -> None:
+        _check_request(self.id, self.at_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Reset:
     """The cluster goes on in another epoch; a hard one lets go of all that is merged and was to be."""
@@ -252,6 +286,11 @@ class Reset:
             raise ValueError(f"request id of {len(self.request)} bytes")
 
 
+def _check_request(request: bytes, at_ns: int) -> None:
+    if len(request) != REQUEST_BYTES or not 1 <= at_ns < 2**63:
+        raise ValueError(f"request id of {len(request)} bytes, at {at_ns} ns")
+
+
 def _check_disk(node: str, disk: bytes) -> None:
     check_name(node, kind="node")
     if len(disk) != DISK_BYTES:
@@ -259,7 +298,20 @@ def _check_disk(node: str, disk: bytes) -> None:
 
 
 Command: TypeAlias = (
-    Merge | Open | Fence | Close | Roll | Configure | Join | Restore | Trim | Hold | Release | Reset
+    Merge
+    | Open
+    | Fence
+    | Close
+    | Roll
+    | Configure
+    | Join
+    | Restore
+    | Trim
+    | Hold
+    | Release
+    | Ask
+    | Decide
+    | Reset
 )
 
 
@@ -288,6 +340,7 @@ def encode_command(command: Command) -> bytes:
                 )
             )
         case Roll():
+            message.roll.number, message.roll.sequenced_ns = command.number, command.sequenced_ns
             message.roll.x, message.roll.y = command.x, command.y
         case Configure():
             message.configure.CopyFrom(pb.Configure(**command.changes))
@@ -296,13 +349,18 @@ def encode_command(command: Command) -> bytes:
         case Restore():
             message.restore.node, message.restore.disk = command.node, command.disk
         case Trim():
-            message.trim.x, message.trim.y = command.x, command.y
+            message.trim.up_to = command.up_to
             message.trim.reason, message.trim.trimmed_ns = command.reason, command.trimmed_ns
         case Hold():
             message.hold.name, message.hold.position = command.name, command.position
             message.hold.at_ns = command.at_ns
         case Release():
             message.release.name = command.name
+        case Ask():
+            message.ask.id, message.ask.until_ns = command.id, command.until_ns
+            message.ask.command = encode_command(command.operation)
+        case Decide():
+            message.decide.id, message.decide.at_ns = command.id, command.at_ns
         case Reset():
             message.reset.is_hard, message.reset.epoch = command.is_hard, command.epoch
             message.reset.at_ns, message.reset.request = command.at_ns, command.request
@@ -339,7 +397,8 @@ def decode_command(data: bytes) -> Command:
                 close = message.close
                 return Close(close.session_id, close.x, close.y, close.offset, close.number)
             case "roll":
-                return Roll(message.roll.x, message.roll.y)
+                roll = message.roll
+                return Roll(roll.number, roll.x, roll.y, roll.sequenced_ns)
             case "configure":
                 wanted = message.configure
                 return Configure(**{field.name: value for field, value in wanted.ListFields()})
@@ -349,18 +408,30 @@ def decode_command(data: bytes) -> Command:
                 return Restore(message.restore.node, message.restore.disk)
             case "trim":
                 trim = message.trim
-                return Trim(trim.x, trim.y, TrimReason(trim.reason), trim.trimmed_ns)
+                return Trim(trim.up_to, TrimReason(trim.reason), trim.trimmed_ns)
             case "hold":
                 hold = message.hold
                 return Hold(hold.name, hold.position, hold.at_ns)
             case "release":
                 return Release(message.release.name)
+            case "ask":
+                return Ask(message.ask.id, message.ask.until_ns, decode_operation(message.ask.command))
+            case "decide":
+                return Decide(message.decide.id, message.decide.at_ns)
             case "reset":
                 asked = message.reset
                 return Reset(asked.is_hard, asked.epoch, asked.at_ns, asked.request, asked.is_forced)
     except (ValueError, InvalidName) as error:
         raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
     raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)
+
+
+def decode_operation(data: bytes) -> Operation:
+    """Read what an operator asked for; see `decode_command`."""
+    command = decode_command(data)
+    if not isinstance(command, Configure | Trim | Release):
+        raise FormatError("a command that is not for operators", got=type(command).__name__)
+    return command
 
 
 def reset_of(data: bytes) -> Reset | None:

@@ -1,42 +1,71 @@
 """What is kept of the merged log, and for whom: trims and holds.
 
-Pure. The law: what is trimmed is a prefix of the sealed segments, never the growing one; a hold only moves
-forward. A hold asks for segments to be kept: that they are is up to who proposes trims (`archiver`).
+Pure. The law: what is trimmed is a prefix of the sealed segments, never the growing one; for age or size only
+what the policy and the holds let go when it is applied, whatever they were when it was proposed. A hold only
+moves forward.
 """
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Sequence
+from itertools import islice, takewhile
 
-from rt.log.segment import SegmentId
-from rt.log.table import TRIMMED_ENTRIES_MAX
+from archiver.policy import Policy
+from archiver.retention import due
+from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer import commands
 from sequencer.outcomes import Held, Outcome, Refused, Released, Trimmed
-from sequencer.state import HOLDS_MAX, Hold, State
+from sequencer.state import HOLDS_MAX, Configuration, Hold, MergedSegment, State
 
 
 def trim(state: State, command: commands.Trim) -> Outcome:
-    """Trim the sealed segments before a place; of those trimmed long ago even the entries are forgotten."""
-    before, growing = SegmentId(command.x, command.y), state.merged.segment
-    if growing is None or before > growing:
-        return Refused(f"{before.file_name} is beyond the growing merged segment")
+    """Trim sealed segments; of those trimmed long ago even the entries are forgotten.
+
+    To an operator a trim of what is gone is one that was done.
+    """
+    if command.up_to > state.position:
+        return Refused(f"position {command.up_to} is beyond the merged log, which ends at {state.position}")
     known = sum(1 for _ in takewhile(lambda one: one.is_trimmed, state.segments))
-    gone = [one for one in state.segments if not one.is_trimmed and one.id < before]
-    if not gone:
-        return Refused(f"nothing before {before.file_name} is kept")
+    kept = list(islice(state.segments, known, None))
+    gone = [one for one in kept[: _count_allowed(state, kept, command)] if one.end <= command.up_to]
+    if not gone and command.reason is not TrimReason.REQUEST:
+        return Refused(f"nothing up to {command.up_to} is to go for {command.reason.name} any more")
     for at, one in enumerate(gone, start=known):
         state.segments[at] = one.trimmed(command.reason, command.trimmed_ns)
     for _ in range(known + len(gone) - TRIMMED_ENTRIES_MAX):
         state.segments.popleft()
     return Trimmed(
-        before,
         command.reason,
         command.trimmed_ns,
         state.log_start,
         len(gone),
         sum(one.size_bytes for one in gone),
-        tuple(name for name, one in sorted(state.holds.items()) if one.position < gone[-1].end),
+        tuple(name for name, one in sorted(state.holds.items()) if one.position < state.log_start),
     )
+
+
+def _count_allowed(state: State, kept: Sequence[MergedSegment], command: commands.Trim) -> int:
+    """How many of the sealed segments may go for that reason."""
+    match command.reason:
+        case TrimReason.TIME | TrimReason.SIZE:
+            clocks, holds = [command.trimmed_ns], held_positions(state)
+            policy = policy_of(state.configuration)
+            found = due(kept, state.merged.offset, policy, clocks, holds, members=1)
+            return found.by_time if command.reason is TrimReason.TIME else found.by_size
+        case TrimReason.DISK:  # Of disks only who proposed it knew.
+            return len(kept) if state.configuration.disk_percent else 0
+        case _:
+            return len(kept)
+
+
+def policy_of(said: Configuration) -> Policy:
+    """What is to be kept, as the configuration says."""
+    return Policy(said.time_minutes, said.limit_bytes, said.disk_percent, said.hold_limit_bytes)
+
+
+def held_positions(state: State) -> dict[str, int]:
+    """By name of the subscriber: what it needs nothing below of."""
+    return {name: hold.position for name, hold in state.holds.items()}
 
 
 def hold(state: State, command: commands.Hold) -> Outcome:

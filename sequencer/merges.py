@@ -13,7 +13,7 @@ from rt.log.block import encode_declaration as encode_declaration_block
 from rt.log.checksum import batch_seed, crc32c, segment_seed
 from rt.log.layout import VERSION
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
-from sequencer.commands import Merge
+from sequencer.commands import Merge, Roll
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd
 from sequencer.outcomes import Merged, Outcome, Refused
 from sequencer.state import MergedEnd, MergedSegment, State
@@ -22,10 +22,8 @@ from sequencer.taking import Taken, take
 
 def merge(state: State, command: Merge) -> Outcome:
     """Merge all ranges of an instruction, or none."""
-    if command.number != state.instruction + 1:
-        return Refused(f"instruction {command.number} where {state.instruction + 1} must follow")
-    if command.sequenced_ns <= state.sequenced_ns:
-        return Refused(f"instruction {command.number} is not later than the one before")
+    if (why := _does_not_follow(state, command)) is not None:
+        return Refused(why)
     taken: list[Taken] = []
     wanted = dict[str, int]()
     for one in command.ranges:
@@ -44,6 +42,41 @@ def merge(state: State, command: Merge) -> Outcome:
     for result in taken:
         state.sessions[result.session.id] = result.session
     return Merged(order)
+
+
+def roll(state: State, command: Roll) -> Outcome:
+    """Seal the growing merged segment, and begin the next one, which holds nothing yet."""
+    if (why := _does_not_follow(state, command)) is not None:
+        return Refused(why)
+    merged = state.merged
+    if merged.segment != (command.x, command.y) or merged.offset <= SEGMENT_HEADER_BYTES:
+        return Refused(f"log.{command.x}.{command.y} is not the growing merged segment, or is empty")
+    state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
+    begun = _begin_segment(state, command.sequenced_ns)
+    assert begun.segment is not None
+    return Merged(
+        MergeOrder(
+            command.number,
+            command.sequenced_ns,
+            begun.segment,
+            0,
+            state.position,
+            state.position,
+            (),
+            begun.chain,
+            begun.total_bytes,
+            begun.offset,
+            (),
+        )
+    )
+
+
+def _does_not_follow(state: State, command: Merge | Roll) -> str | None:
+    if command.number != state.instruction + 1:
+        return f"instruction {command.number} where {state.instruction + 1} must follow"
+    if command.sequenced_ns <= state.sequenced_ns:
+        return f"instruction {command.number} is not later than the one before"
+    return None
 
 
 def _order(state: State, command: Merge, taken: list[Taken]) -> MergeOrder:
@@ -76,7 +109,7 @@ def _is_full(state: State) -> bool:
     merged = state.merged
     if merged.offset <= SEGMENT_HEADER_BYTES:
         return False
-    return merged.is_roll_wanted or merged.offset >= state.configuration.roll_bytes
+    return merged.offset >= state.configuration.roll_bytes
 
 
 def _begin_segment(state: State, sequenced_ns: int) -> MergedEnd:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from sequencer.orders import MergeOrder
 from sequencer.state import End
@@ -59,9 +58,8 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Every sealed merged segment before `before` goes, if it is not gone."""
+    """The oldest sealed segments are gone."""
 
-    before: SegmentId
     reason: TrimReason
     trimmed_ns: int
     log_start: int
@@ -71,7 +69,7 @@ class Trimmed:
     size_bytes: int
     """What they held."""
     overridden: tuple[str, ...] = ()
-    """The subscribers for whom some of it was held back, by name."""
+    """The subscribers that hold back something that is gone, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,19 @@ class Released:
     """A subscriber's hold is gone."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A request of an operator waits for the leader, or was heard of before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """The time of a request is over."""
+
+    may_be_done: bool
+    """It may have been decided before; else it is not carried out, and never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,8 @@ Outcome: TypeAlias = (
     | Trimmed
     | Held
     | Released
+    | Waits
+    | Lapsed
     | WasReset
     | Changed
     | Refused

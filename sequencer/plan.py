@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from rt.log.segment import SEGMENT_HEADER_BYTES
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.board import Board, Mark, SegmentKey
-from sequencer.commands import COUNT_MAX, RANGES_MAX, Merge, Range
+from sequencer.commands import COUNT_MAX, RANGES_MAX, Merge, Range, Roll
 from sequencer.outcomes import Closed, Merged, Opened, Outcome
 from sequencer.state import BEGIN, Session, State
 from sequencer.taking import Taken, take
@@ -120,9 +120,20 @@ def plan_merge(speculation: Speculation, board: Board, now_ns: int) -> Merge | N
     for one in ranges:
         if _next_range(speculation, board, one.session_id) is None:
             speculation.pending.discard(one.session_id)
+    return Merge(*_next_instruction(speculation, now_ns), ranges)
+
+
+def plan_roll(speculation: Speculation, segment: SegmentId, now_ns: int) -> Roll:
+    """The instruction that seals a merged segment, behind all that is planned; `speculation` then has it."""
+    number, sequenced_ns = _next_instruction(speculation, now_ns)
+    return Roll(number, *segment, sequenced_ns)
+
+
+def _next_instruction(speculation: Speculation, now_ns: int) -> tuple[int, int]:
+    """Its number, and its sequencing time."""
     speculation.instruction += 1
     speculation.sequenced_ns = max(speculation.sequenced_ns + 1, now_ns)
-    return Merge(speculation.instruction, speculation.sequenced_ns, ranges)
+    return speculation.instruction, speculation.sequenced_ns
 
 
 def _candidates(speculation: Speculation, board: Board) -> list[Taken]:

@@ -21,6 +21,8 @@ DISK_PERCENT: Final = 90
 HOLD_LIMIT_BYTES: Final = 10 << 30
 HOLDS_MAX: Final = 1_000
 """Named subscribers that hold data back: some 100 KB of every snapshot."""
+ASKED_MAX: Final = 256
+"""Requests of operators that wait, or whose time is not over: some seconds' of them."""
 LIVES_MAX: Final = 1024
 """Starts of one publisher that wait to be merged."""
 BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
@@ -142,6 +144,15 @@ class Hold(NamedTuple):
     """When it last said so, by the clock of the node that it told."""
 
 
+class Asked(NamedTuple):
+    """A request of an operator."""
+
+    until_ns: int
+    """Later it is not carried out."""
+    command: bytes
+    """As in the log; empty: it was decided."""
+
+
 class LastReset(NamedTuple):
     """The reset with which the present epoch began."""
 
@@ -200,7 +211,6 @@ class MergedEnd:
     chain: int = 0
     total_bytes: int = 0
     """Of all merged segments, headers included."""
-    is_roll_wanted: bool = False
 
 
 @dataclass(slots=True)
@@ -229,6 +239,10 @@ class State:
     """By name of the subscriber."""
     last_reset: LastReset | None = None
     cleared: Cleared | None = None
+    asked: dict[bytes, Asked] = field(default_factory=dict)
+    """By id: requests of operators whose time is not over."""
+    decided_ns: int = 0
+    """The latest time at which one was decided: the clock that they go by."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
 

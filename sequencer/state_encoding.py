@@ -17,6 +17,7 @@ from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import (
+    Asked,
     Cleared,
     Configuration,
     Consumed,
@@ -46,6 +47,7 @@ def encode_state(state: State) -> bytes:
         merged=_encode_merged(state.merged),
         next_session_id=state.next_session_id,
         joins=state.joins,
+        decided_ns=state.decided_ns,
     )
     message.sessions.extend(_encode_session(state.sessions[key]) for key in sorted(state.sessions))
     for dedup_id in sorted(state.wanted):
@@ -70,6 +72,8 @@ def encode_state(state: State) -> bytes:
         message.last_reset.CopyFrom(pb.Reset(**state.last_reset._asdict()))
     if state.cleared is not None:
         message.cleared.CopyFrom(pb.Cleared(**state.cleared._asdict()))
+    for request, asked in sorted(state.asked.items()):
+        message.asked.add(id=request, until_ns=asked.until_ns, command=asked.command)
     return message.SerializeToString(deterministic=True)
 
 
@@ -107,6 +111,8 @@ def _decode_state(message: pb.SequencerState) -> State:
         {one.name: Hold(one.position, one.at_ns) for one in message.holds},
         _decode_last_reset(message.last_reset) if message.HasField("last_reset") else None,
         _decode_cleared(message.cleared) if message.HasField("cleared") else None,
+        {one.id: Asked(one.until_ns, one.command) for one in message.asked},
+        message.decided_ns,
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id
@@ -133,7 +139,6 @@ def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
         declared=sorted(merged.declared),
         chain=merged.chain,
         bytes=merged.total_bytes,
-        is_roll_wanted=merged.is_roll_wanted,
     )
 
 
@@ -146,7 +151,6 @@ def _decode_merged(message: pb.MergedEnd) -> MergedEnd:
         set(message.declared),
         message.chain,
         message.bytes,
-        message.is_roll_wanted,
     )
 
 

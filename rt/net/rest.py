@@ -27,7 +27,7 @@ TARGET_BYTES_MAX: Final = 4096
 """Of path and query: as long as a line of HTTP may be there."""
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 """The history of a log has some 10,000 entries of a few hundred bytes."""
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 15.0
 _CONNECT_S: Final = 5.0
 _READING: Final = ("GET", "HEAD")
 

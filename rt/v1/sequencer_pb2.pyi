@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,8 @@ class Command(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    DECIDE_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -34,7 +36,9 @@ class Command(_message.Message):
     hold: Hold
     release: Release
     reset: Reset
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ...) -> None: ...
+    ask: Ask
+    decide: Decide
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -107,12 +111,16 @@ class Close(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Roll(_message.Message):
-    __slots__ = ("x", "y")
+    __slots__ = ("number", "x", "y", "sequenced_ns")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     Y_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
+    number: int
     x: int
     y: int
-    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ...) -> None: ...
+    sequenced_ns: int
+    def __init__(self, number: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., sequenced_ns: _Optional[int] = ...) -> None: ...
 
 class Configure(_message.Message):
     __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max", "time_minutes", "limit_bytes", "disk_percent", "hold_limit_bytes")
@@ -149,16 +157,14 @@ class Restore(_message.Message):
     def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class Trim(_message.Message):
-    __slots__ = ("x", "y", "reason", "trimmed_ns")
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("up_to", "reason", "trimmed_ns")
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_NS_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    y: int
+    up_to: int
     reason: int
     trimmed_ns: int
-    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., reason: _Optional[int] = ..., trimmed_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, up_to: _Optional[int] = ..., reason: _Optional[int] = ..., trimmed_ns: _Optional[int] = ...) -> None: ...
 
 class Hold(_message.Message):
     __slots__ = ("name", "position", "at_ns")
@@ -176,6 +182,24 @@ class Release(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class Ask(_message.Message):
+    __slots__ = ("id", "until_ns", "command")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    until_ns: int
+    command: bytes
+    def __init__(self, id: _Optional[bytes] = ..., until_ns: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
+
+class Decide(_message.Message):
+    __slots__ = ("id", "at_ns")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    at_ns: int
+    def __init__(self, id: _Optional[bytes] = ..., at_ns: _Optional[int] = ...) -> None: ...
+
 class Reset(_message.Message):
     __slots__ = ("is_hard", "epoch", "at_ns", "request", "is_forced")
     IS_HARD_FIELD_NUMBER: _ClassVar[int]
@@ -191,7 +215,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., is_forced: _Optional[bool] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +232,8 @@ class SequencerState(_message.Message):
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     LAST_RESET_FIELD_NUMBER: _ClassVar[int]
     CLEARED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_NS_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -224,7 +250,9 @@ class SequencerState(_message.Message):
     holds: _containers.RepeatedCompositeFieldContainer[Hold]
     last_reset: Reset
     cleared: Cleared
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ...) -> None: ...
+    asked: _containers.RepeatedCompositeFieldContainer[Ask]
+    decided_ns: int
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ...) -> None: ...
 
 class Cleared(_message.Message):
     __slots__ = ("epoch", "position", "session_id")
@@ -249,7 +277,7 @@ class NodeDisk(_message.Message):
     def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
-    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes", "is_roll_wanted")
+    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes")
     HAS_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     Y_FIELD_NUMBER: _ClassVar[int]
@@ -259,7 +287,6 @@ class MergedEnd(_message.Message):
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    IS_ROLL_WANTED_FIELD_NUMBER: _ClassVar[int]
     has_segment: bool
     x: int
     y: int
@@ -269,8 +296,7 @@ class MergedEnd(_message.Message):
     declared: _containers.RepeatedScalarFieldContainer[int]
     chain: int
     bytes: int
-    is_roll_wanted: bool
-    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., is_roll_wanted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for", "fenced_end")

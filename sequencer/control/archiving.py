@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping
 from itertools import dropwhile
 from typing import Final, NamedTuple
 
-from archiver.policy import DiskUse, Policy, majority_of
+from archiver.policy import DiskUse, reached_ns
 from archiver.retention import plan_trim
 from rt.log.table import TrimReason
 from sequencer.commands import Configure, Trim
+from sequencer.keeping import held_positions, policy_of
 from sequencer.outcomes import Outcome, Trimmed
 from sequencer.state import State
 
@@ -53,25 +54,26 @@ class Archiving:
         changes = {name: value for name, value in self._wanted.items() if getattr(now, name) != value}
         return Configure(**changes) if changes else None
 
-    def plan(self, heard: Collection[Heard], clock_ns: int, now_ns: int) -> Trim | None:
-        """What is to be trimmed, at `clock_ns`, by what was heard of nodes; None: nothing now."""
+    def plan(self, heard: Collection[Heard], now_ns: int) -> Trim | None:
+        """What is to be trimmed, by what was heard of nodes; None: nothing now."""
         if now_ns < self._look_ns:
             return None
         self._look_ns = now_ns + LOOK_NS
         state = self._state
-        if len(heard) < majority_of(self._members) or not state.segments:
+        clocks = [one.clock_ns for one in heard]
+        clock_ns = reached_ns(clocks, self._members)
+        if clock_ns is None or not state.segments:
             return None
         while self._freed and self._freed[0][0] <= now_ns - DISK_AGAIN_NS:
             self._freed.popleft()
-        now = state.configuration
         plan = plan_trim(
             [*dropwhile(lambda one: one.is_trimmed, state.segments)],
             state.merged.offset,
-            Policy(now.time_minutes, now.limit_bytes, now.disk_percent, now.hold_limit_bytes),
-            [one.clock_ns for one in heard],
+            policy_of(state.configuration),
+            clocks,
             [one.disk for one in heard if one.disk.size_bytes] if now_ns >= self._disk_ns else [],
-            {name: hold.position for name, hold in state.holds.items()},
+            held_positions(state),
             members=self._members,
             freed_bytes=sum(size_bytes for _, size_bytes in self._freed),
         )
-        return None if plan is None else Trim(*plan.before, plan.reason, max(clock_ns, 1))
+        return None if plan is None else Trim(plan.up_to, plan.reason, max(clock_ns, 1))

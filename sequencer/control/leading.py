@@ -13,7 +13,7 @@ from statistics import median_low
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from archiver.policy import DiskUse
+from archiver.policy import DiskUse, reached_ns
 from rt.errors import FormatError, Overloaded, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
@@ -22,6 +22,7 @@ from sequencer.commands import (
     Close,
     Command,
     Configure,
+    Decide,
     Fence,
     Merge,
     Restore,
@@ -33,8 +34,9 @@ from sequencer.comparing import Chains, Difference
 from sequencer.control.archiving import Archiving, Heard
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import SessionEnd
-from sequencer.outcomes import Joined, Merged, Outcome, Refused
-from sequencer.plan import Speculation, plan_merge
+from sequencer.outcomes import Joined, Merged, Outcome, Refused, Waits
+from sequencer.plan import Speculation, plan_merge, plan_roll
+from sequencer.requests import to_decide
 from sequencer.state import State
 from sequencer.supplying import Lack, Supplying
 
@@ -107,6 +109,8 @@ class Leader:
         self._nodes: dict[str, _Node] = {}
         self._proposed_ns: dict[Hashable, int] = {}
         """When what was proposed is proposed again."""
+        self._asks = False
+        """An operator asked for something just now."""
         self._told: set[int] = set()
         self._roll_again_ns = 0
 
@@ -166,18 +170,21 @@ class Leader:
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """A command was applied here, this leader's own or another's."""
-        if isinstance(command, Merge):
-            if isinstance(outcome, Refused):
-                self._is_adrift = True
-            else:
-                for one in command.ranges:
-                    self.board.forget_below(one.session_id, one.x, one.y, one.end)
+        if isinstance(command, Merge | Roll) and isinstance(outcome, Refused):
+            self._is_adrift = True
+        elif isinstance(command, Merge):
+            for one in command.ranges:
+                self.board.forget_below(one.session_id, one.x, one.y, one.end)
         elif isinstance(command, Fence | Close):
             self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
         elif isinstance(command, Trim | Configure):
             self._proposed_ns.pop((type(command),), None)
+        elif isinstance(command, Decide):
+            self._proposed_ns.pop((Decide, command.id), None)
         if isinstance(outcome, Merged):
             self._chains.on_order(outcome.order)
+        elif isinstance(outcome, Waits):
+            self._asks = True
         elif isinstance(outcome, Joined):
             self._forget_disk(outcome.node)
         self._speculation.on_applied(outcome)
@@ -198,7 +205,7 @@ class Leader:
     def has_plans(self) -> bool:
         """Whether `plan` may find something to propose, now or once nothing is in flight."""
         self._take_news()
-        return bool(self._speculation.pending or self._endings.due or self._is_adrift)
+        return bool(self._speculation.pending or self._endings.due or self._is_adrift or self._asks)
 
     @property
     def may_plan(self) -> bool:
@@ -211,6 +218,7 @@ class Leader:
         """Propose what can be proposed now."""
         self._take_news()
         self._plan_ends()
+        self._plan_decisions()
         if self._is_adrift and not self._in_flight:
             self._is_adrift = False
             self._speculation.reset()
@@ -262,7 +270,7 @@ class Leader:
             logger.error("propose_failed error=%r", str(error))
             self._is_adrift = True
             return False
-        if isinstance(command, Merge):
+        if isinstance(command, Merge | Roll):
             self._in_flight += 1
             future.add_done_callback(self._on_done)
         return True
@@ -276,7 +284,21 @@ class Leader:
         for command in self._endings.plan():
             self._propose_at_times(command, (command.session_id, command.x, type(command)))
 
-    def _propose_at_times(self, command: Fence | Close | Restore | Trim | Configure, key: Hashable) -> None:
+    def _plan_decisions(self) -> None:
+        """Have what operators asked for carried out, or forgotten when it is too late."""
+        self._asks = False
+        if not self._state.asked:
+            return
+        now_ns = reached_ns([heard.clock_ns for heard in self._heard()], self.board.members)
+        if now_ns is None:
+            return  # No majority was heard of, so nobody knows what time it is.
+        now_ns = max(now_ns, self._state.decided_ns, 1)
+        for request in to_decide(self._state, now_ns):
+            self._propose_at_times(Decide(request, now_ns), (Decide, request))
+
+    def _propose_at_times(
+        self, command: Fence | Close | Restore | Trim | Configure | Decide, key: Hashable
+    ) -> None:
         """Propose what may have been lost, but not again and again what is on its way."""
         now_ns = self._now_ns()
         if now_ns >= self._proposed_ns.get(key, 0):
@@ -287,24 +309,21 @@ class Leader:
     def _plan_roll(self) -> None:
         """A merged segment that is old is followed by another one, so that its data can expire."""
         merged, minutes = self._state.merged, self._state.configuration.roll_minutes
-        if (
-            not minutes
-            or merged.segment is None
-            or merged.is_roll_wanted
-            or merged.offset <= SEGMENT_HEADER_BYTES
-        ):
+        if not minutes or merged.segment is None or merged.offset <= SEGMENT_HEADER_BYTES or self._is_adrift:
             return
-        now_ns = self._now_ns()
-        if self._clock_ns() - merged.created_ns >= minutes * MINUTE_NS and now_ns >= self._roll_again_ns:
+        now_ns, clock_ns = self._now_ns(), self._clock_ns()
+        if clock_ns - merged.created_ns >= minutes * MINUTE_NS and now_ns >= self._roll_again_ns:
             self._roll_again_ns = now_ns + FRESH_NS
-            self._propose(Roll(*merged.segment))
+            if not self._in_flight:
+                self._speculation.settle()
+            self._propose(plan_roll(self._speculation, merged.segment, clock_ns))
 
     def _plan_archiving(self) -> None:
         configure = self._archiving.configure()
         if configure is not None:
             self._propose_at_times(configure, (Configure,))
             return  # What is to be trimmed is another question then.
-        trim = self._archiving.plan(self._heard(), self._clock_ns(), self._now_ns())
+        trim = self._archiving.plan(self._heard(), self._now_ns())
         if trim is not None:
             self._propose_at_times(trim, (Trim,))
 

@@ -1,72 +1,95 @@
-"""Commands of operators and subscribers, proposed from any node. For one event loop.
+"""What operators ask for, from any node: carried out once, while somebody waits for it, or never.
 
-The law: `run` returns once the command was applied here, whoever proposed it and however often; what it came
-to, a refusal too, is the caller's to judge. One that was applied unseen is proposed, and judged, once more.
+For one event loop. The law: `run` returns what came of it here, a refusal too, which is for the caller to
+judge; or it raises, and says whether it can have happened. It does not happen later (`sequencer.requests`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
 from typing import Final
 
+from archiver.policy import reached_ns
 from rt.errors import Timeout
 from rt.net.rpc_errors import Unreachable
-from sequencer.commands import Command, encode_command
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.commands import REQUEST_BYTES, Ask, Command, Decide, Operation, encode_command
 from sequencer.data.replica import Replica
-from sequencer.outcomes import Outcome
+from sequencer.outcomes import Lapsed, Outcome, Refused
+from sequencer.state import State
 
 PROPOSE_AGAIN_S: Final = 1.0
-"""A command that was not seen applied after so long is proposed again: it may have been lost."""
+"""What was not seen applied after so long is proposed again: it may have been lost."""
+TIMEOUT_S: Final = 10.0
+"""So long a request may be carried out; less than a client of REST waits."""
+DECIDED_S: Final = 2.0
+"""So much longer it is waited for to hear what was decided."""
 
 
 class Commanding:
-    """Proposes commands through the control process, and hears what becomes of them."""
+    """Proposes requests through the control process, and hears what becomes of them."""
 
     def __init__(self, replica: Replica, propose: Callable[[bytes], None]) -> None:
         self._replica, self._propose = replica, propose
-        self._waiting: dict[Command, list[asyncio.Future[Outcome]]] = {}
+        self._waiting: dict[bytes, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """A command was applied here."""
-        for waiting in self._waiting.pop(command, []):
-            waiting.set_result(outcome)
+        match command, outcome:
+            case (Decide(request), _) | (Ask(request), Refused() | Lapsed()):
+                waiting = self._waiting.get(request)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(outcome)
 
     def propose(self, command: Command) -> None:
         """Propose it once, and wait for nothing: it may be lost."""
         self._propose(encode_command(command))
 
-    async def run(self, command: Command, *, timeout_s: float = 10.0) -> Outcome:
-        """Have a command applied; what that came to, which may be `Refused`.
+    async def run(self, operation: Operation, *, timeout_s: float = TIMEOUT_S) -> Outcome:
+        """Have an operation carried out within `timeout_s`; what that came to, which may be `Refused`.
 
-        Raises `rt.Timeout` if it takes too long: it may still be applied. `Unreachable` before the node has
-        joined its cluster, and while it knows of no leader: what waits for one comes when nobody wants it.
+        Raises `rt.Timeout` if it was not, or if that is not known. `Unreachable` before the node has joined
+        its cluster, and while it knows of no leader.
         """
         state = self._replica.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
         if not self._replica.standing.leader:
             raise Unreachable("this node knows of no leader", hint="Try again, or another node.")
+        until_ns = clock_ns(self._replica.standing, state) + int(timeout_s * 1e9)
+        ask = Ask(os.urandom(REQUEST_BYTES), until_ns, operation)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(command, []).append(outcome)
+        self._waiting[ask.id] = outcome
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s + DECIDED_S):
                 while not outcome.done():
-                    self.propose(command)
+                    self.propose(ask)
                     await asyncio.wait([outcome], timeout=PROPOSE_AGAIN_S)
         except TimeoutError:
-            raise Timeout(
-                f"{type(command).__name__} was not seen applied",
-                wanted=f"{timeout_s:g} s",
-                hint="It may still come: look before you ask again. Is there a leader?",
-            ) from None
+            hint = "If it was not decided in time, it will not be: look whether it was before you ask again."
+            raise _late(operation, "was not seen decided", timeout_s, hint) from None
         finally:
-            self._forget(command, outcome)
-        return outcome.result()
+            del self._waiting[ask.id]
+        came_to = outcome.result()
+        if isinstance(came_to, Lapsed):
+            never = "Nothing was changed, and nothing will be: ask again."
+            hint = "Look whether it was done before you ask again." if came_to.may_be_done else never
+            raise _late(operation, "came too late", timeout_s, hint)
+        return came_to
 
-    def _forget(self, command: Command, outcome: asyncio.Future[Outcome]) -> None:
-        waiting = self._waiting.get(command, [])
-        if outcome in waiting:
-            waiting.remove(outcome)
-        if not waiting:
-            self._waiting.pop(command, None)
+
+def clock_ns(standing: pb.Standing, state: State) -> int:
+    """What time it is by the nodes' clocks, or was when they were last heard of.
+
+    A node that is cut off hears of none, so what it asks for is the sooner too late.
+    """
+    clocks = [one.summary.clock_ns for one in standing.nodes if one.summary.clock_ns]
+    heard_ns = reached_ns(clocks, len(standing.nodes)) if clocks else None
+    return max(time.time_ns() if heard_ns is None else heard_ns, state.decided_ns)
+
+
+def _late(operation: Operation, what: str, timeout_s: float, hint: str) -> Timeout:
+    return Timeout(f"{type(operation).__name__} {what}", wanted=f"{timeout_s:g} s", hint=hint)

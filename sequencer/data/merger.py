@@ -378,7 +378,7 @@ class Merger:
         writer = self._writer
         assert writer is not None
         here = self._place()
-        if order.blocks and (here is None or here < _end(order)):
+        if (order.blocks or order.offset == 0) and (here is None or here < _end(order)):
             if not self._write(writer, order):
                 return False
             is_new = here is None or here <= _begin(order)
@@ -413,7 +413,8 @@ class Merger:
             position = position + block.message_count
         if at != order.end_offset or position != order.end_position:
             raise self._diverged(order, f"offset {at}", f"offset {order.end_offset}")
-        writer.append(runs)
+        if runs:
+            writer.append(runs)
         return True
 
     # Trimming

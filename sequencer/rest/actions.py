@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
 from rt.log.layout import NUMBER_MAX
-from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.net.identity import Identity, Role
-from sequencer.commands import Command, Configure, Release, Trim
+from sequencer.commands import Configure, Operation, Release, Trim
 from sequencer.outcomes import Outcome, Refused, Trimmed
 from sequencer.rest import operating_schemas
 from sequencer.rest.asking import Answer, Asked, joined
@@ -26,7 +25,7 @@ from sequencer.rest.operating_schemas import CONFIGURATION_KEYS
 from sequencer.rest.operating_views import configuration, holds, reset_answer
 from sequencer.rest.operations import Operations, ResetKind
 from sequencer.rest.schema_kinds import Schema
-from sequencer.state import CONFIGURABLE, State
+from sequencer.state import CONFIGURABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,9 @@ class Acting:
     body: Mapping[str, Any]
     operations: Operations
 
-    async def run(self, command: Command) -> Outcome:
+    async def run(self, command: Operation) -> Outcome:
         """Have the cluster carry it out; `Conflict` with the reason if it refused to."""
+        joined(self.look())
         outcome = await self.operations.commanding.run(command)
         if isinstance(outcome, Refused):
             raise Conflict(outcome.why, hint="Nothing was changed.")
@@ -86,9 +86,8 @@ async def configure(acting: Acting) -> Answer:
 
 
 async def trim(acting: Acting) -> Answer:
-    """Trim the sealed segments that end at or below a position."""
-    before = segment_behind(joined(acting.look()), acting.body["position"])
-    outcome = await acting.run(Trim(before.x, before.y, TrimReason.REQUEST, time.time_ns()))
+    """Trim the sealed segments that end at or below a position; what is gone already is as it should be."""
+    outcome = await acting.run(Trim(acting.body["position"], TrimReason.REQUEST, time.time_ns()))
     assert isinstance(outcome, Trimmed), outcome
     return Answer(
         {
@@ -98,19 +97,6 @@ async def trim(acting: Acting) -> Answer:
             "holdsOverridden": list(outcome.overridden),
         }
     )
-
-
-def segment_behind(state: State, position: int) -> SegmentId:
-    """The first segment that a trim up to `position` leaves; `Conflict` if nobody can mean that position."""
-    growing = state.merged.segment
-    if growing is None:
-        raise Conflict("nothing is kept that could be trimmed", hint="Nothing was changed.")
-    if position > state.position:
-        got, wanted = f"position {position}", f"at most {state.position}"
-        raise Conflict(
-            "the position is beyond the merged log", where="field position", got=got, wanted=wanted
-        )
-    return next((one.id for one in state.segments if one.end > position), growing)
 
 
 async def soft_reset(acting: Acting) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
-from sequencer.commands import Command
+from sequencer.commands import Operation
 from sequencer.outcomes import Outcome
 
 ResetKind: TypeAlias = Literal["soft", "hard"]
@@ -52,11 +52,11 @@ NO_RESET: Final = ResetStatus()
 class Commanding(Protocol):
     """Has the cluster carry out a command, from any node."""
 
-    async def run(self, command: Command) -> Outcome:
-        """Propose `command` until this node has applied it; what that came to, `Refused` if nothing.
+    async def run(self, operation: Operation) -> Outcome:
+        """Ask for `operation` until this node has applied it; what that came to, `Refused` if nothing.
 
-        Raises `rt.Timeout` if that takes more than some seconds: it may still happen. `Unreachable` before
-        the node has joined its cluster.
+        Raises `rt.Timeout` if that takes more than some seconds, and says whether it may have happened; it
+        does not happen later. `Unreachable` before the node has joined its cluster.
         """
 
 

@@ -159,10 +159,8 @@ def test_what_goes_is_a_prefix_and_never_the_growing_segment(log: Log) -> None:
         gone += plan.segments
         assert len(went) == plan.segments > 0
         assert plan.size_bytes == sum(one.size_bytes for one in went)
-        assert went[-1].id < plan.before
-        # Whatever follows stays: a later segment, or the growing one, of this X or another.
-        assert all(plan.before <= one.id for one in log.segments[gone:])
-        assert plan.before <= SegmentId(went[-1].id.x, went[-1].id.y + 1)
+        assert plan.up_to == went[-1].end
+        assert all(plan.up_to < one.end for one in log.segments[gone:])
         wanting = {name for name, position in log.holds.items() if position < went[-1].end}
         assert set(plan.overridden) == wanting
 
@@ -276,6 +274,6 @@ def test_how_full_a_disk_is() -> None:
 
 
 def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:
-    disordered: Sequence[Sealed] = [Sealed(SegmentId(0, y), 0, 1, 64, 0) for y in (1, 0)]
+    disordered: Sequence[Sealed] = [Sealed(SegmentId(0, y), y, y + 1, 64, 0) for y in (1, 0)]
     with pytest.raises(AssertionError):
         plan_trim(disordered, 0, Policy(), (), (), {}, members=1)

@@ -16,7 +16,7 @@ from preloaded import CLOCK, built, set_clock
 
 import rt
 from rt.events import Event, SkipForward
-from rt.log.directory import read_table
+from rt.log.directory import merged_directory, read_table
 from rt.log.disk import REAL
 from rt.log.status import read_status
 from rt.log.table import TrimReason
@@ -183,3 +183,32 @@ def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_w
     assert end <= skip.wanted < skip.resumed < last
     assert read == [*range(first, skip.wanted), *range(skip.resumed, last)]
     configure(nodes, limit=0)
+
+
+def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes, tmp_path: Path) -> None:
+    configure(nodes, timeMinutes=30, rollMinutes=30)
+    tls, copy = nodes.certificate("subscriber", "patient"), tmp_path / "copy"
+    with (
+        published(nodes, tmp_path, "quiet") as publisher,
+        rt.Subscriber(copy, "s", endpoints=nodes.endpoints, tls=tls) as patient,
+    ):
+        end = publish(nodes, publisher, 1)
+        while patient.position < end:
+            patient.poll(1000, timeout=60)
+        jump(nodes, 6 * HOUR)  # Sequencing time may be some hours ahead.
+        nodes.wait(lambda: told(nodes, "/log-history?state=active")[0]["logPos"] == end, "an empty segment")
+        jump(nodes, 9 * HOUR)
+        nodes.wait(lambda: starts(nodes) == {end}, "all that was merged to go")
+        directory = Path(merged_directory(copy, "s"))
+        nodes.wait(lambda: read_status(directory).start == end, "the subscriber's copy to follow")
+
+        nodes.kill("n2", part="data")
+        nodes.wait_ready()
+        jump(nodes, 0)
+        configure(nodes, timeMinutes=0, rollMinutes=0)
+        last = publish(nodes, publisher, 1)
+        read: list[int] = []
+        while patient.position < last:
+            read += [message.position for message in patient.poll(len(VALUES), timeout=60)]
+    assert read == [*range(end, last)]
+    assert nodes.compare().differences == ()

@@ -21,6 +21,7 @@ from sequencing import (
     do_join,
     do_merge,
     do_open,
+    do_roll,
     end_of,
     merging,
     must,
@@ -29,6 +30,7 @@ from sequencing import (
     piece,
     random_runs,
     refusal,
+    rolling,
 )
 
 from rt.log.block import BlockKind, decode_block_header
@@ -49,11 +51,10 @@ from sequencer.commands import (
     Range,
     Release,
     Restore,
-    Roll,
     Trim,
 )
 from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
-from sequencer.outcomes import Changed, Closed, Fenced, Held, Merged, Opened, Restored
+from sequencer.outcomes import Changed, Closed, Fenced, Held, Merged, Opened, Outcome, Restored
 from sequencer.state import HOLDS_MAX, LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
 from sequencer.state_encoding import decode_state, encode_state
 from sequencer.taking import take
@@ -125,7 +126,7 @@ def full_of_lives(state: State) -> None:
 def rolled(state: State) -> None:
     """Segment 0 has positions up to 10, segment 1 grows."""
     merged(state)
-    apply(state, Roll(0, 0))
+    do_roll(state)
     do_merge(state, piece(start=128, end=256, first=10))
 
 
@@ -210,18 +211,24 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
         "older incarnation, session 1",
     ),
     # Rolls
-    "roll of nothing": (opened, lambda _: Roll(0, 0), "not the growing"),
-    "roll of another segment": (merged, lambda _: Roll(0, 1), "not the growing"),
+    "roll of nothing": (opened, rolling, "not the growing"),
+    "roll of another segment": (merged, lambda s: rolling(s, 0, 1), "not the growing"),
+    "roll of an empty segment": (lambda s: (merged(s), do_roll(s)), rolling, "is empty"),
+    "a roll too early": (merged, lambda s: rolling(s, number=3), "where 2 must follow"),
+    "a roll that is not later": (merged, lambda s: replace(rolling(s), sequenced_ns=1), "not later"),
     # Trims and holds
-    "trim of no segment": (opened, lambda _: Trim(0, 0, TrimReason.TIME, 1), "is beyond the growing"),
-    "trim of what is to come": (rolled, lambda _: Trim(0, 2, TrimReason.TIME, 1), "is beyond the growing"),
-    "trim of nothing": (rolled, lambda _: Trim(0, 0, TrimReason.TIME, 1), "nothing before log.0.0 is kept"),
-    "trim again": (
-        lambda state: (rolled(state), apply(state, Trim(0, 1, TrimReason.TIME, 1))),
-        lambda _: Trim(0, 1, TrimReason.SIZE, 2),
-        "nothing before log.0.1 is kept",
+    "trim of what is to come": (
+        rolled,
+        lambda _: Trim(21, TrimReason.REQUEST, 1),
+        "is beyond the merged log",
     ),
-    "trim of the growing segment alone": (merged, lambda _: Trim(0, 0, TrimReason.REQUEST, 1), "nothing bef"),
+    "trim of nothing": (rolled, lambda _: Trim(9, TrimReason.DISK, 1), "nothing up to 9 is to go for DISK"),
+    "trim again": (
+        lambda state: (rolled(state), apply(state, Trim(10, TrimReason.DISK, 1))),
+        lambda _: Trim(10, TrimReason.DISK, 2),
+        "nothing up to 10 is to go",
+    ),
+    "trim of the growing segment alone": (merged, lambda _: Trim(10, TrimReason.DISK, 1), "nothing up to 10"),
     "hold beyond the end": (merged, lambda _: Hold("reader", 11, 1), "position 11 of reader is beyond 10"),
     "hold that goes back": (held, lambda _: Hold("reader", 4, 9), "has acknowledged up to 5, not 4"),
     "a hold too many": (full_of_holds, lambda _: Hold("reader", 0, 9), "is one more"),
@@ -386,7 +393,6 @@ def test_a_fence_and_a_configuration_may_be_repeated() -> None:
     merged(state)
     for command, outcome in (
         (Fence(1, 0), Fenced(1, 0)),
-        (Roll(0, 0), Changed()),
         (Configure(roll_bytes=4096), Changed()),
     ):
         assert apply(state, command) == outcome
@@ -654,17 +660,21 @@ def test_a_segment_of_exactly_roll_bytes_is_followed_by_the_next() -> None:
     assert not state.segments
 
 
-def test_a_roll_that_was_asked_for_comes_with_the_next_message_and_only_once() -> None:
+def test_a_roll_seals_the_segment_at_once_and_the_next_one_waits_for_messages() -> None:
     state = new_state()
     dedup(state)
-    assert apply(state, Roll(0, 0)) == Changed()
+    first, position, chain = state.merged, state.position, state.merged.chain
+    order = do_roll(state)
+    assert (order.segment, order.offset, order.blocks, order.end_offset) == (SegmentId(0, 1), 0, (), 64)
+    assert (order.first_position, order.end_position, order.chain) == (position, position, chain)
+    assert decode_order(encode_order(order)) == order
+    (sealed,) = state.segments
+    assert (sealed.id, sealed.end, sealed.size_bytes) == (SegmentId(0, 0), position, first.offset)
+    assert sealed.sealed_ns == state.merged.created_ns == state.sequenced_ns == order.sequenced_ns
     empty = do_merge(state, piece(2))
-    assert (empty.segment, empty.blocks, empty.end_offset) == (SegmentId(0, 0), (), empty.offset)
-    order = do_merge(state, piece(start=128, end=192, first=10))
-    assert (order.segment, order.offset) == (SegmentId(0, 1), 0)
-    assert "not the growing" in refusal(state, Roll(0, 0)).why
-    following = do_merge(state, piece(start=192, end=256, first=20))
-    assert (following.segment, following.offset) == (SegmentId(0, 1), order.end_offset)
+    assert (empty.segment, empty.blocks, empty.end_offset) == (SegmentId(0, 1), (), empty.offset)
+    following = do_merge(state, piece(start=128, end=192, first=10))
+    assert (following.segment, following.offset, following.blocks[0].is_declaration) == ((0, 1), 64, True)
 
 
 def test_a_session_is_declared_once_in_a_segment() -> None:
@@ -758,7 +768,7 @@ class Sources:
                 wanted = max(wanted, one.end_number)
             kept.append(one)
             self.queues[one.session_id].pop(0)
-        return merging(state, *kept) if kept else Roll(0, 0)
+        return merging(state, *kept) if kept else rolling(state)
 
     def expected(self) -> dict[str, list[tuple[int, bytes]]]:
         """What each session must come to, if none has a twin."""
@@ -790,18 +800,21 @@ def run_all(seed: int) -> tuple[State, DumbMerger, Sources]:
         if rng.random() < 0.3:
             replicas[1] = decode_state(encoded[1])
             assert replicas[1] == replicas[0]
-        if isinstance(command, Merge):
+        if isinstance(command, Merge) or isinstance(outcomes[0], Merged):
             order = must(Merged, outcomes[0]).order
             assert decode_order(encode_order(order)) == order
             merger.carry_out(order, sources.written)
         if merger.files and rng.random() < 0.1:
-            apply_both(replicas, Roll(*replicas[0].merged.segment or (0, 0)))
+            outcome = apply_both(replicas, rolling(replicas[0]))
+            if isinstance(outcome, Merged):
+                merger.carry_out(outcome.order, sources.written)
     return replicas[0], merger, sources
 
 
-def apply_both(replicas: list[State], command: Command) -> None:
+def apply_both(replicas: list[State], command: Command) -> Outcome:
     outcomes = [apply(state, command) for state in replicas]
     assert outcomes[0] == outcomes[1]
+    return outcomes[0]
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -19,9 +19,11 @@ from sequencer.commands import (
     COUNT_MAX,
     RANGES_MAX,
     TRIM_REASONS,
+    Ask,
     Close,
     Command,
     Configure,
+    Decide,
     Fence,
     Hold,
     Join,
@@ -46,7 +48,7 @@ EXAMPLES: list[Command] = [
     Open("feed", b"I" * 16, None, 0, b"L" * 8, 7),
     Fence(7, 3),
     Close(7, 3, 1, 4096, 1050),
-    Roll(0, 5),
+    Roll(13, 0, 5, 1_700_000_000_000_000_000),
     Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
     Configure(),
     Configure(roll_minutes=0),
@@ -54,10 +56,14 @@ EXAMPLES: list[Command] = [
     Configure(time_minutes=0, limit_bytes=0, disk_percent=0, hold_limit_bytes=0),
     Join("n1", b"D" * 16),
     Restore("n1", b"D" * 16),
-    Trim(0, 5, TrimReason.TIME, 1_700_000_000_000_000_000),
+    Trim(50, TrimReason.TIME, 1_700_000_000_000_000_000),
     Hold("reader", 1234, 1_700_000_000_000_000_000),
     Hold("reader", 0, 0),
     Release("reader"),
+    Ask(b"Q" * 16, 1_700_000_000_000_000_000, Configure(limit_bytes=0)),
+    Ask(b"Q" * 16, 1, Trim(0, TrimReason.REQUEST, 1)),
+    Ask(b"Q" * 16, 2**63 - 1, Release("reader")),
+    Decide(b"Q" * 16, 1_700_000_000_000_000_000),
     Reset(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
     Reset(True, 1 << 16, 0, b"R" * 16, True),
 ]
@@ -91,6 +97,7 @@ def merges(draw: st.DrawFn) -> Merge:
     return Merge(number, time_ns, tuple(draw(ranges(one)) for one in ids))
 
 
+REQUESTS = st.binary(min_size=16, max_size=16)
 SIZES = st.integers(1, NUMBER_MAX - 1)
 SESSIONS = st.builds("{}~{}".format, NAMES, NAMES) | NAMES
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
@@ -108,16 +115,18 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         Close, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
     ),
-    st.builds(Roll, UINT32, UINT32),
+    st.builds(Roll, st.integers(1, NUMBER_MAX - 1), UINT32, UINT32, st.integers(0, 2**63 - 1)),
     st.builds(
         Configure,
         **{name: st.none() | st.integers(least, end - 1) for name, (least, end) in CONFIGURABLE.items()},
     ),
     st.builds(Join, NAMES, st.binary(min_size=16, max_size=16)),
     st.builds(Restore, NAMES, st.binary(min_size=16, max_size=16)),
-    st.builds(Trim, UINT32, UINT32, st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 2**63 - 1)),
+    st.builds(Trim, NUMBERS, st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 2**63 - 1)),
     st.builds(Hold, NAMES, NUMBERS, st.integers(0, 2**63 - 1)),
     st.builds(Release, NAMES),
+    st.builds(Ask, REQUESTS, st.integers(1, 2**63 - 1), st.builds(Release, NAMES)),
+    st.builds(Decide, REQUESTS, st.integers(1, 2**63 - 1)),
     st.builds(
         Reset,
         st.booleans(),
@@ -283,12 +292,20 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Restore("n1", b""),
         lambda: Open("a", b"I" * 16, None, -1, b"L" * 8),
         lambda: Open("a", b"I" * 16, None, 2**32, b"L" * 8),
-        lambda: Trim(0, 2**32, TrimReason.TIME, 1),
-        lambda: Trim(-1, 0, TrimReason.TIME, 1),
-        lambda: Trim(0, 1, TrimReason.NONE, 1),
-        lambda: Trim(0, 1, TrimReason.FOLLOWED, 1),
-        lambda: Trim(0, 1, TrimReason.TIME, 0),
-        lambda: Trim(0, 1, TrimReason.TIME, 2**63),
+        lambda: Trim(NUMBER_MAX, TrimReason.TIME, 1),
+        lambda: Trim(-1, TrimReason.TIME, 1),
+        lambda: Trim(1, TrimReason.NONE, 1),
+        lambda: Trim(1, TrimReason.FOLLOWED, 1),
+        lambda: Trim(1, TrimReason.TIME, 0),
+        lambda: Trim(1, TrimReason.TIME, 2**63),
+        lambda: Roll(0, 0, 0, 1),
+        lambda: Roll(1, 0, 0, 2**63),
+        lambda: Ask(b"Q" * 15, 1, Release("a")),
+        lambda: Ask(b"Q" * 16, 0, Release("a")),
+        lambda: Decide(b"Q" * 16, 2**63),
+        lambda: decode_command(asking(encode_command(Fence(1, 1)))),
+        lambda: decode_command(asking(encode_command(Ask(b"Q" * 16, 1, Release("a"))))),
+        lambda: decode_command(asking(b"")),
         lambda: Hold("a/b", 0, 0),
         lambda: Hold("a", -1, 0),
         lambda: Hold("a", NUMBER_MAX, 0),
@@ -299,11 +316,17 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Reset(False, 1, -1, b"R" * 16),
         lambda: Reset(False, 1, 0, b"R" * 15),
     ],
-    ids=range(37),
+    ids=range(45),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
-    with pytest.raises((ValueError, InvalidName)):
+    with pytest.raises((ValueError, InvalidName, FormatError)):
         wrong()
+
+
+def asking(content: bytes) -> bytes:
+    """A request for whatever that is."""
+    ask = pb.Ask(id=b"Q" * 16, until_ns=1, command=content)
+    return pb.Command(version=1, ask=ask).SerializeToString()
 
 
 def test_a_reset_is_told_from_all_other_commands_and_from_nonsense() -> None:

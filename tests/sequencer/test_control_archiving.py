@@ -34,7 +34,7 @@ class Stage:
 
     def look(self, *heard: Heard) -> Trim | None:
         self.now_ns += LOOK_NS
-        return self.archiving.plan(heard, 77, self.now_ns)
+        return self.archiving.plan(heard, self.now_ns)
 
     def commit(self, trim: Trim | None) -> None:
         assert trim is not None
@@ -55,7 +55,7 @@ def test_by_age_what_a_majority_of_clocks_says_is_old_goes(stage: Stage) -> None
     apply(stage.state, Configure(time_minutes=60))
     assert stage.look(*heard(59)) is None
     assert stage.look(*heard(60, count=1)) is None
-    assert stage.look(*heard(60 + 60, count=2), *heard(0, count=1)) == Trim(0, 2, TrimReason.TIME, 77)
+    assert stage.look(*heard(60 + 60, count=2), *heard(0, count=1)) == Trim(20, TrimReason.TIME, 2 * HOUR_NS)
 
 
 def test_a_minority_of_nodes_trims_nothing_for_any_reason(stage: Stage) -> None:
@@ -69,7 +69,7 @@ def test_a_minority_of_nodes_trims_nothing_for_any_reason(stage: Stage) -> None:
 def test_by_size_what_grows_counts_and_what_is_trimmed_does_not(stage: Stage) -> None:
     apply(stage.state, Configure(limit_bytes=64 + 40))
     trim = stage.look(*heard())
-    assert trim == Trim(0, 2, TrimReason.SIZE, 77)
+    assert trim == Trim(20, TrimReason.SIZE, 1)
     stage.commit(trim)
     assert stage.look(*heard()) is None
     apply(stage.state, Configure(limit_bytes=64))
@@ -82,18 +82,18 @@ def test_by_size_what_grows_counts_and_what_is_trimmed_does_not(stage: Stage) ->
 def test_looking_again_too_soon_finds_nothing(stage: Stage) -> None:
     apply(stage.state, Configure(limit_bytes=1))
     assert stage.look(*heard()) is not None
-    assert stage.archiving.plan(heard(), 77, stage.now_ns + LOOK_NS - 1) is None
+    assert stage.archiving.plan(heard(), stage.now_ns + LOOK_NS - 1) is None
 
 
 def test_a_new_leader_and_one_that_made_space_wait_for_new_reports_of_disks(stage: Stage) -> None:
     assert stage.look(*heard(disk=FULL)) is None
     stage.now_ns += DISK_AGAIN_NS
     trim = stage.look(*heard(disk=FULL))
-    assert trim == Trim(0, 2, TrimReason.DISK, 77)
+    assert trim == Trim(20, TrimReason.DISK, 1)
     stage.commit(trim)
     assert stage.look(*heard(disk=DiskUse(1000, 0))) is None
     stage.now_ns += DISK_AGAIN_NS
-    assert stage.look(*heard(disk=FULL)) == Trim(0, 4, TrimReason.DISK, 77)
+    assert stage.look(*heard(disk=FULL)) == Trim(40, TrimReason.DISK, 1)
 
 
 def test_disks_of_which_nothing_is_known_are_no_full_ones(stage: Stage) -> None:
@@ -108,20 +108,20 @@ def test_what_was_trimmed_for_another_reason_counts_as_free_at_once(stage: Stage
     stage.commit(stage.look(*heard(61)))
     apply(stage.state, Configure(disk_percent=90))
     assert stage.look(*heard(disk=DiskUse(1000, 60))) is None
-    assert stage.look(*heard(disk=DiskUse(1000, 59))) == Trim(0, 3, TrimReason.DISK, 77)
+    assert stage.look(*heard(disk=DiskUse(1000, 59))) == Trim(30, TrimReason.DISK, 1)
     stage.now_ns += DISK_AGAIN_NS
-    assert stage.look(*heard(disk=DiskUse(1000, 60))) == Trim(0, 4, TrimReason.DISK, 77)
+    assert stage.look(*heard(disk=DiskUse(1000, 60))) == Trim(40, TrimReason.DISK, 1)
 
 
 def test_a_hold_keeps_segments_and_one_that_moves_on_lets_them_go(stage: Stage) -> None:
     apply(stage.state, Configure(time_minutes=1))
     apply(stage.state, Hold("reader", 19, 1))
-    assert stage.look(*heard(10**6)) == Trim(0, 1, TrimReason.TIME, 77)
+    assert stage.look(*heard(10**6)) == Trim(10, TrimReason.TIME, 10**6 * MINUTE_NS)
     apply(stage.state, Hold("reader", 45, 1))
-    assert stage.look(*heard(10**6)) == Trim(0, 4, TrimReason.TIME, 77)
+    assert stage.look(*heard(10**6)) == Trim(40, TrimReason.TIME, 10**6 * MINUTE_NS)
     apply(stage.state, Configure(hold_limit_bytes=40))
     apply(stage.state, Hold("other", 0, 1))
-    assert stage.look(*heard(10**6)) == Trim(0, 2, TrimReason.TIME, 77)
+    assert stage.look(*heard(10**6)) == Trim(20, TrimReason.TIME, 10**6 * MINUTE_NS)
 
 
 def test_only_what_a_node_is_told_otherwise_is_configured(stage: Stage) -> None:

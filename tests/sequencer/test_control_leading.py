@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import Writing, do_join, do_open, new_state, piece
+from sequencing import Writing, do_join, do_open, do_roll, new_state, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
 from rt.log.table import TrimReason
@@ -18,8 +18,10 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
 from sequencer.board import Mark, pack_marks
 from sequencer.commands import (
+    Ask,
     Command,
     Configure,
+    Decide,
     Fence,
     Join,
     Merge,
@@ -33,9 +35,10 @@ from sequencer.comparing import Difference
 from sequencer.control import leading
 from sequencer.control.archiving import LOOK_NS
 from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
-from sequencer.outcomes import Merged, Outcome, Refused, Trimmed
+from sequencer.outcomes import Changed, Lapsed, Merged, Outcome, Refused, Trimmed
 from sequencer.state import State
 
+SECOND_NS = 10**9
 HOUR_NS = 60 * MINUTE_NS
 CLOCK_NS = 1_700_000_000 * 10**9
 
@@ -344,7 +347,7 @@ def grown_old(bench: Bench) -> None:
             bench.report(node, {(1, 0, 0): one.segments[0][upto - 3 : upto]})
         bench.settle()
         if upto == 3:
-            apply(bench.state, Roll(0, 0))
+            do_roll(bench.state)
     assert len(bench.state.segments) == 1
 
 
@@ -357,7 +360,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
-    assert bench.pending == [Trim(0, 1, TrimReason.TIME, CLOCK_NS + week_ns)]
+    assert bench.pending == [Trim(2, TrimReason.TIME, CLOCK_NS + week_ns)]
     bench.now_ns += LOOK_NS
     bench.leader.tick()
     assert len(bench.proposals) == 1  # It is on its way.
@@ -385,6 +388,101 @@ def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench
     bench.now_ns += FRESH_NS
     bench.leader.tick()
     assert bench.pending == [Configure(limit_bytes=7)]
+
+
+def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
+    grown_old(bench)
+    bench.wanted = {"time_minutes": 0}
+    bench.lead()
+    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
+        bench.now_ns += LOOK_NS
+        for node in "ab":
+            bench.report(node, clock_ns=CLOCK_NS + week_ns)
+        bench.leader.tick()
+        assert bench.pending == [Configure(time_minutes=0)]
+    bench.commit(*bench.proposals.popleft())
+    bench.now_ns += LOOK_NS
+    bench.leader.tick()
+    assert bench.pending == []
+    assert bench.state.log_start == 0
+
+
+def test_a_trim_that_was_on_its_way_before_a_configuration_is_judged_by_it(bench):
+    grown_old(bench)
+    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    (trim,) = bench.pending
+    assert isinstance(trim, Trim)
+    bench.commit(_encoded(Configure(time_minutes=0)))
+    assert isinstance(bench.commit(*bench.proposals.popleft()), Refused)
+    assert bench.state.log_start == 0
+
+
+# What operators ask for
+
+
+ASKED = Ask(b"q" * 16, CLOCK_NS + 10 * SECOND_NS, Configure(roll_minutes=7))
+
+
+def ask(bench: Bench) -> None:
+    bench.commit(_encoded(ASKED))
+    assert bench.leader.has_plans
+    bench.leader.plan()
+
+
+def test_a_request_is_decided_at_once_by_the_time_that_a_majority_of_clocks_has_reached(bench):
+    bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
+    ask(bench)
+    assert bench.pending == []  # Nobody knows what time it is.
+    bench.report("b", clock_ns=CLOCK_NS + SECOND_NS)
+    bench.leader.tick()
+    assert bench.pending == [Decide(ASKED.id, CLOCK_NS + SECOND_NS)]
+    bench.leader.tick()
+    assert len(bench.pending) == 1
+    assert bench.commit(*bench.proposals.popleft()) == Changed()
+    bench.leader.tick()
+    assert bench.pending == []
+    assert bench.state.configuration.roll_minutes == 7
+
+
+def test_a_request_that_comes_late_is_decided_against_and_forgotten(bench):
+    for node in "ab":
+        bench.report(node, clock_ns=ASKED.until_ns + 1)
+    ask(bench)
+    assert bench.commit(*bench.proposals.popleft()) == Lapsed(may_be_done=False)
+    assert bench.state.configuration.roll_minutes == 0
+    assert not bench.state.asked
+
+
+def test_a_decision_that_was_lost_is_proposed_again_by_the_next_leader_and_made_once(bench):
+    for node in "ab":
+        bench.report(node)
+    ask(bench)
+    lost = bench.proposals.popleft()
+    bench.lead()
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + SECOND_NS)
+    bench.leader.tick()
+    assert bench.commit(*bench.proposals.popleft()) == Changed()
+    apply(bench.state, Configure(roll_minutes=8))
+    assert isinstance(bench.commit(*lost), Refused)
+    assert bench.state.configuration.roll_minutes == 8
+
+
+def test_what_was_decided_is_forgotten_once_its_time_is_over(bench):
+    for node in "ab":
+        bench.report(node)
+    ask(bench)
+    bench.commit(*bench.proposals.popleft())
+    assert bench.state.asked
+    for node in "ab":
+        bench.report(node, clock_ns=ASKED.until_ns + 1)
+    bench.leader.tick()
+    assert bench.commit(*bench.proposals.popleft()) == Lapsed(may_be_done=True)
+    assert not bench.state.asked
 
 
 # How far behind nodes may be
@@ -432,9 +530,11 @@ def test_a_merged_segment_that_is_old_is_rolled_once(bench):
     _aged(bench, 5)
     bench.leader.tick()
     bench.leader.tick()
-    assert bench.pending == [Roll(0, 0)]
+    clock_ns = CLOCK_NS + 5 * MINUTE_NS
+    assert bench.pending == [Roll(2, 0, 0, clock_ns)]
     bench.settle()
-    assert bench.state.merged.is_roll_wanted
+    assert (bench.state.merged.segment, bench.state.merged.created_ns) == ((0, 1), clock_ns)
+    assert bench.state.segments[0].sealed_ns == clock_ns
     bench.now_ns += FRESH_NS
     bench.leader.tick()
     bench.settle()

@@ -65,6 +65,30 @@ def test_orders_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
     assert (merger.place, merger.position) == (STORY.end, STORY.state.position)
 
 
+def test_a_segment_that_is_rolled_by_age_is_sealed_without_a_message_and_may_be_trimmed(disk):
+    story = Story.drawn(rolled=(2, 6))
+    merger = open_merger(disk, story)
+    try:
+        begin(merger, story)
+        merger.wait_written(story.orders[-1].instruction)
+        assert merged_files(disk) == story.files()
+        assert merger.sync() == story.reached
+        assert (merger.place, merger.place.offset) == (story.end, 64)
+        merger.trim([one.trimmed(TrimReason.TIME, 7) for one in story.state.segments])
+        wait_until(lambda: not merger._to_trim())
+    finally:
+        merger.close()
+    kept = [segment for segment, data in merged_files(disk).items() if data]
+    assert kept == [story.end.segment]
+    merger = open_merger(disk, story)
+    try:
+        begin(merger, story, [])
+        assert (merger.place, merger.position, merger.gap) == (story.end, story.state.position, None)
+        assert merger.written.instruction == story.reached.instruction
+    finally:
+        merger.close()
+
+
 def test_orders_that_are_carried_out_again_change_nothing(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
@@ -594,7 +618,11 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
-    story = Story.drawn(data.draw(st.integers(0, 10_000)), roll_bytes=data.draw(st.integers(300, 3000)))
+    story = Story.drawn(
+        data.draw(st.integers(0, 10_000)),
+        roll_bytes=data.draw(st.integers(300, 3000)),
+        rolled=data.draw(st.sets(st.integers(1, 6), max_size=3)),
+    )
     disk = MemoryDisk()
     story.put_sessions(disk)
     at = 0
@@ -615,7 +643,7 @@ def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
 
 
 def _small() -> Story:
-    return Story.drawn(3, instructions=3, roll_bytes=700)
+    return Story.drawn(3, instructions=3, roll_bytes=700, rolled=(3,))
 
 
 def _merge_all(disk: MemoryDisk, log: Log) -> None:

@@ -29,7 +29,17 @@ from rt.log.segment import SegmentId, encode_segment_header
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Configure, Join, Open, Range, Release, encode_command
+from sequencer.commands import (
+    Ask,
+    Configure,
+    Decide,
+    Join,
+    Open,
+    Range,
+    Release,
+    decode_command,
+    encode_command,
+)
 from sequencer.config import Member, NodeConfig
 from sequencer.control.link import Link
 from sequencer.data import catching_up, commanding, fetching
@@ -38,7 +48,7 @@ from sequencer.data.disk_id import open_disk_id
 from sequencer.data.process import Data
 from sequencer.orders import MergeOrder, SessionEnd, encode_order
 from sequencer.outcomes import Changed, Opened, Refused
-from sequencer.state import State
+from sequencer.state import Configuration, State
 from sequencer.state_encoding import encode_state
 
 
@@ -741,33 +751,89 @@ def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
 # Commands of operators
 
 
-def test_a_command_is_proposed_until_it_is_applied_here_and_what_it_came_to_is_told(config, monkeypatch):
+def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came_of_it_is_told(
+    config, monkeypatch
+):
     monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
+            run = played.data.commanding.run
             with pytest.raises(Unreachable):
-                await played.data.commanding.run(Configure(roll_minutes=0))
+                await run(Configure(roll_minutes=0))
             played.say(snapshot_of(new_state()))
             with pytest.raises(Unreachable, match="no leader"):
-                await played.data.commanding.run(Configure(roll_minutes=0))
+                await run(Configure(roll_minutes=0))
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
-            for index, wanted in enumerate([Configure(roll_minutes=5), Configure(roll_minutes=0)], start=2):
-                played.heard.clear()
-                changing = [asyncio.ensure_future(played.data.commanding.run(wanted)) for _ in range(2)]
-                content = encode_command(wanted)
-                await played.until(
-                    lambda content=content: [one.propose for one in played.heard].count(content) > 2
-                )
-                played.say(pb.ToData(applied=pb.Applied(index=index, command=content)))
-                assert await asyncio.gather(*changing) == [Changed(), Changed()]
+            log = Log(played)
+            for wanted in (Configure(roll_minutes=5), Configure(roll_minutes=0)):
+                changing = asyncio.ensure_future(run(wanted))
+                await log.until_asked(wanted, times=3)
+                for _ in range(2):  # Both copies are in the log: it is carried out once.
+                    log.apply(log.last)
+                    log.apply(Decide(log.last.id, 1))
+                assert await changing == Changed()
                 assert played.data.replica.state.configuration.roll_minutes == wanted.roll_minutes
-            releasing = asyncio.ensure_future(played.data.commanding.run(Release("nobody")))
-            await played.until(lambda: played.heard[-1].propose == encode_command(Release("nobody")))
-            released = encode_command(Release("nobody"))
-            played.say(pb.ToData(applied=pb.Applied(index=4, command=released)))
+            releasing = asyncio.ensure_future(run(Release("nobody")))
+            await log.until_asked(Release("nobody"))
+            log.apply(log.last)
+            log.apply(Decide(log.last.id, 1))
             assert isinstance(await releasing, Refused)
-            with pytest.raises(Timeout):
-                await played.data.commanding.run(Configure(roll_bytes=7), timeout_s=0.01)
 
     asyncio.run(play())
+
+
+def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, monkeypatch):
+    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            nodes = [
+                pb.NodeStanding(name=name, summary=pb.Summary(clock_ns=clock_ns))
+                for name, clock_ns in (("n1", 10**18), ("n2", 5 * 10**9), ("n3", 7 * 10**9))
+            ]
+            standing = pb.Standing(is_caught_up=True, leader="n1", nodes=nodes)
+            played.say(pb.ToData(standing=standing))
+            log = Log(played)
+            late = asyncio.ensure_future(played.data.commanding.run(Configure(roll_bytes=7), timeout_s=60))
+            await log.until_asked(Configure(roll_bytes=7))
+            assert log.last.until_ns == 67 * 10**9  # By the clock that a majority has reached.
+            log.apply(log.last)
+            log.apply(Decide(log.last.id, log.last.until_ns + 1))
+            with pytest.raises(Timeout, match=r"too late.*nothing will be"):
+                await late
+            monkeypatch.setattr(commanding, "DECIDED_S", 0.0)
+            played.heard.clear()
+            with pytest.raises(Timeout, match="look whether it was"):
+                await played.data.commanding.run(Configure(roll_bytes=7), timeout_s=0.01)
+            await log.until_asked(Configure(roll_bytes=7))
+            log.apply(log.last)  # It comes all the same, and is decided later.
+            log.apply(Decide(log.last.id, log.last.until_ns + 1))
+            assert played.data.replica.state.configuration == Configuration()
+
+    asyncio.run(play())
+
+
+class Log:
+    """What is committed behind a first snapshot, and the requests that were proposed for it."""
+
+    def __init__(self, played):
+        self._played, self._index = played, 1
+        self.last = None
+
+    def apply(self, command):
+        self._index += 1
+        applied = pb.Applied(index=self._index, command=encode_command(command))
+        self._played.say(pb.ToData(applied=applied))
+
+    async def until_asked(self, operation, *, times=1):
+        """So often the operation was asked for, with one id."""
+
+        def asked():
+            found = [decode_command(one.propose) for one in self._played.heard if one.HasField("propose")]
+            return [one for one in found if isinstance(one, Ask) and one.operation == operation]
+
+        await self._played.until(lambda: len(asked()) >= times)
+        self.last = asked()[-1]
+        assert {one.id for one in asked()} == {self.last.id}

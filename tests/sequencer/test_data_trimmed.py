@@ -31,15 +31,15 @@ from sequencer.outcomes import Trimmed
 from sequencer.state_encoding import encode_state
 
 BEFORE = SegmentId(0, 3)
-TRIM = Trim(*BEFORE, TrimReason.SIZE, 77)
 
 
 def drawn() -> Story:
     """A story of six segments or so."""
-    return Story.drawn(5, instructions=8, roll_bytes=700)
+    return Story.drawn(5, instructions=8, roll_bytes=700, rolled=(8,))
 
 
 FILES = drawn().files()
+TRIM = Trim(next(one.first for one in drawn().state.segments if one.id == BEFORE), TrimReason.DISK, 77)
 assert max(FILES) > SegmentId(0, 4), FILES.keys()
 
 
@@ -54,7 +54,7 @@ def peer(tmp_path: Path) -> Path:
     root = tmp_path / "peer"
     write_log(root / "merged", len(drawn().orders))
     writer = LogWriter.open(str(root / "merged"), IDENTITY, resume=True)
-    writer.trim(BEFORE, TrimReason.SIZE)
+    writer.trim(BEFORE, TrimReason.DISK)
     writer.close()
     return root
 
@@ -193,4 +193,4 @@ def assert_as_the_cluster_has_it(directory: Path) -> None:
     trimmed = [one for one in writer.table.segments if one.is_trimmed]
     writer.close()
     assert {one.id.file_name for one in trimmed} == files.keys() - kept.keys()
-    assert {(one.reason, one.trimmed_ns) for one in trimmed} <= {(TrimReason.SIZE, 77)}
+    assert {(one.reason, one.trimmed_ns) for one in trimmed} <= {(TrimReason.DISK, 77)}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sequencing import must, new_state, refusal
 
+from archiver.policy import MINUTE_NS
+from archiver.retention import plan_trim
 from rt.log.segment import SegmentId
 from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer import state as kept
 from sequencer.apply import apply
-from sequencer.commands import Command, Hold, Release, Trim
+from sequencer.commands import TRIM_REASONS, Command, Configure, Hold, Release, Trim
+from sequencer.keeping import held_positions, policy_of
 from sequencer.outcomes import Held, Refused, Released, Trimmed
 from sequencer.state import HOLDS_MAX, MergedEnd, MergedSegment, State
 from sequencer.state_encoding import decode_state, encode_state
@@ -31,26 +37,30 @@ def sealed(count: int) -> State:
 def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time() -> None:
     state = sealed(4)
     assert state.log_start == 0
-    trimmed = must(Trimmed, apply(state, Trim(0, 2, TrimReason.SIZE, 77)))
-    assert trimmed == Trimmed(SegmentId(0, 2), TrimReason.SIZE, 77, 20, 2, 200)
+    trimmed = must(Trimmed, apply(state, Trim(20, TrimReason.DISK, 77)))
+    assert trimmed == Trimmed(TrimReason.DISK, 77, 20, 2, 200)
     assert [(one.reason, one.trimmed_ns) for one in state.segments] == [
-        (TrimReason.SIZE, 77),
-        (TrimReason.SIZE, 77),
+        (TrimReason.DISK, 77),
+        (TrimReason.DISK, 77),
         (TrimReason.NONE, 0),
         (TrimReason.NONE, 0),
     ]
     assert [one.size_bytes for one in state.segments] == [100] * 4
-    trimmed = must(Trimmed, apply(state, Trim(0, 4, TrimReason.TIME, 5)))
+    trimmed = must(Trimmed, apply(state, Trim(45, TrimReason.REQUEST, 5)))
     assert (trimmed.log_start, trimmed.segments) == (40, 2)
-    assert [one.reason for one in state.segments][:3] == [TrimReason.SIZE, TrimReason.SIZE, TrimReason.TIME]
+    assert [one.reason for one in state.segments][:3] == [
+        TrimReason.DISK,
+        TrimReason.DISK,
+        TrimReason.REQUEST,
+    ]
     assert state.log_start == state.merged.first
 
 
 def test_of_trimmed_segments_the_newest_entries_are_remembered() -> None:
     state = sealed(TRIMMED_ENTRIES_MAX + 7)
-    apply(state, Trim(0, 3, TrimReason.TIME, 1))
+    apply(state, Trim(30, TrimReason.REQUEST, 1))
     assert len(state.segments) == TRIMMED_ENTRIES_MAX + 7
-    apply(state, Trim(0, TRIMMED_ENTRIES_MAX + 5, TrimReason.TIME, 2))
+    apply(state, Trim(10 * (TRIMMED_ENTRIES_MAX + 5), TrimReason.REQUEST, 2))
     assert len(state.segments) == TRIMMED_ENTRIES_MAX + 2
     assert state.segments[0].id == SegmentId(0, 5)
     assert sum(one.is_trimmed for one in state.segments) == TRIMMED_ENTRIES_MAX
@@ -60,7 +70,7 @@ def test_a_trim_names_whose_hold_it_overrides() -> None:
     state = sealed(4)
     for name, position in (("late", 19), ("early", 0), ("on-time", 20), ("ahead", 45)):
         assert apply(state, Hold(name, position, 1)) == Held(name, position)
-    trimmed = must(Trimmed, apply(state, Trim(0, 2, TrimReason.DISK, 1)))
+    trimmed = must(Trimmed, apply(state, Trim(20, TrimReason.DISK, 1)))
     assert trimmed.overridden == ("early", "late")
 
 
@@ -87,7 +97,8 @@ def test_where_holds_are_at_their_limit_those_that_are_there_go_on() -> None:
 
 
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Trim, st.integers(0, 1), st.integers(0, 8), st.just(TrimReason.SIZE), st.integers(1, 9)),
+    st.builds(Trim, st.integers(0, 80), st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 9 * MINUTE_NS)),
+    st.builds(Configure, time_minutes=st.integers(0, 5), limit_bytes=st.integers(0, 700)),
     st.builds(Hold, st.sampled_from("abc"), st.integers(0, 70), st.integers(0, 9)),
     st.builds(Release, st.sampled_from("abc")),
 )
@@ -107,14 +118,111 @@ def test_whatever_is_trimmed_is_a_prefix_and_no_hold_goes_back(count: int, comma
         if isinstance(command, Hold):
             assert all(state.holds[name].position >= one.position for name, one in holds.items())
         if isinstance(outcome, Trimmed):
-            assert outcome.log_start == state.log_start > start
+            assert outcome.log_start == state.log_start >= start
+            assert bool(outcome.segments) == (state.log_start > start)
+            assert outcome.segments or outcome.reason is TrimReason.REQUEST
             wanted = {name for name, one in state.holds.items() if one.position < outcome.log_start}
             assert set(outcome.overridden) == wanted
 
 
-@pytest.mark.parametrize("place", [(1, 0), (0, 5)])
-def test_the_growing_segment_is_never_trimmed(place: tuple[int, int]) -> None:
+def test_the_growing_segment_is_never_trimmed_and_what_is_gone_may_be_trimmed_again() -> None:
     state = sealed(4)
-    assert "beyond the growing" in refusal(state, Trim(*place, TrimReason.REQUEST, 1)).why
-    apply(state, Trim(0, 4, TrimReason.REQUEST, 1))
+    assert "beyond the merged log" in refusal(state, Trim(46, TrimReason.REQUEST, 1)).why
+    outcomes = [must(Trimmed, apply(state, Trim(45, TrimReason.REQUEST, 1))) for _ in range(2)]
+    assert [(one.log_start, one.segments, one.size_bytes) for one in outcomes] == [(40, 4, 400), (40, 0, 0)]
     assert state.merged.segment == SegmentId(0, 4)
+
+
+def test_a_trim_of_an_empty_log_is_done_already() -> None:
+    assert must(Trimmed, apply(new_state(), Trim(0, TrimReason.REQUEST, 1))).segments == 0
+
+
+# What has changed between the proposal of a trim and its turn
+
+
+def by_policy() -> State:
+    """Four sealed segments: by age the first three go at minute 63, by size the first two."""
+    state = sealed(4)
+    state.segments = deque(
+        replace(one, sealed_ns=at * MINUTE_NS) for at, one in enumerate(state.segments, start=1)
+    )
+    apply(state, Configure(time_minutes=60, limit_bytes=64 + 200))
+    return state
+
+
+BY_AGE = Trim(30, TrimReason.TIME, 63 * MINUTE_NS)
+BY_SIZE = Trim(20, TrimReason.SIZE, MINUTE_NS)
+
+
+def test_what_the_policy_wants_trimmed_is_trimmed() -> None:
+    assert must(Trimmed, apply(by_policy(), BY_AGE)).log_start == 30
+    assert must(Trimmed, apply(by_policy(), BY_SIZE)).log_start == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "start"),
+    [
+        (Configure(time_minutes=0, limit_bytes=0), None),
+        (Configure(time_minutes=63, limit_bytes=64 + 400), None),
+        (Configure(time_minutes=62, limit_bytes=64 + 300), 10),
+        (Configure(time_minutes=1, limit_bytes=1), {"TIME": 30, "SIZE": 20}),
+        (Hold("reader", 0, 1), None),
+        (Hold("reader", 10, 1), 10),
+        (Hold("reader", 19, 1), 10),
+        (Hold("reader", 45, 1), {"TIME": 30, "SIZE": 20}),
+    ],
+)
+@pytest.mark.parametrize("trim", [BY_AGE, BY_SIZE])
+def test_a_trim_does_what_policy_and_holds_of_its_turn_let_go(
+    trim: Trim, change: Command, start: dict[str, int] | int | None
+) -> None:
+    state = by_policy()
+    apply(state, change)
+    before = encode_state(state)
+    outcome = apply(state, trim)
+    wanted = start[trim.reason.name] if isinstance(start, dict) else start
+    if wanted is None:
+        assert "any more" in must(Refused, outcome).why
+        assert encode_state(state) == before
+    else:
+        assert must(Trimmed, outcome).log_start == wanted
+        assert state.log_start == wanted
+
+
+def test_where_holds_hold_too_much_only_what_is_more_goes() -> None:
+    state = by_policy()
+    apply(state, Hold("reader", 0, 1))
+    apply(state, Configure(hold_limit_bytes=150))
+    assert must(Trimmed, apply(state, BY_AGE)).overridden == ("reader",)
+    assert state.log_start == 20
+
+
+def test_a_trim_for_want_of_space_overrides_holds_but_not_a_policy_that_has_no_bound() -> None:
+    state, trim = by_policy(), Trim(20, TrimReason.DISK, 1)
+    apply(state, Hold("reader", 0, 1))
+    apply(state, Configure(disk_percent=0))
+    refusal(state, trim)
+    apply(state, Configure(disk_percent=50))
+    assert must(Trimmed, apply(state, trim)).overridden == ("reader",)
+
+
+@given(st.lists(COMMANDS, max_size=6), st.integers(1, 80 * MINUTE_NS))
+def test_a_trim_that_is_applied_as_it_was_planned_does_all_of_it(
+    commands: list[Command], clock_ns: int
+) -> None:
+    state = by_policy()
+    for command in commands:
+        apply(state, command)
+    plan = plan_trim(
+        [one for one in state.segments if not one.is_trimmed],
+        state.merged.offset,
+        policy_of(state.configuration),
+        [clock_ns],
+        [],
+        held_positions(state),
+        members=1,
+    )
+    if plan is not None:
+        trimmed = must(Trimmed, apply(state, Trim(plan.up_to, plan.reason, clock_ns)))
+        assert (trimmed.segments, trimmed.size_bytes) == (plan.segments, plan.size_bytes)
+        assert trimmed.overridden == plan.overridden

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening, piece, refusal
+from sequencing import (
+    do_close,
+    do_fence,
+    do_merge,
+    do_open,
+    do_roll,
+    must,
+    new_state,
+    opening,
+    piece,
+    refusal,
+)
 
 from rt.log.segment import SegmentId
 from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.apply import apply
-from sequencer.commands import Fence, Reset, Roll
+from sequencer.commands import Fence, Reset
 from sequencer.outcomes import Opened, WasReset
 from sequencer.state import BEGIN, Cleared, End, LastReset, MergedSegment, State
 from sequencer.state_encoding import decode_state, encode_state
@@ -26,7 +37,7 @@ def busy() -> State:
     do_open(state, "b", incarnation=1)
     do_open(state, "c", incarnation=2)
     do_merge(state, piece(1), piece(3, first=5))
-    apply(state, Roll(0, 0))
+    do_roll(state)
     do_merge(state, piece(1, start=128, end=256, first=10))
     do_fence(state, 3)
     end = state.sessions[3].consumed
@@ -66,9 +77,8 @@ def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_x() -> None
     do_open(state, "a", x=1)
     order = do_merge(state, piece(1, x=1, first=900))
     assert (order.segment, order.offset, order.first_position) == (SegmentId(2, 0), 0, position)
-    apply(state, Roll(2, 0))
-    order = do_merge(state, piece(1, x=1, start=128, end=256, first=910))
-    assert order.segment == SegmentId(2, 1)
+    assert do_roll(state).segment == SegmentId(2, 1)
+    assert do_merge(state, piece(1, x=1, start=128, end=256, first=910)).segment == SegmentId(2, 1)
     reset(state, is_hard=True, epoch=3)
     do_open(state, "a", x=2)
     assert do_merge(state, piece(1, x=2, first=950)).segment == SegmentId(3, 0)

@@ -15,7 +15,6 @@ from jsonschema import Draft202012Validator
 from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, node_view
 
 from rt.errors import Timeout
-from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.net.identity import Identity
 from rt.net.rpc_errors import Unreachable
@@ -127,32 +126,40 @@ def test_what_the_nodes_settings_say_is_changed_there_alone(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "before", "segments", "start"),
-    [(200, 2, 1, 200), (299, 2, 1, 200), (300, 3, 2, 300), (360, 3, 2, 300)],
+    ("position", "segments", "start"), [(200, 1, 200), (299, 1, 200), (300, 2, 300), (360, 2, 300)]
 )
 def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
-    position: int, before: int, segments: int, start: int, node: Node
+    position: int, segments: int, start: int, node: Node
 ) -> None:
     status, answer = node.post("/trim", {"position": position})
 
     (command,) = node.commanding.ran
     assert isinstance(command, Trim)
-    assert (SegmentId(command.x, command.y), command.reason) == (SegmentId(0, before), TrimReason.REQUEST)
+    assert (command.up_to, command.reason) == (position, TrimReason.REQUEST)
     assert status == 200
     assert answer["segments"] == segments
     assert answer["logStart"] == start == node.state.log_start
     assert answer["holdsOverridden"] == (["late"] if start <= 250 else ["late", "sub"])
 
 
-@pytest.mark.parametrize(
-    ("position", "what"),
-    [(0, "nothing before log.0.0 is kept"), (100, "nothing before"), (361, "beyond the merged log")],
-)
-def test_a_trim_of_nothing_is_refused_with_the_reason(position: int, what: str, node: Node) -> None:
-    status, answer = node.post("/trim", {"position": position})
+@pytest.mark.parametrize("position", [0, 100, 200])
+def test_a_trim_of_what_is_gone_is_done_and_says_so_as_often_as_it_is_asked_for(
+    position: int, node: Node
+) -> None:
+    first = node.post("/trim", {"position": position})
+    again = node.post("/trim", {"position": position})
+
+    start = max(position, 100)
+    assert again == (200, {"logStart": start, "segments": 0, "bytes": 0, "holdsOverridden": ["late"]})
+    assert first[0] == 200
+    assert first[1].items() >= {"logStart": start, "holdsOverridden": ["late"]}.items()
+
+
+def test_a_trim_up_to_a_position_that_does_not_exist_is_refused(node: Node) -> None:
+    status, answer = node.post("/trim", {"position": 361})
 
     assert (status, answer["error"]) == (409, "Conflict")
-    assert what in answer["what"]
+    assert answer["what"] == "position 361 is beyond the merged log, which ends at 360"
     assert node.state.log_start == 100
 
 

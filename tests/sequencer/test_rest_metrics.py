@@ -14,7 +14,6 @@ from page_bench import GIB, busy_node, busy_standing, busy_state
 from prometheus_client.parser import text_string_to_metric_families
 from rest_node import MINUTE, NOW, T0, node_view
 
-from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.outcomes import Refused, Trimmed
@@ -40,7 +39,7 @@ COUNTS = Counts(
     cpu_s=1.25,
     memory_bytes=4096,
     certificate_end_s=1.8e9,
-    trims=NO_TRIMS.after(Trimmed(SegmentId(0, 8), TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
+    trims=NO_TRIMS.after(Trimmed(TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
     overtaken=4,
 )
 
@@ -210,9 +209,9 @@ def test_no_label_names_a_session_a_subscriber_or_a_certificate() -> None:
 
 
 def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
-    first = Trimmed(SegmentId(0, 1), TrimReason.TIME, NOW, 10, 1, 100, ())
-    second = Trimmed(SegmentId(0, 4), TrimReason.TIME, NOW, 40, 3, 300, ("a",))
-    third = Trimmed(SegmentId(0, 5), TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
+    first = Trimmed(TrimReason.TIME, NOW, 10, 1, 100, ())
+    second = Trimmed(TrimReason.TIME, NOW, 40, 3, 300, ("a",))
+    third = Trimmed(TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
     found = NO_TRIMS
 
     for outcome in (first, Refused("no"), second, third):

@@ -14,7 +14,7 @@ from batches import CLUSTER
 from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import do_close, do_fence, do_join, do_merge, do_open, new_state, piece
+from sequencing import do_close, do_fence, do_join, do_merge, do_open, do_roll, new_state, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.log.segment import SegmentId
@@ -22,7 +22,7 @@ from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer import state as held
 from sequencer.apply import apply
-from sequencer.commands import Configure, Hold, Release, Reset, Roll, Trim
+from sequencer.commands import Ask, Configure, Decide, Hold, Release, Reset, Trim
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
 from sequencer.state import (
     CONFIGURABLE,
@@ -80,8 +80,8 @@ MERGED = st.builds(
     st.sets(UINT32, max_size=4),
     UINT32,
     UINT64,
-    st.booleans(),
 )
+ASKED = st.builds(held.Asked, UINT64, st.binary(max_size=5))
 
 
 @st.composite
@@ -103,6 +103,8 @@ def states(draw: st.DrawFn) -> State:
         draw(st.dictionaries(NAMES, HOLDS, max_size=3)),
         draw(st.none() | RESETS),
         draw(st.none() | st.builds(Cleared, UINT32, UINT64, UINT32)),
+        draw(st.dictionaries(st.binary(min_size=16, max_size=16), ASKED, max_size=2)),
+        draw(UINT64),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -132,7 +134,6 @@ def shuffled(state: State, rng: random.Random) -> State:
             set(mixed([*merged.declared])),
             merged.chain,
             merged.total_bytes,
-            merged.is_roll_wanted,
         ),
         dict(mixed(state.sessions.items())),
         dict(mixed(state.wanted.items())),
@@ -143,6 +144,8 @@ def shuffled(state: State, rng: random.Random) -> State:
         dict(mixed(state.holds.items())),
         state.last_reset,
         state.cleared,
+        dict(mixed(state.asked.items())),
+        state.decided_ns,
         dict(mixed(state.by_name.items())),
     )
 
@@ -165,12 +168,14 @@ CHANGES: list[Callable[[State], object]] = [
         lambda state, name=name: apply(state, Configure(**{name: 61}))  # type: ignore[misc]
         for name in CONFIGURABLE
     ),
-    lambda state: apply(state, Trim(0, 1, TrimReason.SIZE, 7)),
+    lambda state: apply(state, Trim(20, TrimReason.REQUEST, 7)),
     lambda state: apply(state, Hold("reader", 6, 7)),
     lambda state: apply(state, Hold("reader", 5, 8)),
     lambda state: apply(state, Hold("another", 5, 7)),
     lambda state: apply(state, Release("reader")),
-    lambda state: apply(state, Roll(0, 1)),
+    do_roll,
+    lambda state: apply(state, Ask(b"r" * 16, 9, Release("writer"))),
+    lambda state: apply(state, Decide(b"q" * 16, 6)),
     lambda state: do_open(state, "new", incarnation=3),
     lambda state: do_open(state, "a", x=5),
     lambda state: do_fence(state, 1, 4),
@@ -278,7 +283,7 @@ def grown() -> State:
     do_join(state, "n1", disk=1)
     do_open(state, "b~c", dedup="twins", incarnation=1)
     do_merge(state, piece(1), piece(2, first=100))
-    apply(state, Roll(0, 0))
+    do_roll(state)
     do_fence(state, 1)
     do_close(state, 1, 0, (0, 256, 20))
     do_merge(state, piece(1, start=128, end=256, first=10))
@@ -288,6 +293,9 @@ def grown() -> State:
     trimmed = MergedSegment(SegmentId(0, 9), 1, 2, 3, 4, 5, trimmed_ns=6, reason=TrimReason.TIME)
     state.segments.appendleft(trimmed)
     apply(state, Hold("writer", 3, 4))
+    apply(state, Ask(b"p" * 16, 9, Configure(roll_minutes=60)))
+    apply(state, Decide(b"p" * 16, 5))
+    apply(state, Ask(b"q" * 16, 9, Release("reader")))
     apply(state, Hold("reader", 5, 7))
     return state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from sequencing import (
     INCARNATIONS,
     DumbMerger,
     WrittenSession,
+    do_roll,
     merging,
     must,
     new_state,
@@ -60,8 +61,15 @@ class Story:
     orders: list[MergeOrder] = field(default_factory=list)
 
     @classmethod
-    def drawn(cls, seed: int = 1, *, instructions: int = 6, roll_bytes: int = 1200) -> Story:
-        """Three sessions, segments that roll on both sides."""
+    def drawn(
+        cls,
+        seed: int = 1,
+        *,
+        instructions: int = 6,
+        roll_bytes: int = 1200,
+        rolled: Collection[int] = (),
+    ) -> Story:
+        """Three sessions, segments that roll on both sides; behind `rolled` of the merges also by age."""
         story, rng = cls(), random.Random(seed)
         apply(story.state, Configure(roll_bytes=roll_bytes))
         for which in range(3):
@@ -76,6 +84,8 @@ class Story:
             story.merge(
                 *(one.range_of(id_, 0, y, 0, len(one.marks[0, y]) - 1) for id_, one in story.sessions.items())
             )
+            if y + 1 in rolled:
+                story.orders.append(do_roll(story.state))
         return story
 
     def merge(self, *ranges: Range) -> None:

@@ -19,7 +19,7 @@ from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Command
+from sequencer.commands import Operation
 from sequencer.config import Member, NodeConfig
 from sequencer.outcomes import Outcome
 from sequencer.rest.clients import Clients
@@ -135,14 +135,14 @@ class FakeCommanding:
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self.ran: list[Command] = []
+        self.ran: list[Operation] = []
         self.failure: RtError | None = None
 
-    async def run(self, command: Command) -> Outcome:
+    async def run(self, operation: Operation) -> Outcome:
         if self.failure is not None:
             raise self.failure
-        self.ran.append(command)
-        return apply(self._served.data.replica.state, command)
+        self.ran.append(operation)
+        return apply(self._served.data.replica.state, operation)
 
 
 class FakeResets:

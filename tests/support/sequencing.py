@@ -15,7 +15,7 @@ from rt.log.frames import MergedScanner
 from rt.log.segment import Kind, SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
 from sequencer.apply import apply
 from sequencer.board import Mark
-from sequencer.commands import Close, Command, Fence, Join, Merge, Open, Range
+from sequencer.commands import Close, Command, Fence, Join, Merge, Open, Range, Roll
 from sequencer.orders import MergeOrder
 from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused
 from sequencer.state import End, Session, State
@@ -76,6 +76,17 @@ def merging(
     )
 
 
+def rolling(state: State, x: int | None = None, y: int | None = None, *, number: int | None = None) -> Roll:
+    """The instruction that seals the growing segment, or that one."""
+    growing = state.merged.segment or SegmentId(0, 0)
+    return Roll(
+        state.instruction + 1 if number is None else number,
+        growing.x if x is None else x,
+        growing.y if y is None else y,
+        state.sequenced_ns + 1,
+    )
+
+
 def must(kind: type[T], outcome: Outcome) -> T:
     assert isinstance(outcome, kind), outcome
     return outcome
@@ -94,6 +105,10 @@ def do_join(state: State, *nodes: str, disk: int = 0) -> None:
 
 def do_merge(state: State, *ranges: Range) -> MergeOrder:
     return must(Merged, apply(state, merging(state, *ranges))).order
+
+
+def do_roll(state: State) -> MergeOrder:
+    return must(Merged, apply(state, rolling(state))).order
 
 
 def do_fence(state: State, session_id: int = 1, x: int = 0) -> None:
@@ -223,7 +238,6 @@ class DumbMerger:
     def carry_out(self, order: MergeOrder, sessions: dict[int, WrittenSession]) -> None:
         assert order.first_position == self.position
         if order.offset == 0:
-            assert order.blocks
             assert order.segment not in self.files
             first, time_ns = order.first_position, order.sequenced_ns
             header = SegmentHeader(Kind.MERGED, order.segment, first, time_ns, CLUSTER)

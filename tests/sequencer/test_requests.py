@@ -1,0 +1,137 @@
+"""What operators ask for: whatever is late, lost or heard twice, it is carried out once or never."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sequencing import must, new_state, refusal
+
+from sequencer.apply import apply
+from sequencer.commands import Ask, Configure, Decide, Operation, Release
+from sequencer.outcomes import Changed, Lapsed, Refused, Waits
+from sequencer.requests import to_decide
+from sequencer.state import ASKED_MAX, State
+from sequencer.state_encoding import decode_state, encode_state
+
+
+def request(number: int = 0) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def asked(number: int = 0, until_ns: int = 100, operation: Operation | None = None) -> Ask:
+    return Ask(request(number), until_ns, operation or Configure(roll_minutes=number))
+
+
+def decided(number: int = 0, at_ns: int = 50) -> Decide:
+    return Decide(request(number), at_ns)
+
+
+def test_a_request_waits_until_it_is_decided_and_is_then_carried_out() -> None:
+    state = new_state()
+    assert apply(state, asked(5)) == Waits()
+    assert state.configuration.roll_minutes == 0
+    assert [*to_decide(state, 50)] == [request(5)]
+    assert apply(state, decided(5)) == Changed()
+    assert state.configuration.roll_minutes == 5
+    assert [*to_decide(state, 50)] == []
+
+
+def test_what_comes_of_it_is_what_comes_of_the_command() -> None:
+    state = new_state()
+    apply(state, asked(operation=Release("nobody")))
+    assert "holds nothing back" in refusal(state, decided()).why
+
+
+@pytest.mark.parametrize("again", [asked(5), decided(5)], ids=["asked", "decided"])
+def test_a_request_that_comes_again_is_not_carried_out_again(again: Ask | Decide) -> None:
+    state = new_state()
+    apply(state, asked(5))
+    apply(state, decided(5))
+    apply(state, Configure(roll_minutes=9))
+    apply(state, again)
+    apply(state, decided(5))
+    assert state.configuration.roll_minutes == 9
+
+
+def test_a_request_is_in_time_up_to_its_last_moment_and_too_late_behind_it() -> None:
+    state = new_state()
+    apply(state, asked(5))
+    assert apply(state, decided(5, at_ns=100)) == Changed()
+    state = new_state()
+    apply(state, asked(5))
+    assert apply(state, decided(5, at_ns=101)) == Lapsed(may_be_done=False)
+    assert state.configuration.roll_minutes == 0
+    assert not state.asked
+
+
+def test_one_whose_time_was_over_when_it_came_never_waits() -> None:
+    state = new_state()
+    apply(state, asked(1))
+    apply(state, decided(1, at_ns=101))
+    assert apply(state, asked(2, until_ns=100)) == Lapsed(may_be_done=True)
+    assert apply(state, asked(2, until_ns=101)) == Waits()
+
+
+def test_a_clock_that_goes_back_makes_nothing_possible_again() -> None:
+    state = new_state()
+    for number, until_ns in ((1, 100), (2, 1000)):
+        apply(state, asked(number, until_ns))
+    apply(state, decided(2, at_ns=500))
+    assert apply(state, decided(1, at_ns=50)) == Lapsed(may_be_done=False)
+    assert state.decided_ns == 500
+
+
+def test_what_was_decided_is_forgotten_when_its_time_is_over_and_only_then() -> None:
+    state = new_state()
+    for number in (1, 2):
+        apply(state, asked(number))
+        apply(state, decided(number))
+    assert [*to_decide(state, 100)] == []
+    (one,) = to_decide(state, 101)
+    assert apply(state, Decide(one, 101)) == Lapsed(may_be_done=True)
+    assert not state.asked
+    assert apply(state, asked(1)) == Lapsed(may_be_done=True)
+
+
+def test_too_many_requests_are_refused_until_the_time_of_earlier_ones_is_over() -> None:
+    state = new_state()
+    for number in range(ASKED_MAX):
+        apply(state, asked(number))
+        apply(state, decided(number))
+    assert "requests of operators" in refusal(state, asked(ASKED_MAX)).why
+    (one,) = to_decide(state, 101)
+    apply(state, Decide(one, 101))
+    assert apply(state, asked(ASKED_MAX, 200)) == Waits()
+
+
+NUMBERS = st.integers(0, 3)
+COMMANDS = st.one_of(
+    st.builds(asked, NUMBERS, st.integers(1, 9)), st.builds(decided, NUMBERS, st.integers(1, 12))
+)
+
+
+@given(st.lists(COMMANDS, max_size=40))
+def test_whatever_is_logged_a_request_is_carried_out_once_at_most_and_not_too_late(
+    commands: list[Ask | Decide],
+) -> None:
+    state: State = new_state()
+    until: dict[bytes, int] = {}
+    done: list[bytes] = []
+    for command in commands:
+        before = encode_state(state)
+        outcome = apply(state, command)
+        assert decode_state(encode_state(state)) == state
+        if isinstance(outcome, Refused):
+            assert encode_state(state) == before
+        match command, outcome:
+            case Ask(), Waits():
+                until.setdefault(command.id, command.until_ns)
+            case Decide(), Changed():
+                done.append(command.id)
+                assert command.at_ns <= state.decided_ns <= until[command.id]
+            case Decide(), Lapsed(may_be_done):
+                assert may_be_done == (command.id in done)
+                assert state.decided_ns > until.pop(command.id)
+    assert len(done) == len({*done}) or any(done.count(one) > 1 and one not in until for one in done)
+    must(State, state)
