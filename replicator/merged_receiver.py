@@ -21,6 +21,7 @@ from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.frames import MergedScanner, PlacedBlock, Scan, Scanner
 from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
 from rt.log.segment import Kind, SegmentHeader, SegmentId
+from rt.log.skips import Skip, note_skip
 from rt.log.table import Identity, TrimReason
 from rt.log.writer import Frames, LogWriter
 
@@ -46,6 +47,8 @@ class MergedReceiver(Receiver[MergedScanner]):
         self._is_trimming = True
         self._reason = TrimReason.FOLLOWED
         """Why the sender has trimmed what it trimmed last, as far as it has said so."""
+        self._log_start = 0
+        """The first position that it keeps, as far as it has said so."""
         self._blocks: list[PlacedBlock] = []
         """Blocks behind `place` that have begun."""
         self._times: list[tuple[int, int, int]] = []
@@ -154,7 +157,7 @@ class MergedReceiver(Receiver[MergedScanner]):
 
         The copy's own segments before it are trimmed for the sender's reason, if the copy follows trims.
         """
-        self._reason = trimmed.reason or TrimReason.FOLLOWED
+        self._reason, self._log_start = trimmed.reason or TrimReason.FOLLOWED, trimmed.log_start
         last = self.writer.last_id
         if last is None or trimmed.before > last:
             if self._welcome is None or trimmed.before > self._welcome:  # Else it goes on further behind.
@@ -272,7 +275,13 @@ class MergedReceiver(Receiver[MergedScanner]):
         return min(low for _, low, _ in taken), max(high for _, _, high in taken)
 
     def _leave_behind(self, header: SegmentHeader) -> None:
-        if self._welcome is not None and self._is_trimming:
+        if self._welcome is None:
+            return
+        # A copy that begins has not asked for all that is before it.
+        end = header.first if self.writer.last_id is not None else min(header.first, self._log_start)
+        if self.end < end:
+            note_skip(self._disk, self.path, Skip(self.end, end, self._reason))
+        if self._is_trimming:
             self.writer.trim(header.id, self._reason)
 
     def _finish_skip(self, active: SegmentHeader) -> None:

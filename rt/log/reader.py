@@ -33,6 +33,7 @@ from rt.log.directory import READ_BYTES, is_log_directory, read_durable_end, rea
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.frames import MergedScanner, Scan, Scanner
 from rt.log.segment import Kind, SegmentId
+from rt.log.skips import read_skips, reason_of
 from rt.log.watch import DirectoryWatch
 
 logger = logging.getLogger("rt.log")
@@ -428,7 +429,9 @@ class LogReader:
 
     def _skip_to(self, catalog: Catalog, start: int) -> None:
         if start > self._position:
-            event = SkipForward(self._position, start, catalog.trim_reason(self._position).name.lower())
+            why = reason_of(read_skips(self._disk, self.path), self._position, start)
+            reason = catalog.trim_reason(self._position) if why is None else why
+            event = SkipForward(self._position, start, reason.name.lower())
             self._position = start
             self._tell(event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -224,7 +225,8 @@ class TestTrims:
         receiver.close()
         merged.trim(SegmentId(0, 2))
         receiver = merged_copy(disk, follows_trims=follows)
-        items = [item for item in items_of(disk, MERGED, Place(0, 2, 0)) if not isinstance(item, Trimmed)]
+        told, *items = items_of(disk, MERGED, Place(0, 2, 0))
+        assert isinstance(told, Trimmed)
         began = items[0]
         assert isinstance(began, Chunk)
         with pytest.raises(ProtocolViolation):
@@ -233,7 +235,7 @@ class TestTrims:
         assert table is not None
         start = table.segments[-1].end
         receiver.start_at(began.place, start)
-        give(receiver, items)
+        give(receiver, [replace(told, reason=TrimReason.DISK), *items])
         receiver.close()
         merged_copy(disk, follows_trims=follows).close()
         events: list[object] = []
@@ -243,8 +245,31 @@ class TestTrims:
         assert got == [*kept, *range(start, merged.position)]
         (event,) = events
         assert isinstance(event, SkipForward)
-        assert (event.wanted, event.resumed) == (0 if follows else end, start)
+        assert event == SkipForward(0 if follows else end, start, "disk")
         assert not follows or verify(COPY, disk=disk).damage == []
+
+    @pytest.mark.parametrize("follows", [True, False])
+    def test_a_copy_that_begins_behind_what_is_trimmed_knows_why_and_of_no_more(
+        self, disk: MemoryDisk, merged: MergedLog, follows: bool
+    ) -> None:
+        merged.trim(SegmentId(0, 1))
+        (told, *_), (began, *items) = (
+            items_of(disk, MERGED),
+            [one for one in items_of(disk, MERGED, Place(0, 2, 0)) if not isinstance(one, Trimmed)],
+        )
+        assert isinstance(told, Trimmed)
+        assert isinstance(began, Chunk)
+        receiver = merged_copy(disk, follows_trims=follows)
+        table = read_table(disk, MERGED)
+        assert table is not None
+        receiver.start_at(began.place, table.segments[1].end)
+        give(receiver, [replace(told, reason=TrimReason.DISK), began, *items])
+        receiver.close()
+        events: list[SkipForward] = []
+        for position in (0, told.log_start):
+            with rt.LogReader(COPY, position=position, on_event=events.append, disk=disk) as reader:
+                next(iter(reader))
+        assert [event.reason for event in events] == ["disk", "lost"]
 
     def test_a_trim_while_the_sender_is_ahead_lets_the_copy_skip(
         self, disk: MemoryDisk, merged: MergedLog

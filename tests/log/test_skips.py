@@ -1,0 +1,54 @@
+"""What a copy says of the ranges that it never got."""
+
+from __future__ import annotations
+
+import pytest
+
+from rt.log.skips import SKIPS_MAX, Skip, note_skip, read_skips, reason_of
+from rt.log.table import TrimReason
+from rt.testing.disk import MemoryDisk
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    disk = MemoryDisk()
+    disk.make_directory("/copy")
+    return disk
+
+
+def test_skips_are_kept_in_order_and_the_newest_of_too_many(disk: MemoryDisk) -> None:
+    assert read_skips(disk, "/copy") == []
+    noted = [Skip(at, at + 1, TrimReason(1 + at % 3)) for at in range(SKIPS_MAX + 2)]
+    for one in noted:
+        note_skip(disk, "/copy", one)
+    assert read_skips(disk, "/copy") == noted[2:]
+
+
+def test_the_newest_skip_that_touches_a_range_says_why() -> None:
+    skips = [Skip(0, 10, TrimReason.TIME), Skip(20, 30, TrimReason.SIZE), Skip(20, 40, TrimReason.DISK)]
+    ranges = [(0, 1), (9, 20), (10, 20), (25, 26), (5, 50), (40, 50)]
+    assert [reason_of(skips, *one) for one in ranges] == [
+        *(TrimReason.TIME, TrimReason.TIME, None),
+        *(TrimReason.DISK, TrimReason.DISK, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b'{"version": 2, "skips": []}',
+        b'{"version": 1, "skips": [[1, 2]]}',
+        b'{"version": 1, "skips": [[1, 2, "weather"]]}',
+        b'{"version": 1, "skips": [[1, 2, 3]]}',
+        b"[" * 10_000,
+    ],
+)
+def test_what_cannot_be_read_explains_nothing_and_is_written_anew(disk: MemoryDisk, content: bytes) -> None:
+    disk.write("/copy/skips", content)
+    assert read_skips(disk, "/copy") == []
+    note_skip(disk, "/copy", Skip(1, 2, TrimReason.SIZE))
+    assert read_skips(disk, "/copy") == [Skip(1, 2, TrimReason.SIZE)]
