@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from replicator.handshake import Acknowledged, PullStart
+from replicator.handshake import Acknowledged, HoldRefused, PullStart
 from replicator.pull_copy import PullCopy
 from rt.errors import Damaged
 from rt.log.table import TrimReason
@@ -23,7 +23,8 @@ logger = logging.getLogger("replicator")
 
 
 class AttachedCopy(PullCopy):
-    """A `PullCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told.
+    """A `PullCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told;
+    `on_refused` whenever a node says that it holds nothing back for the subscriber.
 
     `subscriber` is the name in the certificate, if that is a subscriber's.
     """
@@ -34,11 +35,12 @@ class AttachedCopy(PullCopy):
         stream: str,
         *,
         on_reached: Callable[[int], None],
+        on_refused: Callable[[HoldRefused], None] = lambda _: None,
         subscriber: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(path, stream, **options)
-        self._on_reached = on_reached
+        self._on_reached, self._on_refused = on_reached, on_refused
         self._subscriber = subscriber
         self._is_unreadable = False
         self._has_reached = False
@@ -50,6 +52,11 @@ class AttachedCopy(PullCopy):
         if not self._has_reached:
             self._has_reached = True
             self._on_reached(start.end)
+
+    def on_hold_refused(self, refused: HoldRefused) -> None:
+        """As the base class."""
+        super().on_hold_refused(refused)
+        self._on_refused(refused)
 
     def acknowledged(self) -> Acknowledged | None:
         """As the base class. What cannot be read is logged once, and holds nothing: whoever reads is told."""

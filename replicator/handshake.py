@@ -17,6 +17,7 @@ PROTOCOL_VERSION: Final = 1
 TOPICS_WANTED_MAX: Final = 1024
 """Topics a filtered pull may name; one that wants more takes all and filters itself."""
 MEMBERS_MAX: Final = 7
+WHY_CHARACTERS_MAX: Final = 1000
 
 NOWHERE: Final = Place(0, 0, 0)
 """Before the first byte of a log."""
@@ -95,6 +96,19 @@ class Acknowledged:
     def __post_init__(self) -> None:
         check_name(self.name, kind="subscriber")
         _check_bound("position", self.position, NUMBER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRefused:
+    """Nothing is held back for the subscriber of that name, which is the certificate's, and why not."""
+
+    name: str
+    why: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+        if len(self.why) > WHY_CHARACTERS_MAX or not self.why.isprintable():
+            raise ValueError(f"no reason: {self.why[:50]!r}, {len(self.why)} characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from replicator.calls import first_of
-from replicator.handshake import Acknowledged, PullHello, PullProgress, PullStart
+from replicator.handshake import Acknowledged, HoldRefused, PullHello, PullProgress, PullStart
 from replicator.pull_copy import PullCopy
 from replicator.threads import run_to_end
 from replicator.wire import PULL_METHOD, PullAsked, decode_pull_reply, encode_pull_request
@@ -187,6 +187,9 @@ class PullClient:
             if isinstance(item, PullStart):
                 raise ProtocolViolation("a second start")
             self._heard_at = loop.time()
+            if isinstance(item, HoldRefused):
+                copy.on_hold_refused(item)
+                continue
             async with self._alone:
                 if copy.is_quick(item):
                     copy.take(item)

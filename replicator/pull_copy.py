@@ -7,12 +7,13 @@ as synced before it is.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from replicator.handshake import Acknowledged, PullMerged, PullStart, Wanted
+from replicator.handshake import Acknowledged, HoldRefused, PullMerged, PullStart, Wanted
 from replicator.items import Chunk, CompleteUpTo, Item, Sealed, Trimmed
 from replicator.merged_receiver import MergedReceiver
 from rt.errors import ClusterMismatch, InvalidName, ProtocolViolation
@@ -21,6 +22,8 @@ from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.segment import Kind
 from rt.log.table import Identity
 from rt.log.writer import SyncPoint
+
+logger = logging.getLogger("replicator")
 
 Retention: TypeAlias = Literal["follow", "own"]
 
@@ -106,6 +109,10 @@ class PullCopy:
     def acknowledged(self) -> Acknowledged | None:
         """What is not needed any more, for a subscriber that needs the rest; it may run beside `take`."""
         return None
+
+    def on_hold_refused(self, refused: HoldRefused) -> None:
+        """The nodes hold nothing back for the subscriber."""
+        logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
     def begin(self, start: PullStart) -> None:
         """A node has answered: go on as it says. `rt.ClusterMismatch`, `rt.ProtocolViolation`."""

@@ -19,7 +19,15 @@ from typing import Any, Final, Protocol
 
 from replicator.calls import Call, first_of, read_first
 from replicator.filtering import Filtering
-from replicator.handshake import Acknowledged, PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.handshake import (
+    Acknowledged,
+    HoldRefused,
+    PullHello,
+    PullMerged,
+    PullProgress,
+    PullSession,
+    PullStart,
+)
 from replicator.items import Chunk, Item, Life, Sealed
 from replicator.overtaking import Overtaking
 from replicator.pull_start import begin_filtered, begin_merged, begin_session, log_end
@@ -75,6 +83,8 @@ class Pull:
     sent_bytes: int = 0
     sent_ns: int = 0
     has: PullProgress = field(default_factory=lambda: PullProgress(0))
+    refusal: HoldRefused | None = None
+    """To be told with what comes next."""
 
 
 def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
@@ -138,6 +148,13 @@ class PullServicer:
         self.refused: Counter[str] = Counter()
         self.overtaken = 0
         """How often a subscriber had to skip forward: what it wanted next was trimmed."""
+
+    def refuse_hold(self, name: str, why: str) -> None:
+        """Tell the subscriber of that name, wherever it pulls here, that nothing is held back for it."""
+        for pull in self.pulls.values():
+            if (pull.identity.role, pull.identity.name) == ("subscriber", name):
+                pull.refusal = HoldRefused(name, why)
+        self._hub.wake(self._logs.merged)
 
     async def pull(self, _requests: Any, context: Call) -> None:
         """Serve one stream to its end."""
@@ -236,6 +253,9 @@ class PullServicer:
         is_behind = True
         while True:
             version = watched.version
+            if pull.refusal is not None:
+                refusal, pull.refusal = pull.refusal, None
+                await context.write(encode_pull_reply(refusal))
             if is_behind:
                 items = await run_to_end(self._pool, partial(source.items, READ_AHEAD_BYTES))
             else:

@@ -93,6 +93,11 @@ class WatchHub:
             if not watched.users:
                 self._end(watched)
 
+    def wake(self, path: str) -> None:
+        """Whoever watches that directory looks again."""
+        if path in self._watched:
+            self._watched[path].notice()
+
     def _begin(self, path: str) -> Watched:
         watched = Watched(path)
         with storage_errors(path, "watching a log directory"):

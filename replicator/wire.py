@@ -16,6 +16,7 @@ from replicator.framing import checked_chunk, frame_chunk, framed_chunk
 from replicator.handshake import (
     PROTOCOL_VERSION,
     Acknowledged,
+    HoldRefused,
     LifeOpened,
     PullHello,
     PullMerged,
@@ -41,7 +42,7 @@ PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 PushSaid: TypeAlias = PushHello | Life | Chunk | Sealed
 PushAnswered: TypeAlias = PushStart | LifeOpened | PushProgress
 PullAsked: TypeAlias = PullHello | PullProgress | Acknowledged
-PullAnswered: TypeAlias = PullStart | Chunk | Sealed | Trimmed | CompleteUpTo
+PullAnswered: TypeAlias = PullStart | Chunk | Sealed | Trimmed | CompleteUpTo | HoldRefused
 
 _Said = TypeVar("_Said", bound=Message)
 _Value = TypeVar("_Value")
@@ -146,6 +147,8 @@ def encode_pull_reply(answered: PullAnswered) -> bytes:
             return pb.PullReply(trimmed=trimmed).SerializeToString()
         case CompleteUpTo(position):
             return pb.PullReply(complete=pb.CompleteUpTo(position=position)).SerializeToString()
+        case HoldRefused(name, why):
+            return pb.PullReply(hold_refused=pb.HoldRefused(name=name, why=why)).SerializeToString()
         case PullStart(cluster, epoch, node, place, first, session, dedup_id, end):
             start = pb.PullStart(
                 cluster=cluster,
@@ -269,6 +272,8 @@ def _pull_reply(message: pb.PullReply) -> PullAnswered:
             complete = CompleteUpTo(message.complete.position)
             check_item(complete)
             return complete
+        case "hold_refused":
+            return HoldRefused(message.hold_refused.name, message.hold_refused.why)
         case _:
             raise ValueError("it says nothing")
 

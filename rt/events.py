@@ -55,4 +55,15 @@ class Reset:
     """X of the merged segments from there on: the epoch of the cluster that began with the reset."""
 
 
-Event: TypeAlias = BadTail | BadMessage | SkipForward | Reset
+@dataclass(frozen=True, slots=True)
+class HoldRefused:
+    """The nodes hold nothing back for this subscriber, `name`, and `why` not: what it is slow to read may go.
+
+    Told again now and then while it is so. Nothing is missing yet.
+    """
+
+    name: str
+    why: str
+
+
+Event: TypeAlias = BadTail | BadMessage | SkipForward | Reset | HoldRefused

@@ -1,6 +1,7 @@
 """What `rt pull --attached` tells the subscriber that started it: a line of JSON each, on stdout.
 
     {"reached": 1234}                                         a node was reached; where its log ended then
+    {"refused": {"name": "sub", "why": "..."}}                nothing is held back for the subscriber
     {"failed": {"class": "Diverged", "what": ..., ...}}       why it ends, and no new start will mend it
 
 Pure. Law: a line makes no other error than one of `rt.errors`; one that is not understood makes none.
@@ -29,13 +30,21 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The nodes hold nothing back for the subscriber of that name."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The pull client ends with this error."""
 
     error: RtError
 
 
-PullReport: TypeAlias = Reached | Failed
+PullReport: TypeAlias = Reached | Refused | Failed
 
 
 def encode_report(report: PullReport) -> bytes:
@@ -44,6 +53,8 @@ def encode_report(report: PullReport) -> bytes:
     match report:
         case Reached(end):
             said = {"reached": end}
+        case Refused(name, why):
+            said = {"refused": {"name": name, "why": why}}
         case Failed(error):
             said = {"failed": _fields_of(error)}
         case _:
@@ -60,6 +71,8 @@ def decode_report(line: bytes) -> PullReport | None:
     match said:
         case {"reached": int(end)} if end >= 0:
             return Reached(end)
+        case {"refused": {"name": str(name), "why": str(why)}}:
+            return Refused(name, why)
         case {"failed": {"class": str(name), "what": str()} as fields}:
             return Failed(_error_from(name, fields))
         case _:

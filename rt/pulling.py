@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
+from rt.events import HoldRefused
 from rt.helper_process import RESTART_SECONDS_MAX, Restarts, environment
 from rt.log.disk import REAL, storage_errors
-from rt.pull_reports import LINE_BYTES_MAX, Failed, Reached, decode_report
+from rt.pull_reports import LINE_BYTES_MAX, Failed, Reached, Refused, decode_report
 from rt.pull_settings import PullSettings
 
 logger = logging.getLogger("rt.subscriber")
@@ -41,7 +42,8 @@ _pullings: weakref.WeakSet[Pulling] = weakref.WeakSet()
 class Pulling:
     """Starts and supervises the pull client of `directory` (made if missing); `stop` ends it.
 
-    `on_change` is called in the supervising thread when `failure`, `log_end` or `is_shared` has changed.
+    `on_change` is called in the supervising thread when `failure`, `log_end`, `is_shared` or `refused` has
+    changed.
     Thread-safe.
     """
 
@@ -52,6 +54,8 @@ class Pulling:
         """Where the log ended when a node was first reached."""
         self.is_shared = False
         """Whether another pull client fills the copy."""
+        self.refused: HoldRefused | None = None
+        """That the nodes hold nothing back, until whoever reads takes it."""
         self._directory = directory
         self._settings = settings
         self._on_change = on_change
@@ -198,6 +202,9 @@ class Pulling:
                 match decode_report(line):
                     case Reached(end) if self.log_end is None:
                         self.log_end = end
+                        self._on_change()
+                    case Refused(name, why):
+                        self.refused = HoldRefused(name, why)
                         self._on_change()
                     case Failed(error):
                         failed = error

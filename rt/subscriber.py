@@ -8,6 +8,7 @@ silently behind: what is missing is an event, what ends the pull for good is rai
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import threading
@@ -39,6 +40,8 @@ from rt.pulling import Pulling
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
+
+logger = logging.getLogger("rt.subscriber")
 
 _LOOK_AGAIN_SECONDS = 1.0
 """How often to look for a log that is not there yet, even if nothing woke us."""
@@ -262,8 +265,18 @@ class Subscriber:
             self._is_called_off = False
             raise _CalledOff
         pulling = self._pulling
-        if pulling is not None and pulling.failure is not None and not self._is_closed:
+        if pulling is None:
+            return
+        self._tell_refused(pulling)
+        if pulling.failure is not None and not self._is_closed:
             raise copy.copy(pulling.failure)
+
+    def _tell_refused(self, pulling: Pulling) -> None:
+        refused, pulling.refused = pulling.refused, None
+        if refused is not None and self._on_event is not None:
+            self._on_event(refused)
+        elif refused is not None:
+            logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
     def _wait_while_paused(self, deadline: float) -> bool:
         """Wait until it is not paused; False if the deadline came first. Closed is not paused."""
@@ -310,6 +323,8 @@ class Subscriber:
 
     def _ready(self, deadline: float) -> FollowingReader | None:
         """The reader, when there is a log to read; None at the deadline, or when closed."""
+        if self._pulling is not None:
+            self._tell_refused(self._pulling)  # Who never waits is behind, and needs to know.
         if self._reader is None:
             self._is_opening = True
             try:

@@ -14,7 +14,7 @@ import rt
 from rt.events import SkipForward
 from rt.log.disk import REAL
 from rt.positions import ACKNOWLEDGED, TRIMMABLE, read_position, write_position
-from rt.pull_reports import Failed, Reached, decode_report, encode_report
+from rt.pull_reports import Failed, Reached, Refused, decode_report, encode_report
 from rt.pull_settings import PullSettings
 from rt.pulling import lasting
 
@@ -50,7 +50,8 @@ def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
     gap = decode_report(encode_report(Failed(rt.Gap("gone", event=SkipForward(0, 1, "time")))))
     assert isinstance(gap, Failed)
     assert type(gap.error) is rt.RtError
-    assert decode_report(encode_report(Reached(12))) == Reached(12)
+    for report in (Reached(12), Refused("sub", 'a "why"\n')):
+        assert decode_report(encode_report(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,15 @@ def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
         b"[" * 100_000,
         *(
             json.dumps(said).encode()
-            for said in (1, [], {}, {"reached": -1}, {"reached": "1"}, {"failed": 1})
+            for said in (
+                1,
+                [],
+                {},
+                {"reached": -1},
+                {"reached": "1"},
+                {"failed": 1},
+                {"refused": {"name": "a"}},
+            )
         ),
         json.dumps({"failed": {"class": "RtError"}}).encode(),
     ],

@@ -19,7 +19,7 @@ from pull_source import PullSource, pull_source
 from receiving_node import make_pki, tls_of
 
 import rt
-from rt.events import SkipForward
+from rt.events import HoldRefused, SkipForward
 from rt.log.directory import read_durable_end
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
@@ -251,6 +251,21 @@ def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
         assert take(named, 1) == [b"3"]
         until(lambda: len(source.acknowledged) > heard)
         assert source.acknowledged[-1] == ("sub", 2)
+
+
+def test_a_subscriber_is_told_that_nothing_is_held_back_for_it_also_while_it_never_waits(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.stop()
+    source.refuses_holds = "there are too many"
+    source.start()
+    for _ in range(3):
+        source.publish(*[b"x"] * 100)
+    events: list[Any] = []
+    with subscriber_of(tmp_path, pki, source, name="sub", on_event=events.append) as subscriber:
+        take(subscriber, 1)
+        until(lambda: subscriber.poll(1, timeout=0) and events)
+    assert events[0] == HoldRefused("sub", "there are too many")
 
 
 @pytest.mark.parametrize("retention", ["follow", "own"])

@@ -15,7 +15,7 @@ import uvloop
 
 from replicator.attached_copy import AttachedCopy
 from replicator.cli.common import FILE, on_signals, tls_of
-from replicator.handshake import Wanted
+from replicator.handshake import HoldRefused, Wanted
 from replicator.pull_client import PullClient
 from replicator.pull_copy import Retention
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
@@ -24,7 +24,7 @@ from rt.errors import RtError
 from rt.garbage import spare_what_is_loaded
 from rt.net.rpc import keep_freed_memory
 from rt.net.tls import TLS
-from rt.pull_reports import Failed, PullReport, Reached, encode_report
+from rt.pull_reports import Failed, PullReport, Reached, Refused, encode_report
 
 
 @click.command()
@@ -87,6 +87,7 @@ def pull(
             directory,
             stream,
             on_reached=_report_end if attached else _ignore,
+            on_refused=_report_refusal if attached else _ignore,
             position=position,
             topics=topics,
             retention=retention,
@@ -127,7 +128,11 @@ def _report_end(end: int) -> None:
     _report(Reached(end))
 
 
-def _ignore(end: int) -> None:
+def _report_refusal(refused: HoldRefused) -> None:
+    _report(Refused(refused.name, refused.why))
+
+
+def _ignore(_: object) -> None:
     """Nobody is there to be told."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rt.cli.text import escape
-from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
+from rt.events import BadMessage, BadTail, Event, HoldRefused, Reset, SkipForward
 
 
 class Told:
@@ -31,3 +31,5 @@ def in_words(event: Event) -> str:
             return f"messages {start} to {end - 1} ({path}, offset {offset}) cannot be read: {reason}"
         case Reset(position, merged_x):
             return f"the stream was reset: position {position} is the first of epoch {merged_x}"
+        case HoldRefused(name, why):
+            return f"the nodes hold nothing back for {name}: {why}"

@@ -183,18 +183,20 @@ class PullSession(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., chain: _Optional[int] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("start", "chunk", "sealed", "trimmed", "complete")
+    __slots__ = ("start", "chunk", "sealed", "trimmed", "complete", "hold_refused")
     START_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_REFUSED_FIELD_NUMBER: _ClassVar[int]
     start: PullStart
     chunk: Chunk
     sealed: Sealed
     trimmed: Trimmed
     complete: CompleteUpTo
-    def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ...) -> None: ...
+    hold_refused: HoldRefused
+    def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ...) -> None: ...
 
 class PullStart(_message.Message):
     __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end")
@@ -227,6 +229,14 @@ class Trimmed(_message.Message):
     log_start: int
     reason: int
     def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., log_start: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+
+class HoldRefused(_message.Message):
+    __slots__ = ("name", "why")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    why: str
+    def __init__(self, name: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CompleteUpTo(_message.Message):
     __slots__ = ("position",)

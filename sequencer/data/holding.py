@@ -16,7 +16,7 @@ from typing import Final
 
 from sequencer import commands
 from sequencer.data.replica import Replica
-from sequencer.outcomes import Outcome, Refused, Released
+from sequencer.outcomes import Held, Outcome, Refused, Released
 from sequencer.state import Hold
 
 AGAIN_S: Final = 5.0
@@ -85,23 +85,48 @@ class Wishes:
 class Holding:
     """Proposes what is due, by `propose`, from `run`. For one event loop."""
 
-    def __init__(self, replica: Replica, propose: Callable[[commands.Command], None]) -> None:
-        self._replica, self._propose = replica, propose
+    def __init__(
+        self,
+        replica: Replica,
+        propose: Callable[[commands.Command], None],
+        on_refused: Callable[[str, str], None] = lambda _name, _why: None,
+    ) -> None:
+        """`on_refused` hears whose hold was refused, and why, as often as it is."""
+        self._replica, self._propose, self._on_refused = replica, propose, on_refused
         self._wishes = Wishes()
+        self._refused: dict[str, tuple[str, float]] = {}
+        """By name: why, and until when that counts."""
 
     def on_acknowledged(self, name: str, position: int) -> None:
         """A subscriber with a certificate of that name needs nothing below `position` any more."""
         if not self._wishes.hear(name, position):
             logger.warning("hold_not_noted name=%s position=%d", name, position)
+            self._refuse(name, f"{NAMES_MAX} subscribers wait for their hold")
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Whose hold was refused of late, and why, by name."""
+        now_s = time.monotonic()
+        return {name: why for name, (why, until_s) in self._refused.items() if now_s < until_s}
 
     def on_applied(self, command: commands.Command, outcome: Outcome) -> None:
         """A command was applied here."""
         match command, outcome:
             case _, Released(name):
                 self._wishes.forget(name)
+                self._refused.pop(name, None)
+            case _, Held(name):
+                self._refused.pop(name, None)
             case commands.Hold(name), Refused(why) if not self._is_held(name):
                 if self._wishes.put_off(name, time.monotonic() + REFUSED_S):
                     logger.warning("hold_refused name=%s why=%r", name, why)
+                    self._refuse(name, why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        now_s = time.monotonic()
+        self._refused = {one: said for one, said in self._refused.items() if now_s < said[1]}
+        self._refused[name] = why, now_s + 2 * REFUSED_S  # It is asked for again before that.
+        self._on_refused(name, why)
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""

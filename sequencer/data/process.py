@@ -87,7 +87,8 @@ class Data:
         self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
         self.fetcher = Fetcher(config, tls, replica, copies, self.opener.opened)
         self.commanding = Commanding(replica, self._propose)
-        self.holding = Holding(replica, self.commanding.propose)
+        self.pull_servicer: PullServicer | None = None
+        self.holding = Holding(replica, self.commanding.propose, self._on_hold_refused)
         self.stepping = Stepping(replica, self.merging, self.catching_up, self.reports)
         self.clearing = Clearing(config.sessions_directory, config.merged_directory, config.stream)
         self.resets = Resetting(config.name, replica, self.clearing, self._propose, tasks.spawn)
@@ -113,7 +114,7 @@ class Data:
         clients = Clients()
         logs = NodeLogs(self.config, self.replica, self.copies, self.intakes)
         push = PushServicer(WatchedStores(self.intakes, clients), self.config.stream)
-        pull = PullServicer(
+        pull = self.pull_servicer = PullServicer(
             logs,
             self.config.stream,
             self._pool,
@@ -173,6 +174,10 @@ class Data:
         self._pool.shutdown()
 
     # From the copies, which are made before what merges them
+
+    def _on_hold_refused(self, name: str, why: str) -> None:
+        if self.pull_servicer is not None:
+            self.pull_servicer.refuse_hold(name, why)
 
     def _on_durable(self) -> None:
         self.merging.wake()

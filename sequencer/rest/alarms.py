@@ -141,6 +141,9 @@ def _of_holds(node: NodeView, state: State) -> Iterator[Alarm]:
         if hold.position < start:
             text = f"Subscriber {name} has up to {hold.position}, and what it wants up to {start} is trimmed."
             yield Alarm("hold-overridden", "warning", f"{text} Is it running? If not: POST /release-hold.")
+    for name, why in sorted(node.counts.refused_holds.items()):
+        text = f"Nothing is held back for subscriber {name}: {why}."
+        yield Alarm("hold-refused", "warning", f"{text} POST /release-hold of one that is gone.")
     if not limit or not state.holds:
         return
     least, name = min((hold.position, name) for name, hold in state.holds.items())

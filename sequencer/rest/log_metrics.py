@@ -97,6 +97,12 @@ def of_policy(node: NodeView, state: State, kept: Kept) -> Iterator[Metric]:
         {("whole",): len(positions) - overridden, ("overridden",): overridden},
     )
     yield gauge(
+        "rt_holds_refused",
+        "holds",
+        "Of subscribers of this node, for whom nothing is held back though they ask for it.",
+        len(node.counts.refused_holds),
+    )
+    yield gauge(
         "rt_hold_lag_messages",
         "messages",
         "Behind the hold that is furthest behind.",

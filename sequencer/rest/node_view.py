@@ -79,6 +79,8 @@ class Counts:
     certificate_end_s: float = 0.0
     """When the node's certificate expires, seconds since the epoch; 0: it has none."""
     trims: Trims = NO_TRIMS
+    refused_holds: Mapping[str, str] = field(default_factory=dict)
+    """Of subscribers of this node, by name: why nothing is held back for them."""
     overtaken: int = 0
     """Subscribers that had to skip forward, because what they wanted next was trimmed."""
 

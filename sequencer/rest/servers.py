@@ -25,6 +25,7 @@ from replicator.push_server import PushServicer
 from rt.errors import CertificateError, RtError
 from rt.net.tls import TLS
 from sequencer.config import NodeConfig
+from sequencer.data.holding import Holding
 from sequencer.data.link import ControlLink
 from sequencer.data.merger import Merger
 from sequencer.data.replica import Replica
@@ -61,6 +62,10 @@ class Data(Protocol):
     @property
     def resets(self) -> Resets:
         """What resets the cluster."""
+
+    @property
+    def holding(self) -> Holding:
+        """What named subscribers hold back."""
 
     @property
     def merger(self) -> Merger | None:
@@ -215,6 +220,7 @@ class Rest:
             certificate_end_s=self._certificate_end_s,
             trims=self._data.trims,
             overtaken=services.pull.overtaken,
+            refused_holds=self._data.holding.refused,
         )
 
 

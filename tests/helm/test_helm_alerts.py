@@ -106,6 +106,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [{'rt_holds{job="rt",instance="n1",state="overridden"}': "1x40"}],
         [{'rt_holds{job="rt",instance="n1",state="overridden"}': "0x40"}],
     ),
+    "RtHoldRefused": (
+        [nodes("rt_holds_refused", "0x40", "1x40")],
+        [nodes("rt_holds_refused", "0x40", "0x40")],
+    ),
     "RtHoldLimit": (
         [{**nodes("rt_held_bytes", "8x40"), **nodes("rt_policy_hold_limit_bytes", "10x40")}],
         [

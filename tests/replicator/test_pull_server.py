@@ -30,7 +30,15 @@ from receiving import (
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 from replicator.filtering import Filtering
-from replicator.handshake import Acknowledged, PullHello, PullMerged, PullProgress, PullSession, PullStart
+from replicator.handshake import (
+    Acknowledged,
+    HoldRefused,
+    PullHello,
+    PullMerged,
+    PullProgress,
+    PullSession,
+    PullStart,
+)
 from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
 from replicator.merged_receiver import MergedReceiver
 from replicator.pull_server import PullServicer, check_puller
@@ -466,6 +474,33 @@ def test_a_second_hello_is_refused(tmp_path: Path, pki: Path) -> None:
             await puller.ask(PullMerged())
             await puller.ask(PullMerged())
             assert isinstance(await puller.failure(), ProtocolViolation)
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            puller_of(endpoint, pki) as sub,
+            puller_of(endpoint, pki, "n1") as peer,
+        ):
+            for puller in (sub, peer):
+                await puller.ask(PullMerged(place=None))
+                assert isinstance(await puller.hear(), PullStart)
+            node.pull.refuse_hold("other", "no room")
+            node.pull.refuse_hold("n1", "no room")
+            node.pull.refuse_hold("sub", "no room")  # They have all there is: it comes all the same.
+            while not isinstance(heard := await sub.hear(), HoldRefused):
+                pass
+            assert heard == HoldRefused("sub", "no room")
+            grown.grow(10)
+            while not isinstance(heard := await peer.hear(), Chunk) or heard.place.offset == 0:
+                assert not isinstance(heard, HoldRefused)
         grown.log.close()
 
     asyncio.run(main())

@@ -12,6 +12,7 @@ from replicator.framing import frame_chunk, framed_chunk
 from replicator.handshake import (
     TOPICS_WANTED_MAX,
     Acknowledged,
+    HoldRefused,
     LifeOpened,
     PullHello,
     PullMerged,
@@ -83,6 +84,7 @@ pull_answers = st.one_of(
     seals,
     st.builds(Trimmed, st.builds(SegmentId, words, words), numbers, st.sampled_from(TrimReason)),
     st.builds(CompleteUpTo, numbers),
+    st.builds(HoldRefused, names, st.text("abc :", max_size=20)),
     st.builds(PullStart, ids, words, names, places, numbers, st.none() | names, st.none() | names),
 )
 
@@ -183,6 +185,9 @@ BAD_PULL_REPLIES = [
     pb.PullReply(trimmed=pb.Trimmed(reason=99)),
     pb.PullReply(start=pb.PullStart(cluster=ID, node="../n")),
     pb.PullReply(complete=pb.CompleteUpTo(position=2**63)),
+    pb.PullReply(hold_refused=pb.HoldRefused(name="../s", why="no")),
+    pb.PullReply(hold_refused=pb.HoldRefused(name="sub", why="a\nforged line")),
+    pb.PullReply(hold_refused=pb.HoldRefused(name="sub", why="x" * 2000)),
 ]
 
 

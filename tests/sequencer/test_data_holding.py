@@ -90,7 +90,10 @@ class Node:
         self.state: State | None = State(CLUSTER, position=position)
         self.proposed: list[Command] = []
         self.replica: Any = SimpleNamespace(state=self.state, standing=SimpleNamespace(leader="n1"))
-        self.holding = Holding(self.replica, self.proposed.append)
+        self.told: list[tuple[str, str]] = []
+        self.holding = Holding(
+            self.replica, self.proposed.append, lambda name, why: self.told.append((name, why))
+        )
 
     def propose(self, now_s: float) -> list[tuple[str, int]]:
         self.proposed.clear()
@@ -126,9 +129,39 @@ def test_a_hold_that_is_refused_is_logged_and_waits(
     for name in ("sub", "other", "stranger"):
         node.holding.on_applied(Hold(name, 10, 1), Refused("there are too many"))
     assert caplog.text.count("hold_refused") == 1
+    assert node.told == [("sub", "there are too many")]
+    assert node.holding.refused == {"sub": "there are too many"}
     assert node.propose(1.0 + AGAIN_S) == []
     assert node.propose(1.9 + REFUSED_S) == []
     assert node.propose(2.0 + REFUSED_S) == [("sub", 10)]
+
+
+@pytest.mark.parametrize("how", ["held", "released", "asked for no more"])
+def test_a_refusal_is_over_when_the_hold_is_there_or_wanted_no_more(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, now_s = Node(), 2.0
+    monkeypatch.setattr(holding.time, "monotonic", lambda: now_s)
+    node.holding.on_acknowledged("sub", 10)
+    node.holding.on_applied(Hold("sub", 10, 1), Refused("there are too many"))
+    assert node.holding.refused
+    match how:
+        case "held":
+            node.apply(Hold("sub", 10, 1))
+        case "released":
+            node.apply(Hold("sub", 10, 1))
+            node.apply(Release("sub"))
+        case _:
+            now_s += 2 * REFUSED_S
+    assert node.holding.refused == {}
+
+
+def test_one_more_than_can_be_noted_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "NAMES_MAX", 1)
+    node = Node()
+    node.holding.on_acknowledged("sub", 10)
+    node.holding.on_acknowledged("another", 10)
+    assert [name for name, _ in node.told] == [*node.holding.refused] == ["another"]
 
 
 def test_nothing_is_proposed_to_nobody() -> None:

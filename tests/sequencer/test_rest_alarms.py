@@ -189,6 +189,12 @@ def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
     assert "late has up to 99, and what it wants up to 100 is trimmed" in the_text(node(99))
 
 
+def test_a_hold_that_is_refused_is_told_with_the_reason() -> None:
+    node = healthy(counts=Counts(refused_holds={"sub2": "1000 subscribers hold data back"}))
+    assert found(node) == [("hold-refused", "warning")]
+    assert "subscriber sub2: 1000 subscribers hold data back. POST /release-hold" in the_text(node)
+
+
 def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_they_may() -> None:
     def node(limit: int, time_minutes: int, *positions: int) -> NodeView:
         state = history()

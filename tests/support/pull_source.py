@@ -26,6 +26,8 @@ class PullSource:
         self._loop = loop
         self._port = free_port()
         self._serving: contextlib.AsyncExitStack | None = None
+        self.refuses_holds = ""
+        """Why it holds nothing back, from the next start on."""
         self.acknowledged: list[tuple[str, int]] = []
         """What subscribers acknowledged to it, oldest first."""
         self.endpoint = f"localhost:{self._port}"
@@ -69,7 +71,7 @@ class PullSource:
         assert self._serving is None
         self._serving = contextlib.AsyncExitStack()
         node = FakeNode(self._root)
-        node.acknowledged = self.acknowledged
+        node.acknowledged, node.refuses_holds = self.acknowledged, self.refuses_holds
         await self._serving.enter_async_context(node.serving(self._tls, self._port))
 
     async def _stop(self) -> None:

@@ -94,6 +94,7 @@ class FakeNode:
         self.push = PushServicer(self, "s")
         self.acknowledged: list[tuple[str, int]] = []
         self.pull = PullServicer(self, "s", self.pool, on_acknowledged=self._on_acknowledged)
+        self.refuses_holds = ""
         self.told: list[int] = []
         self._server: Any = None
 
@@ -117,6 +118,8 @@ class FakeNode:
 
     def _on_acknowledged(self, name: str, position: int) -> None:
         self.acknowledged.append((name, position))
+        if self.refuses_holds:
+            self.pull.refuse_hold(name, self.refuses_holds)
 
     def session(self, session_id: int) -> str:
         path = self.root / "sessions" / "feed"

@@ -195,6 +195,7 @@ class Served:
             ),
             failure=None,
             trims=NO_TRIMS,
+            holding=SimpleNamespace(refused={}),
             commanding=FakeCommanding(self),
             resets=FakeResets(),
         )
