@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from rt.errors import ProtocolViolation, RtError
+from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.rpc import Channel, open_channel
 from rt.net.rpc_errors import Unreachable, asking, decode_error
 from rt.net.tls import TLS
@@ -29,6 +29,7 @@ ANSWER_BYTES_MAX: Final = 64 * 2**20
 """The history of a log has some 10,000 entries of a few hundred bytes."""
 TIMEOUT_S: Final = 15.0
 _CONNECT_S: Final = 5.0
+_WHY_S: Final = 2.0
 _READING: Final = ("GET", "HEAD")
 
 
@@ -60,13 +61,16 @@ async def ask(
     for endpoint in endpoints:
         async with _channel(endpoint, tls) as channel:
             is_reading = method in _READING
-            if not is_reading and not await _connects(channel):
-                failures.append(Unreachable("no connection could be made", where=endpoint))
-                continue  # Not asked: an attempt that is late would deliver it all the same.
+            # What an attempt that is late would deliver all the same is not even begun.
+            if not is_reading and (why := await _why_unconnected(channel)) is not None:
+                failures.append(why)
+                continue
             try:
                 return await _call(channel, method, target, body, timeout_s)
             except RtError as error:
                 if not is_reading:
+                    if error.hint is None and isinstance(error, Timeout | Unreachable):
+                        error.hint = "It may have been done: look before you ask again."
                     raise
                 failures.append(error)
     if len(failures) == 1:
@@ -129,6 +133,17 @@ async def _call(channel: Channel, method: str, target: str, body: bytes | None, 
     except DecodeError as error:
         raise ProtocolViolation("a node answers what is no reply", where=channel.target) from error
     return Answer(reply.status, reply.content_type, reply.body)
+
+
+async def _why_unconnected(channel: Channel) -> RtError | None:
+    """None if there is a connection; else why there is none, as a call is told that changes nothing."""
+    if await _connects(channel):
+        return None
+    try:
+        await _call(channel, "GET", "/liveness", None, _WHY_S)
+    except RtError as error:
+        return error
+    return None  # It was slow to come.
 
 
 async def _connects(channel: Channel) -> bool:

@@ -108,11 +108,21 @@ def error_of(call: grpc.aio.AioRpcError, *, where: object = None) -> RtError:
         kind = CertificateError  # the peer's; it does not chain to our CA
     elif code is grpc.StatusCode.INTERNAL and "Internal error from Core" in details:
         kind = Unreachable  # what grpc.aio says for a write that met the end of the call
-    return kind(
-        f"the call ended with {code.name}: {details}",
-        where=where,
-        hint="Is that a node's own name, and its certificate's?" if "not match" in details else None,
-    )
+    return kind(f"the call ended with {code.name}: {details}", where=where, hint=_hint_for(details))
+
+
+def _hint_for(details: str) -> str | None:
+    """What helps where gRPC itself says no more."""
+    if "not match" in details:
+        return "Is that a node's own name, and its certificate's?"
+    # Its server closes without an alert.
+    is_closed = "Socket closed" in details or "Connection reset" in details
+    if "failed to connect" in details and is_closed:
+        return (
+            "The node ends the connection when it has seen our certificate: does it chain to the node's CA, "
+            "and is it valid now? See `rt certs show`, and the node's clock."
+        )
+    return None
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RtError) -> NoReturn:

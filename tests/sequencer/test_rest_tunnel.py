@@ -19,16 +19,18 @@ from rest_node import Served, serving
 from rt.cli.main import main
 from rt.cli.rest import rest
 from rt.errors import CertificateError, RtError, Timeout
+from rt.net import rest as rest_module
 from rt.net.identity import Identity
 from rt.net.rest import REST_METHOD, Answer, ask, call, check, error_in
-from rt.net.rpc import RpcServer, serve
+from rt.net.rpc import Channel, RpcServer, serve
 from rt.net.rpc_errors import Unreachable
+from rt.net.tls import TLS
 from sequencer.rest.answering import REQUESTS_PER_IDENTITY_MAX, Answering
 from sequencer.rest.endpoints import ENDPOINTS
 from sequencer.rest.exchange import Reply, Request
 from sequencer.rest.tunnel import TUNNEL_ROLES, Tunnel
 
-WAIT_S = 30
+WAIT_S = 60
 PATHS = [endpoint.path for endpoint in ENDPOINTS]
 
 
@@ -232,11 +234,103 @@ def test_what_may_have_been_done_is_asked_of_no_other_node(pki: Path) -> None:
         broken.failure = Unreachable("the connection broke")
         async with tunnelled(pki, broken) as (first, _), tunnelled(pki, other) as (second, _):
             nodes, tls = [first, second], tls_of(pki, "op")
-            with pytest.raises(Unreachable, match="broke"):
+            with pytest.raises(Unreachable, match=r"broke.*may have been done"):
                 await ask(nodes, tls, "POST", "/trim", b"{}")
             assert (len(broken.asked), len(other.asked)) == (1, 0)
             await ask(nodes, tls, "GET", "/status")
             assert (len(broken.asked), len(other.asked)) == (2, 1)
+
+    run(work)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("ours", "why"),
+    [
+        (("ca.crt", "op"), "CERTIFICATE_VERIFY_FAILED"),
+        (("both.crt", "op"), "ends the connection when it has seen our certificate"),
+    ],
+    ids=["theirs", "ours"],
+)
+def test_a_certificate_that_is_refused_is_told_apart_from_a_node_that_is_away(
+    pki: Path, tmp_path: Path, ours: tuple[str, str], why: str, method: str
+) -> None:
+    elsewhere = make_pki(tmp_path)
+    both = (elsewhere / "ca.crt").read_bytes() + (pki / "ca.crt").read_bytes()
+    (elsewhere / "both.crt").write_bytes(both)
+    ca, name = ours
+    tls = TLS(elsewhere / ca, elsewhere / f"{name}.crt", elsewhere / f"{name}.key")
+
+    async def work() -> None:
+        said = Said()
+        async with tunnelled(pki, said) as (endpoint, _):
+            with pytest.raises(RtError, match=why):
+                await ask([endpoint], tls, method, "/status", b"{}")
+            with pytest.raises(RtError, match=why):
+                await ask([endpoint, endpoint], tls, method, "/status", b"{}")
+        assert said.asked == []
+
+    run(work)
+
+
+@contextlib.asynccontextmanager
+async def slow_to_begin(endpoint: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """An endpoint from which all goes on to the other one, once the event is set."""
+    may_begin, port = asyncio.Event(), int(endpoint.rpartition(":")[2])
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_begin.wait()
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+        finally:
+            writer.close()
+            far_writer.close()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+            sink.close()
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with server:
+        yield f"localhost:{server.sockets[0].getsockname()[1]}", may_begin
+
+
+@pytest.mark.parametrize("when", ["at once", "when it is asked why", "later"])
+def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
+    pki: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    why_unconnected = rest_module._why_unconnected
+
+    async def then_be_patient(channel: Channel) -> RtError | None:
+        found = await why_unconnected(channel)
+        monkeypatch.setattr(rest_module, "_CONNECT_S", WAIT_S)
+        return found
+
+    async def work() -> None:
+        first, second = Said(), Said()
+        async with (
+            tunnelled(pki, first) as (near, _),
+            slow_to_begin(near) as (slow, may_begin),
+            tunnelled(pki, second) as (other, _),
+        ):
+            if when == "at once":
+                may_begin.set()
+            else:
+                monkeypatch.setattr(rest_module, "_CONNECT_S", 0.05)
+            monkeypatch.setattr(rest_module, "_WHY_S", 0.05 if when == "later" else WAIT_S)
+            monkeypatch.setattr(rest_module, "_why_unconnected", then_be_patient)
+            asking = asyncio.ensure_future(ask([slow, other], tls_of(pki, "op"), "POST", "/trim", b"{}"))
+            if when == "later":
+                await until(lambda: second.asked)
+            may_begin.set()
+            assert (await asking).status == 200
+            await call(near, tls_of(pki, "op"), "GET", "/status")
+            posted = [[one.method for one in said.asked].count("POST") for said in (first, second)]
+            assert posted == ([0, 1] if when == "later" else [1, 0])
 
     run(work)
 
