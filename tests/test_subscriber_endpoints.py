@@ -23,6 +23,7 @@ from rt.events import HoldRefused, SkipForward
 from rt.log.directory import read_durable_end
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
+from rt.net import rpc_validity
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
 
@@ -96,6 +97,27 @@ def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, sou
         assert subscriber.position == 0
         source.publish(b"one")
         assert take(subscriber, 1) == [b"one"]
+
+
+def test_a_pull_ends_with_its_certificate_and_goes_on_with_the_next_without_a_restart(
+    tmp_path: Path, pki: Path, source: PullSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "pki"
+    shutil.copytree(pki, own)
+    issue(own, Identity("s", "subscriber", "sub"), days=1, renew=True)
+    clock_s = time.time()
+    monkeypatch.setattr(rpc_validity, "LOOK_S", 0.01)
+    monkeypatch.setattr(rpc_validity, "clock_s", lambda: clock_s)
+    source.publish(b"one")
+    with subscriber_of(tmp_path, own, source) as subscriber:
+        assert take(subscriber, 1) == [b"one"]
+        client = client_of(subscriber)
+        clock_s += 2 * 24 * 3600
+        until(lambda: not source.node.pull.pulls)
+        source.publish(b"two")
+        issue(own, Identity("s", "subscriber", "sub"), renew=True)
+        assert take(subscriber, 1) == [b"two"]
+        assert client_of(subscriber) is client
 
 
 def test_a_client_that_is_killed_is_started_again(tmp_path: Path, pki: Path, source: PullSource) -> None:

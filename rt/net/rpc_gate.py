@@ -1,7 +1,8 @@
 """Who may make which call of a gRPC server, and how many at once.
 
-Laws. Who a peer is stands in its certificate. A method that no role was given for is closed to all. What a
-handler raises reaches the peer as the error it is or as a bare INTERNAL, never with a stack trace.
+Laws. Who a peer is stands in its certificate, for as long as that is valid. A method that no role was given
+for is closed to all. What a handler raises reaches the peer as the error it is or as a bare INTERNAL, never
+with a stack trace.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
@@ -18,6 +20,7 @@ from typing import Any, TypeAlias
 from rt.errors import CertificateError, Overloaded, RtError
 from rt.net.identity import Identity, Role, identity_from_uris
 from rt.net.rpc_errors import answering
+from rt.net.rpc_validity import check_valid, end_of, while_valid
 from rt.net.tls import TLS
 
 # isort: split
@@ -134,13 +137,16 @@ class Gate(grpc.aio.ServerInterceptor):
             with contextlib.ExitStack() as places:
                 try:
                     identity = self._admitted(method, context)
+                    end_s = math.inf if self._insecure_as else end_of(context)
+                    check_valid(end_s, identity.uri)
                     places.enter_context(self.caps.taken(identity))
                 except RtError as error:
                     self._note(method, context, error)
                     raise
                 token = _caller.set(identity)
                 try:
-                    yield
+                    async with while_valid(end_s, identity.uri):
+                        yield
                 finally:
                     _caller.reset(token)
 

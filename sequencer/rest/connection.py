@@ -7,12 +7,14 @@ minutes at most, so that a certificate is looked at again. Who the peer is was s
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final, Protocol, cast
 
 from cryptography import x509
 
 from rt.errors import CertificateError
 from rt.net.identity import Identity, identity_of, reading
+from rt.net.rpc_validity import clock_s
 
 HEADERS_S: Final = 10.0
 """From the end of a request (or the handshake) until all headers of the next are here."""
@@ -42,14 +44,20 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._made_s = self._loop.time()
         self._identity: Identity | CertificateError | None = None
+        self._end_s = math.inf
+        """When the peer's certificate ends, since the epoch."""
         self.is_busy = False
         """Whether a request is being answered."""
 
     @property
     def identity(self) -> Identity | None:
-        """Who the peer is; None without TLS. `rt.CertificateError` if its certificate names no one."""
+        """Who the peer is; None without TLS. `rt.CertificateError` if its certificate is bad, or ended."""
         if isinstance(self._identity, CertificateError):
             raise self._identity
+        if clock_s() > self._end_s:
+            raise CertificateError(
+                "the certificate of this connection has ended", hint="Connect with a new one."
+            )
         return self._identity
 
     @property
@@ -77,7 +85,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = cast("asyncio.Transport", transport)
-        self._identity = _identity(transport)
+        self._identity, self._end_s = _peer(transport)
         self._inner.connection_made(transport)
         self._arm(self._headers_s)
         if not self._owner.admit(self):
@@ -112,16 +120,18 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(seconds, self.abort)
 
 
-def _identity(transport: asyncio.BaseTransport) -> Identity | CertificateError | None:
+def _peer(transport: asyncio.BaseTransport) -> tuple[Identity | CertificateError | None, float]:
+    """Who it is, and until when."""
     tls = transport.get_extra_info("ssl_object")
     if tls is None:
-        return None
+        return None, math.inf
     where = f"peer {transport.get_extra_info('peername')}"
     content = tls.getpeercert(binary_form=True)
     if content is None:
-        return CertificateError("the peer showed no certificate", where=where)
+        return CertificateError("the peer showed no certificate", where=where), math.inf
     try:
         with reading(where, "the certificate is malformed"):
-            return identity_of(x509.load_der_x509_certificate(content), where=where)
+            certificate = x509.load_der_x509_certificate(content)
+            return identity_of(certificate, where=where), certificate.not_valid_after_utc.timestamp()
     except CertificateError as error:
-        return error
+        return error, math.inf

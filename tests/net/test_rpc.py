@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import rt
 from rt.errors import RtError
+from rt.net import rpc_validity
 from rt.net.certs import Issued, init_ca, issue
 from rt.net.identity import Identity
 from rt.net.material import certificates_in, private_key_in
@@ -588,6 +589,46 @@ def test_a_rotation_is_picked_up_while_streams_run_on(tmp_path: Path) -> None:
             assert await echoed(call, b"2") == b"2"
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_set_back", [False, True])
+def test_calls_end_with_the_certificate_of_their_connection_and_go_on_with_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set_back: bool
+) -> None:
+    init_ca(tmp_path)
+    node = issue(tmp_path, NODE, loopback=True)
+    feed = issue(tmp_path, FEED, days=1)
+    clock_s = time.time()
+    monkeypatch.setattr(rpc_validity, "LOOK_S", 0.01)
+    monkeypatch.setattr(rpc_validity, "clock_s", lambda: clock_s)
+
+    async def run() -> None:
+        nonlocal clock_s
+        talk = Talk()
+        async with (
+            serving(TLS(*node), talk) as server,
+            open_channel(f"localhost:{server.port}", TLS(*feed)) as channel,
+        ):
+            call, other = echo(channel), echo(channel)
+            assert [await echoed(one, b"1") for one in (call, other)] == [b"1", b"1"]
+            clock_s += 23 * 3600
+            assert await echoed(call, b"2") == b"2"
+
+            clock_s += 2 * 3600
+            for ended in (call, other):
+                with pytest.raises(Unreachable, match="has ended"), asking("the server"):
+                    await asyncio.wait_for(ended.read(), WAIT_S)
+            await until(lambda: talk.inside == 0)
+            with pytest.raises(Unreachable, match="has ended"):
+                await ask(channel)
+            assert talk.entered == 2
+            if is_set_back:
+                clock_s -= 2 * 3600
+            else:
+                issue(tmp_path, FEED, renew=True)
+            assert await ask(channel) == b"rt://s/publisher/f1?"
 
     asyncio.run(run())
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from replicator.handshake import PullMerged, PushHello
 from replicator.pull_server import Pull
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
+from sequencer.rest import connection
 from sequencer.rest.answering import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Answering
 from sequencer.rest.app import App
 from sequencer.rest.asking import Answer, Asked
@@ -73,6 +75,23 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 # Who may ask what
+
+
+def test_a_connection_is_believed_until_its_certificate_ends(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(served: Served) -> None:
+        url, context = f"https://127.0.0.1:{served.rest_port}/status", served.context("op")
+        async with aiohttp.ClientSession() as session:
+            for statuses in ([200, 200], [403, 403]):
+                for status in statuses:
+                    async with session.get(url, ssl=context) as answer:
+                        told = await answer.json()
+                        assert answer.status == status
+                monkeypatch.setattr(connection, "clock_s", lambda: time.time() + 400 * 24 * 3600)
+        assert "has ended" in told["what"]
+
+    run(check)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class PullSource:
     async def _start(self) -> None:
         assert self._serving is None
         self._serving = contextlib.AsyncExitStack()
-        node = FakeNode(self._root)
+        node = self.node = FakeNode(self._root)
         node.acknowledged, node.refuses_holds = self.acknowledged, self.refuses_holds
         await self._serving.enter_async_context(node.serving(self._tls, self._port))
 
