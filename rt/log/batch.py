@@ -196,12 +196,24 @@ def check_header(header: tuple[int, ...]) -> None:
         raise BadBatch(f"{columns} + {values} bytes were compressed to no less")
 
 
-def expand(data: memoryview, batches: Sequence[tuple[int, BatchHeader]]) -> tuple[bytes, list[BatchHeader]]:
+def expand(
+    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, values: bool = True
+) -> tuple[bytes, list[BatchHeader]]:
     """Batches, each at its place in `data`, as uncompressed ones one behind the other, and their headers.
 
-    The checksums of an expanded batch are those of the stored one and no longer hold. `UnknownCodec` and
+    The checksums of an expanded batch are those of the stored one and no longer hold. Without `values`, which
+    need not be in `data` then, the expanded batches have none, and their headers say so. `UnknownCodec` and
     `BadBatch` as they say; the memory used is bounded by what the headers, already checked, announce.
     """
+    if not values:
+        without = [(at, header._replace(values_stored=0, values_bytes=0)) for at, header in batches]
+        return _expand(data, without, with_values=False)
+    return _expand(data, batches, with_values=True)
+
+
+def _expand(
+    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, with_values: bool
+) -> tuple[bytes, list[BatchHeader]]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     parts: list[Buffer] = []
     headers: list[BatchHeader] = []
@@ -214,7 +226,8 @@ def expand(data: memoryview, batches: Sequence[tuple[int, BatchHeader]]) -> tupl
         values: Buffer = data[values_at : values_at + header.values_stored]
         if header.flags == CODEC_ZSTD:
             columns = _decompress(decompressor, columns, header.columns_bytes)
-            values = _decompress(decompressor, values, header.values_bytes)
+            if with_values:
+                values = _decompress(decompressor, values, header.values_bytes)
         plain = header._replace(
             flags=CODEC_NONE,
             columns_stored=header.columns_bytes,

@@ -14,11 +14,21 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader, Int64s, expand
+from rt.log.batch import BATCH_HEADER_BYTES, HEADER, BadBatch, BatchHeader, Int64s, expand
 from rt.log.layout import TOPIC_BYTES_MAX, padded
 from rt.log.messages import Message, MessageBatch
 
-__all__ = ["Bytes", "Message", "MessageBatch", "Placed", "decode", "groups"]
+__all__ = [
+    "Bytes",
+    "Message",
+    "MessageBatch",
+    "Placed",
+    "PlacedRun",
+    "decode",
+    "decode_runs",
+    "groups",
+    "topics_of",
+]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -26,6 +36,10 @@ _GROUP_BATCH_BYTES_MAX = 64 * 1024
 """Above it a batch is worth a view of its own; below it, decoding it alone would cost more than its bytes."""
 _GROUP_BYTES_MAX = 16 * 2**20
 """What small batches decoded together may come to once they are decompressed."""
+
+_TOPICS_TOGETHER_MIN = 32
+"""From so many batches on it pays to look whether all have one topic before each is asked."""
+_NO_VALUES = memoryview(b"")
 
 _BAD_OFFSETS = "value offsets do not rise from 0 to the end of the values"
 _BAD_TOPIC_INDEX = "a topic index is not below the number of topics"
@@ -48,6 +62,47 @@ class Placed(NamedTuple):
     offset: int
 
 
+class PlacedRun(NamedTuple):
+    """Many small batches of one block, verified, uncompressed; arrays have one entry a batch, as in
+    `Placed`.
+    """
+
+    starts: Int64s
+    counts: Int64s
+    first_positions: Int64s
+    skips: Int64s
+    session_id: int
+    log_offset: int
+    """What a place in the buffer is off its offset in the log."""
+    end: int
+    """Where the last one ends."""
+
+    def between(self, start: int, end: int) -> PlacedRun | None:
+        """The batches with messages from position `start` up to `end`; None if there are none."""
+        keep = (self.first_positions < end) & (self.first_positions + self.counts > start)
+        if keep.all():
+            return self
+        if not keep.any():
+            return None
+        arrays = (self.starts[keep], self.counts[keep], self.first_positions[keep], self.skips[keep])
+        return PlacedRun(*arrays, *self[4:])
+
+    def placed(self, data: memoryview) -> list[Placed]:
+        """The batches one by one."""
+        rows = zip(self.starts.tolist(), self.first_positions.tolist(), self.skips.tolist(), strict=True)
+        return [
+            Placed(
+                start,
+                BatchHeader(*HEADER.unpack_from(data, start)),
+                first,
+                skip,
+                self.session_id,
+                start + self.log_offset,
+            )
+            for start, first, skip in rows
+        ]
+
+
 def groups(batches: Sequence[Placed]) -> Iterator[Sequence[Placed]]:
     """Cut a run of batches into those to decode together, in order: a large one alone, small ones bounded."""
     first, size = 0, 0
@@ -64,20 +119,37 @@ def groups(batches: Sequence[Placed]) -> Iterator[Sequence[Placed]]:
         yield batches[first:]
 
 
-def decode(buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str]) -> MessageBatch | None:
+def decode(
+    buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str], *, values: bool = True
+) -> MessageBatch | None:
     """Decode `batches`, one of the `groups`, from `buffer`; None if every message of them is skipped.
 
-    `BadBatch` for what no writer of ours makes.
+    Without `values` they need not be in the buffer, and those of the messages are empty. `BadBatch` for what
+    no writer of ours makes.
     """
     if any(batch.header.flags for batch in batches):
-        buffer, batches = _expanded(buffer, batches)
+        buffer, batches = _expanded(buffer, batches, values)
     if len(batches) == 1:
-        return _decode_one(buffer, batches[0], sessions)
-    return _decode_many(buffer, batches, sessions)
+        return _decode_one(buffer, batches[0], sessions, values)
+    return _decode_many(buffer, batches, sessions, values)
 
 
-def _expanded(buffer: Bytes, batches: Sequence[Placed]) -> tuple[Bytes, list[Placed]]:
-    plain, headers = expand(buffer.data, [(batch.start, batch.header) for batch in batches])
+def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | None:
+    """The topics that the batch at `at`, whose columns verify, names; None if they cannot be read here."""
+    if header.flags:
+        return None
+    count, columns_end = header.message_count, at + BATCH_HEADER_BYTES + header.columns_bytes
+    start = at + BATCH_HEADER_BYTES + padded(4 * (count + 1)) + 8 * count
+    if header.topic_count > 1:
+        start += padded(2 * count)
+    try:
+        return _read_topics(bytes(data[start:columns_end]), header.topic_count)
+    except BadBatch:
+        return None
+
+
+def _expanded(buffer: Bytes, batches: Sequence[Placed], values: bool) -> tuple[Bytes, list[Placed]]:
+    plain, headers = expand(buffer.data, [(batch.start, batch.header) for batch in batches], values=values)
     moved, start = [], 0
     for batch, header in zip(batches, headers, strict=True):
         moved.append(batch._replace(start=start, header=header))
@@ -85,13 +157,17 @@ def _expanded(buffer: Bytes, batches: Sequence[Placed]) -> tuple[Bytes, list[Pla
     return np.frombuffer(plain, np.uint8), moved
 
 
-def _decode_one(buffer: Bytes, batch: Placed, sessions: dict[int, str]) -> MessageBatch | None:
+def _decode_one(
+    buffer: Bytes, batch: Placed, sessions: dict[int, str], with_values: bool
+) -> MessageBatch | None:
     header = batch.header
     count = header.message_count
     at = batch.start + BATCH_HEADER_BYTES
     columns_end = at + header.columns_bytes
     offsets = buffer[at : at + 4 * (count + 1)].view(np.int32)
-    if offsets[0] != 0 or offsets[-1] != header.values_bytes or (offsets[1:] < offsets[:-1]).any():
+    if not with_values:
+        offsets = np.zeros(count + 1, np.int32)
+    elif offsets[0] != 0 or offsets[-1] != header.values_bytes or (offsets[1:] < offsets[:-1]).any():
         raise BadBatch(_BAD_OFFSETS)
     at += padded(4 * (count + 1))
     timestamps_ns = buffer[at : at + 8 * count].view(np.int64)
@@ -115,34 +191,35 @@ def _decode_one(buffer: Bytes, batch: Placed, sessions: dict[int, str]) -> Messa
         tuple(topics),
         topic_index,
         offsets,
-        buffer.data[values : values + header.values_bytes],
+        buffer.data[values : values + header.values_bytes] if with_values else _NO_VALUES,
     )
     if batch.skip >= count:
         return None
     return whole.slice(batch.skip, count) if batch.skip else whole
 
 
-def _decode_many(buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str]) -> MessageBatch | None:
+def _decode_many(
+    buffer: Bytes, batches: Sequence[Placed], sessions: dict[int, str], with_values: bool
+) -> MessageBatch | None:
     """What `_decode_one` says of each of `batches`, one behind the other."""
     starts, _, first_positions, skips, session_ids, _ = zip(*batches, strict=True)
     group = _Group(buffer, np.array(starts, np.int64))
-    topic_names, topic_index = group.topics()
-    session_names, session_index = group.named(session_ids, sessions)
-    whole = MessageBatch(
-        group.spread(np.array(first_positions, np.int64)) + group.within,
-        group.timestamps_ns(),
-        group.numbers(),
-        session_names,
-        session_index,
-        topic_names,
-        topic_index,
-        group.value_offsets(),
-        memoryview(b"".join(group.values())),
-    )
-    if not any(skips):
-        return whole
-    kept = group.within >= group.spread(np.array(skips, np.int64))
-    return whole.select(kept) if kept.any() else None
+    positions, skipped = np.array(first_positions, np.int64), np.array(skips, np.int64)
+    return group.messages(positions, skipped, group.named(session_ids, sessions), with_values)
+
+
+def decode_runs(
+    buffer: Bytes, runs: Sequence[PlacedRun], sessions: dict[int, str], *, values: bool = True
+) -> MessageBatch | None:
+    """What `decode` says of all the batches of `runs`, one behind the other."""
+    starts, counts, first_positions, skips, session_ids, _, _ = zip(*runs, strict=True)
+    group = _Group(buffer, np.concatenate(starts))
+    places: dict[int, int] = {}
+    index = [places.setdefault(session_id, len(places)) for session_id in session_ids]
+    names = tuple(sessions[session_id] for session_id in places)
+    messages = [int(each.sum()) for each in counts]
+    named = names, None if len(names) == 1 else np.repeat(np.array(index, np.int64), messages)
+    return group.messages(np.concatenate(first_positions), np.concatenate(skips), named, values)
 
 
 class _Group:
@@ -152,6 +229,7 @@ class _Group:
     """
 
     def __init__(self, buffer: Bytes, starts: Int64s) -> None:
+        self.buffer = buffer
         self.view = buffer.data
         self.halves: npt.NDArray[np.uint16] = buffer[: len(buffer) & -2].view(np.uint16)
         self.words: npt.NDArray[np.int32] = buffer[: len(buffer) & -4].view(np.int32)
@@ -174,6 +252,30 @@ class _Group:
     def spread(self, entries: Int64s) -> Int64s:
         """Each batch's entry for each of its messages."""
         return np.repeat(entries, self.counts)
+
+    def messages(
+        self,
+        first_positions: Int64s,
+        skips: Int64s,
+        named: tuple[tuple[str, ...], Int64s | None],
+        with_values: bool,
+    ) -> MessageBatch | None:
+        """All messages but the skipped ones; None if there are no others."""
+        topic_names, topic_index = self.topics()
+        whole = MessageBatch(
+            self.spread(first_positions) + self.within,
+            self.timestamps_ns(),
+            self.numbers(),
+            *named,
+            topic_names,
+            topic_index,
+            self.value_offsets() if with_values else np.zeros(len(self.within) + 1, np.int32),
+            memoryview(b"".join(self.values())) if with_values else _NO_VALUES,
+        )
+        if not skips.any():
+            return whole
+        kept = self.within >= self.spread(skips)
+        return whole.select(kept) if kept.any() else None
 
     def numbers(self) -> Int64s:
         return self.spread(self.longs[(self.starts + 24) // 8]) + self.within
@@ -209,6 +311,8 @@ class _Group:
 
         Most batches bring the same few dictionaries: each of them is read once.
         """
+        if (topic := self._one_topic()) is not None:
+            return (topic,), None
         places: dict[str, int] = {}
         known: dict[tuple[int, bytes], int] = {}
         dictionaries: list[int] = []
@@ -230,6 +334,17 @@ class _Group:
                 raise BadBatch(_BAD_TOPIC_INDEX)
             index[many] += own
         return tuple(places), None if len(places) == 1 else np.array(dictionaries, np.int64)[index]
+
+    def _one_topic(self) -> str | None:
+        """The topic of all messages, if all batches have the very same one."""
+        sizes = self.columns_end - self.topics_at
+        size = int(sizes[0])
+        if len(sizes) < _TOPICS_TOGETHER_MIN or (self.topic_counts != 1).any() or (sizes != size).any():
+            return None
+        raw = self.buffer[self.topics_at[:, None] + np.arange(size)]
+        if (raw != raw[0]).any():
+            return None
+        return _read_topics(raw[0].tobytes(), 1)[0]
 
     def named(
         self, session_ids: Sequence[int], sessions: dict[int, str]

@@ -22,7 +22,7 @@ from rt.log.block import (
 )
 from rt.log.chain import Mark, chain_behind, chain_of_segment, merged_chain
 from rt.log.checksum import batch_seed, crc32c, segment_seed
-from rt.log.columns import Placed
+from rt.log.columns import Placed, PlacedRun
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, encode_segment_header
 
 _new = tuple.__new__
@@ -40,9 +40,10 @@ class PlacedBlock(NamedTuple):
 class Scan:
     """What one look at a buffer found.
 
-    `consumed` bytes from the buffer's start are good. Then comes the end of the buffer; or a frame that needs
-    `needed` bytes, more than there are; or one that is bad, as `problem` says. `blocks` are those that begin
-    in the buffer (merged), `marks` the boundaries behind `batches` (session, if they are asked for).
+    `consumed` bytes from the buffer's start are good. Then comes the end of the buffer; or a frame that
+    needs `needed` bytes, more than there are; or one that is bad, as `problem` says. `blocks` are those that
+    begin in the buffer (merged), `marks` the boundaries behind `batches` (session, if they are asked for).
+    `items` are what a scanner that looks at several batches at once gives instead of `batches`.
     """
 
     batches: list[Placed] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Scan:
     problem: str | None = None
     blocks: list[PlacedBlock] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    items: list[Placed | PlacedRun] = field(default_factory=list)
 
 
 class _Copied:
@@ -175,6 +177,11 @@ class MergedScanner(_Copied):
         """The number of the instruction that the last whole block belongs to; None before the first."""
         return None if self.last_block is None else self.last_block.instruction
 
+    @property
+    def reached(self) -> int:
+        """One past the last position that was walked, also within a block."""
+        return self.next if self._block is None else max(self._block_first, self._block.first_position)
+
     def scan(self, data: memoryview, *, values: bool = True) -> Scan:
         """Walk the blocks in `data`, which starts at `offset`; `values=False` leaves values unchecked."""
         found = Scan()
@@ -255,12 +262,15 @@ class MergedScanner(_Copied):
             at += header.total_bytes
             found.consumed = at
         if at == stop:
-            self.next = block.end
-            self.boundary = self._block_end
-            self.last_block = block
-            self._block = None
-            if self.chain is not None:
-                self.chain = self._chain_behind
+            self._leave_block(block)
+
+    def _leave_block(self, block: BlockHeader) -> None:
+        self.next = block.end
+        self.boundary = self._block_end
+        self.last_block = block
+        self._block = None
+        if self.chain is not None:
+            self.chain = self._chain_behind
 
     def _chain_at(self, data: memoryview, at: int) -> int:
         """The source's chain behind the batch at `at`, if chains are verified."""

@@ -1,0 +1,225 @@
+"""Reading a range of a merged log: each position once, what is not wanted passed over, losses named."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from merged_logs import TOPICS, Feeds
+
+import rt
+from rt.errors import Damaged, NotALog
+from rt.events import BadMessage, SkipForward
+from rt.log.interest import EVERYTHING, Interest
+from rt.log.messages import MessageBatch
+from rt.log.ranges import RangeReader
+
+
+def refuse(event: SkipForward | BadMessage) -> None:
+    raise AssertionError(event)
+
+
+@pytest.fixture(scope="module")
+def feeds(tmp_path_factory: pytest.TempPathFactory) -> Feeds:
+    """Three segments of small batches, of three sessions, one of them compressed."""
+    made = Feeds(tmp_path_factory.mktemp("ranges"))
+    for segment in range(3):
+        if segment:
+            made.roll()
+        made.fill(60)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def rows(feeds: Feeds) -> list[rt.Message]:
+    return feeds.rows()
+
+
+def read(path: str, start: int, end: int, interest: Interest = EVERYTHING) -> list[rt.Message]:
+    reader = RangeReader(path, start, end, interest=interest, on_loss=refuse, wait_seconds=0)
+    batches: list[MessageBatch] = list(reader.batches())
+    assert reader.position == end or interest.is_nothing or start >= end
+    return [message for batch in batches for message in batch.messages()]
+
+
+@given(data=st.data())
+def test_ranges_that_follow_each_other_hold_each_message_once(
+    feeds: Feeds, rows: list[rt.Message], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    cuts = [0, *cuts, len(rows)]
+    got = [message for start, end in itertools.pairwise(cuts) for message in read(feeds.path, start, end)]
+    assert got == rows
+
+
+@given(data=st.data())
+def test_an_interest_leaves_out_nothing_that_is_wanted_and_without_values_gives_the_rest(
+    feeds: Feeds, rows: list[rt.Message], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(start, len(rows)))
+    sessions = data.draw(st.none() | st.frozensets(st.sampled_from("abcx")))
+    topics = data.draw(st.none() | st.frozensets(st.sampled_from(TOPICS)))
+    stamps = st.sampled_from([row.timestamp_ns for row in rows])
+    low, high = sorted(data.draw(st.tuples(stamps, stamps)))
+    interest = Interest(data.draw(st.booleans()), sessions, topics, low, high)
+
+    got = read(feeds.path, start, end, interest)
+
+    wanted = [
+        row if interest.values else row._replace(value=b"")
+        for row in rows[start:end]
+        if (sessions is None or row.session in sessions)
+        and (topics is None or row.topic in topics)
+        and low <= row.timestamp_ns <= high
+    ]
+    assert [row for row in got if low <= row.timestamp_ns <= high] == wanted
+    assert all(sessions is None or row.session in sessions for row in got)
+    assert all(topics is None or row.topic in topics for row in got)
+
+
+def test_values_that_nobody_wants_are_not_read(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    for _ in range(40):
+        feeds.publish("a", [os.urandom(200_000)], "trade", [1])
+    feeds.merge(block_bytes=2**20)
+    size = os.path.getsize(f"{feeds.path}/log.0.0")
+
+    reader = RangeReader(feeds.path, 0, 40, interest=Interest(values=False), on_loss=refuse)
+    assert sum(map(len, reader.batches())) == 40
+
+    assert reader.read_bytes < size / 5
+    feeds.close()
+
+
+def test_blocks_of_other_sessions_are_not_read(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    for name in "abac" * 10:
+        feeds.publish(name, [os.urandom(100_000)], "trade", [1])
+    feeds.merge(block_bytes=2**20)
+    size = os.path.getsize(f"{feeds.path}/log.0.0")
+
+    reader = RangeReader(feeds.path, 0, 40, interest=Interest(sessions=frozenset("b")), on_loss=refuse)
+    assert sum(map(len, reader.batches())) == 10
+
+    assert reader.read_bytes < size / 2
+    feeds.close()
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_a_bit_that_flipped_is_found_where_it_is_read(tmp_path: Path, values: bool) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.publish("a", [bytes(5000)] * 4, "trade", [1, 2, 3, 4])
+    feeds.publish("a", [bytes(5000)], "trade", [5])
+    feeds.merge()
+    feeds.close()
+    path = f"{feeds.path}/log.0.0"
+    with open(path, "r+b") as file:
+        file.seek(os.path.getsize(path) - 100)
+        file.write(b"\1")
+    reader = RangeReader(feeds.path, 0, 5, interest=Interest(values=values), on_loss=refuse, wait_seconds=0)
+    if not values:
+        assert sum(map(len, reader.batches())) == 5
+        return
+    got = []
+    with pytest.raises(Damaged, match="values fail their checksum") as error:
+        got += reader.batches()
+    assert error.value.path == path
+
+
+def test_a_flipped_bit_in_the_columns_is_found_without_the_values_as_well(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.publish("a", [bytes(5000)], "trade", [1])
+    feeds.merge()
+    feeds.close()
+    path = f"{feeds.path}/log.0.0"
+    content = Path(path).read_bytes()
+    at = content.index(b"RTB1") + 64 + 9
+    Path(path).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    reader = RangeReader(feeds.path, 0, 1, interest=Interest(values=False), on_loss=refuse, wait_seconds=0)
+    with pytest.raises(Damaged, match="columns fail"):
+        list(reader.batches())
+
+
+def test_what_was_trimmed_before_is_named_and_skipped(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    first = feeds.fill(20)
+    feeds.roll()
+    second = feeds.fill(20)
+    feeds.trim(1)
+    events: list[object] = []
+    reader = RangeReader(feeds.path, 3, second.stop, on_loss=events.append)
+    got = [message.position for batch in reader.batches() for message in batch.messages()]
+    assert got == list(second)
+    assert events == [SkipForward(3, first.stop, "time")]
+    feeds.close()
+
+
+def test_what_is_trimmed_while_it_is_read_is_named_and_skipped(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    for _ in range(60):
+        feeds.publish("a", [os.urandom(90_000)], "trade", [1])
+    feeds.merge()
+    feeds.roll()
+    feeds.publish("a", [b"last"], "trade", [2])
+    feeds.merge()
+    events: list[SkipForward | BadMessage] = []
+    reader = RangeReader(feeds.path, 0, 61, on_loss=events.append)
+    batches = reader.batches()
+    got = [next(batches)]
+    feeds.trim(1)
+    got += batches
+    positions = [message.position for batch in got for message in batch.messages()]
+    (event,) = events
+    assert isinstance(event, SkipForward)
+    assert positions == [*range(event.wanted), 60]
+    assert event.resumed == 60
+    feeds.close()
+
+
+def test_a_range_that_is_trimmed_whole_is_named(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    first = feeds.fill(5)
+    feeds.roll()
+    feeds.fill(5)
+    feeds.trim(1)
+    events: list[object] = []
+    assert list(RangeReader(feeds.path, 0, first.stop, on_loss=events.append).batches()) == []
+    assert events == [SkipForward(0, first.stop, "time")]
+    feeds.close()
+
+
+def test_a_log_that_ends_before_what_was_seen_is_a_loss(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    end = feeds.fill(5).stop
+    events: list[object] = []
+    reader = RangeReader(feeds.path, 0, end + 3, on_loss=events.append, wait_seconds=0)
+    assert sum(map(len, reader.batches())) == end
+    assert events == [SkipForward(end, end + 3, "lost")]
+    feeds.close()
+
+
+def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.fill(1)
+    with pytest.raises(NotALog, match="one session"):
+        RangeReader(f"{tmp_path}/sources/s/sessions/a", 0, 1, on_loss=refuse)
+    with pytest.raises(NotALog, match="no log directory"):
+        RangeReader(tmp_path, 0, 1, on_loss=refuse)
+    feeds.close()
+
+
+def test_a_torn_tail_behind_the_range_does_not_matter(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.publish("a", [bytes(70_000)], "trade", [1])
+    first = feeds.merge()
+    feeds.publish("b", [os.urandom(70_000)], "trade", [2])
+    feeds.merge()
+    feeds.close()
+    path = f"{feeds.path}/log.0.0"
+    os.truncate(path, os.path.getsize(path) - 60_000)
+    for interest in (Interest(), Interest(values=False), Interest(sessions=frozenset("a"))):
+        assert [row.position for row in read(feeds.path, 0, first.stop, interest)] == list(first)

@@ -1,0 +1,129 @@
+"""Runs of small batches: what is verified together is what would be verified one by one."""
+
+import random
+
+import numpy as np
+import pytest
+from batches import Said, batch, forge, session_bytes, session_header
+from batches import columns as columns_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rt.log.batch import CODEC_ZSTD, BadBatch
+from rt.log.checksum import batch_seed
+from rt.log.frames import read_batch
+from rt.log.runs import BATCHES_MIN, _seeds, find_run
+from rt.log.segment import SEGMENT_HEADER_BYTES
+
+HEADER = session_header(first=7)
+
+
+def session(count: int, *, codec: int = 0) -> bytes:
+    """One to three messages a batch, of one or two topics."""
+    draw = random.Random(count)
+    runs = [
+        [
+            Said(draw.choice(["a", "bb"]), draw.randbytes(draw.randint(0, 40)), draw.randint(0, 99))
+            for _ in range(n)
+        ]
+        for n in draw.choices([1, 2, 3], k=count)
+    ]
+    return session_bytes(HEADER, runs, codecs=[codec] * count)
+
+
+def good_batches(data: bytes, *, values: bool) -> list[tuple[int, int, int]]:
+    """Place, messages and first number of the batches that verify one by one."""
+    found, at, following = [], 0, 7
+    view = memoryview(data)
+    while at < len(data):
+        try:
+            header = read_batch(
+                view, at, len(data), batch_seed(HEADER.seed, SEGMENT_HEADER_BYTES + at), values
+            )
+        except BadBatch:
+            break
+        if isinstance(header, int) or header.first != following:
+            break
+        found.append((at, header.message_count, header.first))
+        following += header.message_count
+        at += header.total_bytes
+    return found
+
+
+def together(data: bytes, *, values: bool) -> list[tuple[int, int, int]]:
+    run, _ = find_run(memoryview(data), 0, len(data), HEADER.seed, SEGMENT_HEADER_BYTES, values=values)
+    if run is None:
+        return []
+    return list(zip(run.starts.tolist(), run.counts.tolist(), run.numbers.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("count", [BATCHES_MIN, 40, 300])
+@pytest.mark.parametrize("values", [True, False])
+def test_a_run_is_all_small_batches_that_follow_each_other(count: int, values: bool) -> None:
+    data = session(count)
+    found = together(data, values=values)
+    assert found == good_batches(data, values=values)
+    assert len(found) == count
+
+
+@given(at=st.integers(0, 10**9), flipped=st.integers(1, 255), values=st.booleans())
+def test_one_changed_byte_ends_the_run_where_reading_one_by_one_ends(
+    at: int, flipped: int, values: bool
+) -> None:
+    data = bytearray(session(60))
+    data[at % len(data)] ^= flipped
+    alone = good_batches(bytes(data), values=values)
+    assert together(bytes(data), values=values) in (alone, [], alone[: len(alone)])
+    if len(alone) >= BATCHES_MIN:
+        assert together(bytes(data), values=values) == alone
+
+
+@given(cut=st.integers(0, 10**9))
+def test_what_is_cut_short_ends_the_run(cut: int) -> None:
+    whole = session(60)
+    data = whole[: cut % len(whole) & -8]
+    alone = good_batches(data, values=True)
+    assert together(data, values=True) == (alone if len(alone) >= BATCHES_MIN else [])
+
+
+def test_few_or_large_or_compressed_batches_are_no_run() -> None:
+    assert together(session(BATCHES_MIN - 1), values=True) == []
+    large = session_bytes(HEADER, [[Said("t", bytes(9000))]] * 40)
+    assert together(large, values=True) == []
+    squeezed = session_bytes(HEADER, [[Said("t", bytes(500))]] * 40, codecs=[CODEC_ZSTD] * 40)
+    assert together(squeezed, values=True) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"message_count": 0},
+        {"message_count": 2},
+        {"topic_count": 0},
+        {"topic_count": 2},
+        {"flags": 16},
+        {"magic": 1},
+        {"first": 2**62},
+        {"first": -1},
+        {"columns_bytes": 31},
+        {"values_bytes": 1},
+    ],
+)
+def test_a_forged_header_with_good_checksums_ends_the_run(said: dict[str, int]) -> None:
+    data = b""
+    for number in range(40):
+        seed = batch_seed(HEADER.seed, SEGMENT_HEADER_BYTES + len(data))
+        if number == 20:
+            part = columns_of([0, 0], [5], [], [0, 1], b"t")[: 4 + 4 + 8 + 8 + 1]
+            data += forge(part, seed=seed, **{"first": 27, **said})
+        else:
+            data += batch([Said("t", b"v")], first=7 + number, seed=seed)
+    found = together(data, values=True)
+    assert found == good_batches(data, values=True)[: len(found)]
+    assert len(found) <= 20
+
+
+def test_seeds_are_those_of_single_batches() -> None:
+    offsets = np.array([0, 64, 1 << 20, 2**61 + 8, 12345678], np.int64)
+    for seed in (0, 1, 0xFFFFFFFF, 0x12345678):
+        assert _seeds(seed, offsets).tolist() == [batch_seed(seed, int(offset)) for offset in offsets]
