@@ -7,10 +7,12 @@ is checked when one is made, so that an illegal one cannot exist. `replicator/wi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replicator.items import CompleteUpTo, Life, Place, Sealed, Trimmed
 from rt.log.layout import NUMBER_MAX, TOPIC_BYTES_MAX
+from rt.log.waypoints import Waypoint
 from rt.names import check_name, check_session_name
 
 PROTOCOL_VERSION: Final = 1
@@ -18,6 +20,7 @@ TOPICS_WANTED_MAX: Final = 1024
 """Topics a filtered pull may name; one that wants more takes all and filters itself."""
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
+WAYPOINTS_MAX: Final = 4096
 
 NOWHERE: Final = Place(0, 0, 0)
 """Before the first byte of a log."""
@@ -112,13 +115,26 @@ class HoldRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PullRange:
+    """Only positions up to `end` are wanted; with `outline_bytes`, only how bytes lie along them."""
+
+    end: int
+    outline_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_bound("end of the range", self.end, NUMBER_MAX + 1)
+        _check_bound("outline bytes", self.outline_bytes, NUMBER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
 class PullMerged:
     """The merged log is wanted.
 
     A receiver that has some of it says where its whole blocks end (`place`, position `end`), of which cluster
     they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). One that
     has none (`place` None) says at which position it wants to start. `topics`: empty for all of them.
-    `acknowledged`: what a named subscriber needs no more, if one is known that needs the rest.
+    `acknowledged`: what a named subscriber needs no more, if one is known that needs the rest. With `range`
+    it keeps nothing, and only the position counts.
     """
 
     cluster: bytes = b""
@@ -129,9 +145,12 @@ class PullMerged:
     topics: tuple[str, ...] = ()
     name: str | None = None
     acknowledged: Acknowledged | None = None
+    range: PullRange | None = None
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster, may_be_empty=self.place is None)
+        if self.range is not None and (self.place is not None or self.topics):
+            raise ValueError("a range is asked for by its positions")
         if self.place is not None:
             check_place(self.place)
         _check_bound("end", self.end, NUMBER_MAX + 1)
@@ -200,6 +219,23 @@ class PullStart:
             check_session_name(self.session)
         if self.dedup_id is not None:
             check_name(self.dedup_id, kind="dedup id")
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """How bytes lie along positions, in part; `rt.log.outline` makes the waypoints."""
+
+    waypoints: tuple[Waypoint, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.waypoints) > WAYPOINTS_MAX:
+            raise ValueError(f"{len(self.waypoints)} waypoints: {WAYPOINTS_MAX} at most")
+        for waypoint in self.waypoints:
+            _check_bound("position", waypoint.position, NUMBER_MAX + 1)
+            _check_bound("bytes", waypoint.log_bytes, 2**63)
+        for earlier, later in pairwise(self.waypoints):
+            if earlier.position >= later.position or earlier.log_bytes > later.log_bytes:
+                raise ValueError(f"waypoints do not rise: {earlier}, {later}")
 
 
 @dataclass(frozen=True, slots=True)

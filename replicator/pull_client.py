@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from replicator.calls import first_of
-from replicator.handshake import Acknowledged, HoldRefused, PullHello, PullProgress, PullStart
+from replicator.handshake import Acknowledged, HoldRefused, Outline, PullHello, PullProgress, PullStart
 from replicator.pull_copy import PullCopy
 from replicator.threads import run_to_end
 from replicator.wire import PULL_METHOD, PullAsked, decode_pull_reply, encode_pull_request
@@ -184,8 +184,8 @@ class PullClient:
         loop, copy = asyncio.get_running_loop(), self.copy
         while isinstance(data := await call.read(), bytes):
             item = decode_pull_reply(data)
-            if isinstance(item, PullStart):
-                raise ProtocolViolation("a second start")
+            if isinstance(item, PullStart | Outline):
+                raise ProtocolViolation("an answer that was not asked for", got=type(item).__name__)
             self._heard_at = loop.time()
             if isinstance(item, HoldRefused):
                 copy.on_hold_refused(item)

@@ -15,22 +15,26 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from replicator.calls import Call, first_of, read_first
 from replicator.filtering import Filtering
 from replicator.handshake import (
+    WAYPOINTS_MAX,
     Acknowledged,
     HoldRefused,
+    Outline,
     PullHello,
     PullMerged,
     PullProgress,
+    PullRange,
     PullSession,
     PullStart,
 )
-from replicator.items import Chunk, Item, Life, Sealed
+from replicator.items import Chunk, Item, Life, Place, Sealed
 from replicator.overtaking import Overtaking
-from replicator.pull_start import begin_filtered, begin_merged, begin_session, log_end
+from replicator.pull_start import begin_filtered, begin_merged, begin_range, begin_session, log_end
 from replicator.sender import Sender
 from replicator.threads import run_to_end
 from replicator.watch_hub import Watched, WatchHub
@@ -38,6 +42,7 @@ from replicator.wire import decode_pull_request, encode_pull_reply
 from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
 from rt.log.directory import read_identity
 from rt.log.disk import REAL, Disk
+from rt.log.outline import outline
 from rt.net.identity import Identity
 from rt.net.rpc_gate import caller
 
@@ -45,6 +50,8 @@ logger = logging.getLogger("replicator")
 
 READ_AHEAD_BYTES: Final = 4 * 2**20
 """Read at once, in a thread, by a stream that is behind."""
+BEYOND: Final = Place(2**32, 0, 0)
+"""Behind every place: where a range ends that is not whole here yet."""
 TAIL_BYTES: Final = 256 * 1024
 """Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
 
@@ -211,6 +218,8 @@ class PullServicer:
                 wanted=logs.cluster.hex(),
                 hint="Pull into another directory.",
             )
+        if wanted.range is not None:
+            return self._begin_range(path, wanted, wanted.range)
         if wanted.topics:
             return self._begin_filtered(path, wanted)
         beginning = begin_merged(disk, path, wanted)
@@ -221,7 +230,7 @@ class PullServicer:
     def _begin_filtered(self, path: str, wanted: PullMerged) -> _Source:
         logs, disk = self._logs, self._disk
         beginning, middle = begin_filtered(disk, path, wanted)
-        place, end, first_items = beginning.place, beginning.first, list[Item]()
+        place, end, first_items = beginning.place, beginning.first, list[Item | Outline]()
         if middle is None and wanted.place is not None and beginning.first == wanted.end:
             # The receiver's segment ends where it is: it is told so before the next one begins.
             sealed_ns = time.time_ns()
@@ -249,6 +258,24 @@ class PullServicer:
             logger.warning("subscriber_overtaken peer=%s name=%s", pull.peer, pull.identity.name)
             overtaking.is_overtaken = False
 
+    def _begin_range(self, path: str, wanted: PullMerged, until: PullRange) -> _Source:
+        logs, disk = self._logs, self._disk
+        log_start = begin_merged(disk, path, PullMerged())
+        place, first = log_start
+        if isinstance(wanted.position, int):
+            first = max(first, wanted.position)
+        items, end_place = list[Item | Outline](), place
+        if first < until.end and until.outline_bytes:
+            waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
+            while part := tuple(islice(waypoints, WAYPOINTS_MAX)):
+                items.append(Outline(part))
+        elif first < until.end:
+            found = begin_range(disk, path, first, until.end)
+            place, first, end_place = found.place, found.first, found.end_place or BEYOND
+            items += found.first_items
+        start = PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(disk, path))
+        return _Source(start, Sender(path, place, disk=disk, watch=False), None, items, end_place=end_place)
+
     async def _send_items(self, context: Call, pull: Pull, source: _Source, watched: Watched) -> None:
         is_behind = True
         while True:
@@ -266,6 +293,8 @@ class PullServicer:
             for item in items:
                 if not isinstance(item, Life):
                     await context.write(encode_pull_reply(item))
+            if source.is_done:
+                return
             if items:
                 pull.sent_bytes += size
                 pull.sent_ns = time.time_ns()
@@ -292,17 +321,42 @@ class _Source:
     start: PullStart
     sender: Sender
     filtering: Filtering | None
-    first_items: list[Item]
+    first_items: list[Item | Outline]
     overtaking: Overtaking | None = None
     """Of a merged log."""
+    end_place: Place | None = None
+    """Nothing from there on is wanted; None if there is no end."""
     is_idle: bool = False
     """Whether the last look found nothing new in the log."""
 
-    def items(self, bytes_max: int) -> list[Item]:
+    @property
+    def is_done(self) -> bool:
+        """Whether all that is wanted was handed out."""
+        return self.end_place is not None and self.sender.place >= self.end_place
+
+    def items(self, bytes_max: int) -> list[Item | Outline]:
         """What comes next; with `is_idle`, nothing more before the log changes."""
         ready, self.first_items = self.first_items, []
+        if self.is_done:
+            return ready
         found = self.sender.items(bytes_max)
         if self.overtaking is not None:
             self.overtaking.follow(found)
         self.is_idle = not found
+        if self.end_place is not None:
+            return ready + _before(self.end_place, found)
         return ready + (found if self.filtering is None else self.filtering.items(found))
+
+
+def _before(end: Place, items: list[Item]) -> list[Item | Outline]:
+    """The items, of chunks only what lies before `end`."""
+    before: list[Item | Outline] = []
+    for item in items:
+        if isinstance(item, Chunk):
+            if item.place >= end:
+                break
+            if item.end > end:
+                before.append(Chunk(item.place, memoryview(item.data)[: end.offset - item.place.offset]))
+                break
+        before.append(item)
+    return before

@@ -10,15 +10,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from replicator.handshake import PullMerged, PullSession
-from replicator.items import Place
+from replicator.items import Chunk, Place
 from replicator.last_block import last_block_before, reaches_beyond, walk_to
 from rt.errors import Diverged, NotALog
+from rt.log.block import BLOCK_HEADER_BYTES, DECLARATION_BYTES_MAX, decode_block_header
 from rt.log.catalog import Catalog, Kept, read_catalog, scanner_at, segment_path
-from rt.log.directory import is_log_directory, read_header
+from rt.log.checksum import batch_seed
+from rt.log.directory import is_log_directory, read_header, read_index, scans
 from rt.log.disk import Disk, File, storage_errors
 from rt.log.frames import MergedScanner, SessionScanner
+from rt.log.index import EntryKind
 from rt.log.reader import LogReader
-from rt.log.segment import SegmentHeader
+from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader
 from rt.net.rpc_errors import Unreachable
 
 _COMPARE = (
@@ -31,6 +34,19 @@ class Beginning(NamedTuple):
 
     place: Place
     first: int
+
+
+class RangeBeginning(NamedTuple):
+    """Where the blocks of a range lie, and what a reader must know of their segment first.
+
+    `first_items` are its header and the declarations before them. They end at `end_place`; None if that is
+    not here yet.
+    """
+
+    place: Place
+    first: int
+    first_items: list[Chunk]
+    end_place: Place | None
 
 
 class Middle(NamedTuple):
@@ -85,6 +101,31 @@ def begin_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[Beginning
         return Beginning(wanted.place, wanted.end), Middle(Place(*header.id, scanner.offset), scanner, header)
 
 
+def begin_range(disk: Disk, path: str, start: int, end: int) -> RangeBeginning:
+    """Where the blocks from position `start` up to `end` lie; from the log start on, if that is behind
+    `start`.
+
+    `Unreachable` if this node has less than that.
+    """
+    with storage_errors(path, "reading a log to begin a pull"):
+        if log_end(disk, path) < end:
+            raise Unreachable("this node has less of the log than is wanted", wanted=end, hint="Ask another.")
+        catalog = _catalog(disk, path)
+        kept = catalog.find(start)
+        found = None if kept is None else _open(disk, path, kept)
+        if kept is None or found is None:
+            raise Unreachable("the log is being trimmed", hint="Ask again.")
+        header, file = found
+        try:
+            scanner = scanner_at(disk, path, header, file, start)
+            items = _introduction(disk, path, header, file, scanner.offset)
+        finally:
+            file.close()
+        return RangeBeginning(
+            Place(*kept.id, scanner.offset), scanner.next, items, _place_behind(disk, path, catalog, end)
+        )
+
+
 def begin_session(disk: Disk, path: str, wanted: PullSession) -> Beginning:
     """Where a pull of a session's copy begins; the errors of `begin_merged`."""
     with storage_errors(path, "reading a log to begin a pull"):
@@ -128,6 +169,38 @@ def _fresh(catalog: Catalog, wanted: PullMerged) -> Beginning:
         kept = catalog.find(wanted.position)
     assert kept is not None
     return Beginning(Place(*kept.id, 0), kept.first)
+
+
+def _introduction(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> list[Chunk]:
+    """The header of a segment, and the declarations before `offset`, each at its place."""
+    items = [Chunk(Place(*header.id, 0), file.pread(SEGMENT_HEADER_BYTES, 0))]
+    for entry in read_index(disk, path, header) if offset > SEGMENT_HEADER_BYTES else []:
+        if entry.kind is EntryKind.DECLARATION and entry.offset < offset:
+            head = file.pread(BLOCK_HEADER_BYTES + DECLARATION_BYTES_MAX, entry.offset)
+            block = decode_block_header(head, 0, batch_seed(header.seed, entry.offset))
+            items.append(
+                Chunk(Place(*header.id, entry.offset), head[: BLOCK_HEADER_BYTES + block.length_bytes])
+            )
+    return items
+
+
+def _place_behind(disk: Disk, path: str, catalog: Catalog, end: int) -> Place | None:
+    """The end of the block that holds the position before `end`; None if it is not whole yet."""
+    kept = catalog.find(end - 1)
+    found = None if kept is None else _open(disk, path, kept)
+    if kept is None or found is None:
+        return None
+    header, file = found
+    try:
+        scanner = scanner_at(disk, path, header, file, end - 1)
+        for scan in scans(file.pread, scanner, values=False):
+            for block in scan.blocks:
+                if block.header.end >= end:
+                    behind = block.offset + BLOCK_HEADER_BYTES + block.header.length_bytes
+                    return Place(*header.id, behind)
+    finally:
+        file.close()
+    return None
 
 
 def _kept_at(catalog: Catalog, place: Place) -> Kept | None:

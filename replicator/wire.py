@@ -18,9 +18,11 @@ from replicator.handshake import (
     Acknowledged,
     HoldRefused,
     LifeOpened,
+    Outline,
     PullHello,
     PullMerged,
     PullProgress,
+    PullRange,
     PullSession,
     PullStart,
     PushHello,
@@ -34,6 +36,7 @@ from replicator.items import Chunk, CompleteUpTo, Life, Place, Sealed, Trimmed
 from rt.errors import ProtocolViolation, UnknownVersion
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
+from rt.log.waypoints import Waypoint
 from rt.v1 import replication_pb2 as pb
 
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
@@ -42,7 +45,7 @@ PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 PushSaid: TypeAlias = PushHello | Life | Chunk | Sealed
 PushAnswered: TypeAlias = PushStart | LifeOpened | PushProgress
 PullAsked: TypeAlias = PullHello | PullProgress | Acknowledged
-PullAnswered: TypeAlias = PullStart | Chunk | Sealed | Trimmed | CompleteUpTo | HoldRefused
+PullAnswered: TypeAlias = PullStart | Chunk | Sealed | Trimmed | CompleteUpTo | HoldRefused | Outline
 
 _Said = TypeVar("_Said", bound=Message)
 _Value = TypeVar("_Value")
@@ -149,6 +152,9 @@ def encode_pull_reply(answered: PullAnswered) -> bytes:
             return pb.PullReply(complete=pb.CompleteUpTo(position=position)).SerializeToString()
         case HoldRefused(name, why):
             return pb.PullReply(hold_refused=pb.HoldRefused(name=name, why=why)).SerializeToString()
+        case Outline(waypoints):
+            outline = pb.Outline(waypoints=[pb.Waypoint(**each._asdict()) for each in waypoints])
+            return pb.PullReply(outline=outline).SerializeToString()
         case PullStart(cluster, epoch, node, place, first, session, dedup_id, end):
             start = pb.PullStart(
                 cluster=cluster,
@@ -274,12 +280,19 @@ def _pull_reply(message: pb.PullReply) -> PullAnswered:
             return complete
         case "hold_refused":
             return HoldRefused(message.hold_refused.name, message.hold_refused.why)
+        case "outline":
+            return Outline(tuple(map(_read_waypoint, message.outline.waypoints)))
         case _:
             raise ValueError("it says nothing")
 
 
 def _read_place(place: pb.Place) -> Place:
     return check_place(Place(place.x, place.y, place.offset))
+
+
+def _read_waypoint(said: pb.Waypoint) -> Waypoint:
+    high_ns = said.timestamp_high_ns if said.HasField("timestamp_high_ns") else None
+    return Waypoint(said.position, said.log_bytes, high_ns)
 
 
 def _read_sealed(said: pb.Sealed) -> Sealed:
@@ -299,6 +312,7 @@ def _read_merged(said: pb.PullMerged) -> PullMerged:
         tuple(said.topics),
         said.name or None,
         _read_acknowledged(said.acknowledged) if said.HasField("acknowledged") else None,
+        PullRange(said.range.end, said.range.outline_bytes) if said.HasField("range") else None,
     )
 
 
@@ -344,6 +358,9 @@ def _merged(wanted: PullMerged) -> pb.PullMerged:
         topics=wanted.topics,
         name=wanted.name or "",
         acknowledged=None if wanted.acknowledged is None else _acknowledged(wanted.acknowledged),
+        range=None
+        if wanted.range is None
+        else pb.PullRange(end=wanted.range.end, outline_bytes=wanted.range.outline_bytes),
     )
 
 

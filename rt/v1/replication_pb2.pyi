@@ -141,7 +141,7 @@ class PullHello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ...) -> None: ...
 
 class PullMerged(_message.Message):
-    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name", "acknowledged")
+    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name", "acknowledged", "range")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class PullMerged(_message.Message):
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     place: Place
     has_place: bool
@@ -162,7 +163,8 @@ class PullMerged(_message.Message):
     topics: _containers.RepeatedScalarFieldContainer[str]
     name: str
     acknowledged: Acknowledged
-    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
+    range: PullRange
+    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., range: _Optional[_Union[PullRange, _Mapping]] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("name", "position")
@@ -171,6 +173,14 @@ class Acknowledged(_message.Message):
     name: str
     position: int
     def __init__(self, name: _Optional[str] = ..., position: _Optional[int] = ...) -> None: ...
+
+class PullRange(_message.Message):
+    __slots__ = ("end", "outline_bytes")
+    END_FIELD_NUMBER: _ClassVar[int]
+    OUTLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    end: int
+    outline_bytes: int
+    def __init__(self, end: _Optional[int] = ..., outline_bytes: _Optional[int] = ...) -> None: ...
 
 class PullSession(_message.Message):
     __slots__ = ("session_id", "place", "chain")
@@ -183,20 +193,22 @@ class PullSession(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., chain: _Optional[int] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("start", "chunk", "sealed", "trimmed", "complete", "hold_refused")
+    __slots__ = ("start", "chunk", "sealed", "trimmed", "complete", "hold_refused", "outline")
     START_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     HOLD_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    OUTLINE_FIELD_NUMBER: _ClassVar[int]
     start: PullStart
     chunk: Chunk
     sealed: Sealed
     trimmed: Trimmed
     complete: CompleteUpTo
     hold_refused: HoldRefused
-    def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ...) -> None: ...
+    outline: Outline
+    def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ..., outline: _Optional[_Union[Outline, _Mapping]] = ...) -> None: ...
 
 class PullStart(_message.Message):
     __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end")
@@ -243,6 +255,22 @@ class CompleteUpTo(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     position: int
     def __init__(self, position: _Optional[int] = ...) -> None: ...
+
+class Outline(_message.Message):
+    __slots__ = ("waypoints",)
+    WAYPOINTS_FIELD_NUMBER: _ClassVar[int]
+    waypoints: _containers.RepeatedCompositeFieldContainer[Waypoint]
+    def __init__(self, waypoints: _Optional[_Iterable[_Union[Waypoint, _Mapping]]] = ...) -> None: ...
+
+class Waypoint(_message.Message):
+    __slots__ = ("position", "log_bytes", "timestamp_high_ns")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_HIGH_NS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    log_bytes: int
+    timestamp_high_ns: int
+    def __init__(self, position: _Optional[int] = ..., log_bytes: _Optional[int] = ..., timestamp_high_ns: _Optional[int] = ...) -> None: ...
 
 class PullProgress(_message.Message):
     __slots__ = ("position", "is_synced")

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from replicator.framing import frame_chunk, framed_chunk
 from replicator.handshake import (
     TOPICS_WANTED_MAX,
+    WAYPOINTS_MAX,
     Acknowledged,
     HoldRefused,
     LifeOpened,
+    Outline,
     PullHello,
     PullMerged,
     PullProgress,
+    PullRange,
     PullSession,
     PullStart,
     PushHello,
@@ -39,6 +42,7 @@ from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
 from rt.log.layout import NUMBER_MAX
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
+from rt.log.waypoints import Waypoint
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))
@@ -74,12 +78,31 @@ merged = st.builds(
     st.none() | names,
     st.none() | acknowledged,
 )
+ranges = st.builds(
+    PullMerged,
+    ids_or_none,
+    position=st.one_of(numbers, st.just("earliest")),
+    name=st.none() | names,
+    range=st.builds(PullRange, numbers, st.integers(0, 2**40)),
+)
 pull_asks = st.one_of(
-    st.builds(PullHello, names, st.one_of(merged, st.builds(PullSession, words, places, words))),
+    st.builds(PullHello, names, st.one_of(merged, ranges, st.builds(PullSession, words, places, words))),
     st.builds(PullProgress, numbers, st.booleans()),
     acknowledged,
 )
+outlines = st.lists(
+    st.tuples(st.integers(1, 2**40), st.integers(0, 2**40), st.none() | st.integers(-(2**63), 2**63 - 1)),
+    max_size=20,
+).map(
+    lambda steps: Outline(
+        tuple(
+            Waypoint(sum(step[0] for step in steps[:i]), sum(step[1] for step in steps[:i]), step[2])
+            for i, step in enumerate(steps)
+        )
+    )
+)
 pull_answers = st.one_of(
+    outlines,
     chunks,
     seals,
     st.builds(Trimmed, st.builds(SegmentId, words, words), numbers, st.sampled_from(TrimReason)),
@@ -234,3 +257,27 @@ def test_bytes_that_are_cut_short_are_refused() -> None:
     for size in range(1, len(whole)):
         with pytest.raises(ProtocolViolation):
             decode_push_request(whole[:size])
+
+
+@pytest.mark.parametrize(
+    "waypoints",
+    [
+        [(5, 0), (5, 1)],
+        [(5, 3), (6, 2)],
+        [(NUMBER_MAX + 1, 0)],
+        [(position, 0) for position in range(WAYPOINTS_MAX + 1)],
+    ],
+)
+def test_an_outline_that_does_not_rise_or_has_no_end_is_refused(waypoints: list[tuple[int, int]]) -> None:
+    said = pb.Outline(
+        waypoints=[pb.Waypoint(position=position, log_bytes=size) for position, size in waypoints]
+    )
+    with pytest.raises(ProtocolViolation, match=r"waypoints|out of range"):
+        decode_pull_reply(pb.PullReply(outline=said).SerializeToString())
+
+
+def test_a_range_is_asked_for_by_its_positions_alone() -> None:
+    with pytest.raises(ValueError, match="by its positions"):
+        PullMerged(ID, Place(0, 0, 64), range=PullRange(5))
+    with pytest.raises(ValueError, match="by its positions"):
+        PullMerged(topics=("trade",), range=PullRange(5))

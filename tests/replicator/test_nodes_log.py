@@ -1,0 +1,213 @@
+"""Reading a merged log from nodes: the same messages as from their files, whatever nodes come and go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from merged_logs import Feeds
+from range_nodes import RangeNodes, range_nodes
+
+import rt
+from replicator.nodes_log import NodesLog
+from rt.events import BadMessage, SkipForward
+from rt.log.disk import REAL
+from rt.log.interest import EVERYTHING, Interest
+from rt.log.outline import outline
+from rt.log.ranges import RangeReader
+from rt.net.rpc_errors import Unreachable
+from rt.spark.local_log import LocalLog
+from rt.spark.times import first_at
+
+PATIENCE = 0.5
+
+
+def refuse(event: SkipForward | BadMessage) -> None:
+    raise AssertionError(event)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def feeds(root: Path) -> Iterator[Feeds]:
+    """Three segments; the second one has a few MB, so that its index has hops."""
+    made = Feeds(root)
+    made.fill(60)
+    made.roll()
+    for _ in range(120):
+        made.publish("c", [os.urandom(20_000) for _ in range(5)], "large", range(5))
+        made.publish("a", [os.urandom(50)] * 7, "small", range(7))
+        made.merge()
+    made.roll()
+    made.fill(60)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(root: Path, feeds: Feeds) -> Iterator[RangeNodes]:
+    with range_nodes(root) as running:
+        yield running
+
+
+@pytest.fixture
+def log(nodes: RangeNodes) -> Iterator[NodesLog]:
+    log = open_log(nodes)
+    yield log
+    log.close()
+
+
+def open_log(nodes: RangeNodes, **options: str) -> NodesLog:
+    return NodesLog(nodes.endpoints, "s", patience_seconds=PATIENCE, **{**nodes.files, **options})
+
+
+def read(log: NodesLog, start: int, end: int, interest: Interest = EVERYTHING) -> list[rt.Message]:
+    return [message for batch in log.read(start, end, interest, refuse) for message in batch.messages()]
+
+
+def test_bounds_and_outline_are_those_of_the_nodes_files(feeds: Feeds, log: NodesLog) -> None:
+    end = feeds.rows()[-1].position + 1
+    assert log.bounds() == (0, end)
+    told = list(log.outline(70, end))
+    assert told == list(outline(REAL, feeds.path, 70, end, stride_bytes=4 * 2**20))
+    assert list(log.outline(5, 5)) == []
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_range_holds_what_the_nodes_files_hold(
+    feeds: Feeds, nodes: RangeNodes, data: st.DataObject
+) -> None:
+    rows = feeds.rows()
+    start = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(start, len(rows)))
+    interest = Interest(
+        data.draw(st.booleans()),
+        data.draw(st.none() | st.frozensets(st.sampled_from("abc"))),
+        data.draw(st.none() | st.frozensets(st.sampled_from(["trade", "small", "large"]))),
+    )
+    log = open_log(nodes)
+    try:
+        got = read(log, start, end, interest)
+    finally:
+        log.close()
+    reader = RangeReader(feeds.path, start, end, interest=interest, on_loss=refuse)
+    assert got == [message for batch in reader.batches() for message in batch.messages()]
+
+
+def test_a_small_range_in_the_middle_of_a_segment_costs_little(feeds: Feeds, log: NodesLog) -> None:
+    start = next(row.position for row in feeds.rows() if row.topic == "large") + 300
+    got = read(log, start, start + 5)
+    assert [row.position for row in got] == list(range(start, start + 5))
+    assert log.received_bytes < 1.5 * 2**20 < os.path.getsize(f"{feeds.path}/log.0.1") / 2
+
+
+def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nodes: RangeNodes) -> None:
+    rows = feeds.rows()
+    log = open_log(nodes)
+    batches = log.read(0, len(rows), EVERYTHING, refuse)
+    got = list(next(batches).messages())
+    victim = log._at
+    nodes.stop(victim)
+    try:
+        got += [message for batch in batches for message in batch.messages()]
+    finally:
+        nodes.start(victim)
+        log.close()
+    assert got == rows
+    assert log.switches >= 1
+
+
+def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: RangeNodes) -> None:
+    log = open_log(nodes)
+    for index in (0, 1):
+        nodes.stop(index)
+    try:
+        with pytest.raises(Unreachable):
+            log.bounds()
+    finally:
+        for index in (0, 1):
+            nodes.start(index)
+    assert log.bounds()[0] == 0
+    log.close()
+
+
+def test_positions_that_no_node_has_are_waited_for_and_then_an_error(feeds: Feeds, log: NodesLog) -> None:
+    end = log.bounds()[1]
+    with pytest.raises(Unreachable, match="less of the log than is wanted"):
+        read(log, end - 1, end + 1)
+
+
+def test_who_may_not_read_is_told_so_at_once(nodes: RangeNodes) -> None:
+    files = {name: path.replace("sub.", "feed.") for name, path in nodes.files.items()}
+    log = open_log(nodes, **files)
+    with pytest.raises(rt.CertificateError):
+        log.bounds()
+    log.close()
+    with pytest.raises(rt.CertificateError, match="nothing"):
+        open_log(nodes, key="/nothing")
+
+
+def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    first = feeds.fill(10)
+    feeds.roll()
+    second = feeds.fill(10)
+    feeds.roll()
+    third = feeds.fill(10)
+    feeds.trim(1)
+    with range_nodes(tmp_path, 1) as nodes:
+        log = open_log(nodes)
+        assert log.bounds() == (first.stop, third.stop)
+        events: list[SkipForward | BadMessage] = []
+        got = [
+            position
+            for batch in log.read(3, third.stop, EVERYTHING, events.append)
+            for position in batch.positions.tolist()
+        ]
+        assert got == [*second, *third]
+        assert events == [SkipForward(3, first.stop, "time")]
+        events.clear()
+        assert list(log.read(3, 5, EVERYTHING, events.append)) == []
+        assert events == [SkipForward(3, 5, "trimmed")]
+        log.close()
+    feeds.close()
+
+
+def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    for _ in range(20):
+        feeds.publish("a", [bytes(200_000)], "t", [1])
+        feeds.merge()
+    feeds.close()
+    with open(f"{feeds.path}/log.0.0", "r+b") as file:
+        file.seek(300_000)
+        file.write(b"\1")
+    with range_nodes(tmp_path, 1) as nodes:
+        log = open_log(nodes)
+        got: list[int] = []
+        with pytest.raises(rt.Damaged, match="a node's bytes do not verify: values fail"):
+            for batch in log.read(0, 20, EVERYTHING, refuse):
+                got += batch.positions.tolist()
+        assert got == [0]
+        log.close()
+
+
+def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
+    feeds: Feeds, log: NodesLog
+) -> None:
+    rows = feeds.rows()
+    local = LocalLog(feeds.path)
+    stamps = sorted({row.timestamp_ns for row in rows})
+    for wanted in (*stamps[:: len(stamps) // 12], stamps[-1], stamps[-1] + 1):
+        dumb = next((row.position for row in rows if row.timestamp_ns >= wanted), len(rows))
+        assert first_at(local, 0, len(rows), wanted, refuse) == dumb
+        assert first_at(log, 0, len(rows), wanted, refuse) == dumb
+    local.close()

@@ -1,0 +1,74 @@
+"""Nodes that serve one merged log from a thread, to be stopped and started by a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from receiving_node import FakeNode, free_port, make_pki, tls_of
+
+
+class RangeNodes:
+    """`count` nodes of stream s over the log in `root`/merged; all up in the beginning."""
+
+    def __init__(self, root: Path, pki: Path, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._root = root
+        self._pki = pki
+        self._loop = loop
+        self._ports = [free_port() for _ in range(count)]
+        self._up: dict[int, contextlib.AsyncExitStack] = {}
+        self.nodes: dict[int, FakeNode] = {}
+        self.endpoints = [f"localhost:{port}" for port in self._ports]
+        self.files = {name: str(pki / file) for name, file in _FILES.items()}
+        """ca, cert and key of a subscriber."""
+        for index in range(count):
+            self.start(index)
+
+    def start(self, index: int) -> None:
+        """Serve."""
+        self._do(self._start(index))
+
+    def stop(self, index: int) -> None:
+        """End, and every stream with it."""
+        self._do(self._stop(index))
+
+    def close(self) -> None:
+        """Stop all."""
+        for index in list(self._up):
+            self.stop(index)
+
+    def _do(self, act: Any) -> None:
+        asyncio.run_coroutine_threadsafe(act, self._loop).result(60)
+
+    async def _start(self, index: int) -> None:
+        node = self.nodes[index] = FakeNode(self._root)
+        serving = self._up[index] = contextlib.AsyncExitStack()
+        await serving.enter_async_context(node.serving(tls_of(self._pki, "n1"), self._ports[index]))
+
+    async def _stop(self, index: int) -> None:
+        await self._up.pop(index).aclose()
+
+
+_FILES = {"ca": "ca.crt", "cert": "sub.crt", "key": "sub.key"}
+
+
+@contextlib.contextmanager
+def range_nodes(root: Path, count: int = 2) -> Iterator[RangeNodes]:
+    """Nodes in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        nodes = RangeNodes(root, make_pki(root / "pki"), count, loop)
+        try:
+            yield nodes
+        finally:
+            nodes.close()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
