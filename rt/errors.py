@@ -2,6 +2,7 @@
 
     RtError
     ├── InvalidName (ValueError)       a stream, session, publisher or dedup name outside the alphabet
+    ├── InvalidOption (ValueError)     an option that is not known, or says what cannot be meant
     ├── InvalidMessage (ValueError)    a message that no log may hold
     │   ├── MessageTooLarge
     │   └── TopicTooLong
@@ -84,6 +85,12 @@ def _restore(kind: type[RtError], args: tuple[Any, ...], attributes: dict[str, A
 
 class InvalidName(RtError, ValueError):
     """A name outside `[A-Za-z0-9][A-Za-z0-9._-]{0,127}` (sessions may add `~` and a suffix)."""
+
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class InvalidOption(RtError, ValueError):
+    """An option that is not known, that contradicts another, or whose value cannot be meant."""
 
     grpc_status = "INVALID_ARGUMENT"
 

@@ -13,6 +13,7 @@ import click
 
 from rt.bench.measure import Figure, one_core
 from rt.cli.main import EntryPointGroup
+from rt.errors import RtError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,3 +75,26 @@ def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: 
             show(run.run_memory(int(memory_gb * 1e9)), as_json=as_json)
         else:
             run.run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@directory_option
+@rounds_option(5)
+@click.option(
+    "--size-mb",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="Value bytes of each log.",
+)
+@json_option
+def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> None:
+    """Read merged logs in a local Spark session; needs the extra spark, and Java."""
+    try:
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
+    from rt.bench.spark import SparkBench
+
+    run = SparkBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
+    run.run(lambda figure: show(figure, as_json=as_json))

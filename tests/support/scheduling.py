@@ -6,8 +6,9 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-SHARED: Final = ("tests/cluster/", "tests/test_subscriber_cluster.py")
-"""Whose tests share a cluster of real nodes: of two workers each would start one, and keep it to its end."""
+SHARED: Final = ("tests/cluster/", "tests/test_subscriber_cluster.py", "tests/spark/")
+"""Whose tests share a cluster of real nodes, or Spark: of two workers each would start one, and keep it to
+its end."""
 
 
 class Scheduling(LoadScopeScheduling):

@@ -1,0 +1,72 @@
+"""Merged logs to read: made of random values, in batches as publishers write them, or of one message each."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rt.log.batch import Draft, encode_batch
+from rt.log.checksum import batch_seed
+from rt.log.directory import session_directory
+from rt.log.segment import Kind, SegmentId
+from rt.log.table import Identity
+from rt.log.writer import Frames, LogWriter
+from rt.publisher import Publisher
+from rt.testing.merged import MergedLog
+
+BATCH_BYTES: Final = 256 * 1024
+BLOCK_BYTES: Final = 4 * 2**20
+TOPIC: Final = "trade"
+_SESSIONS: Final = ("one", "two")
+_DISTINCT: Final = 20_000
+_TOGETHER: Final = 1000
+
+
+def make_log(root: str, name: str, *, count: int, value_bytes: int, one_each: bool = False) -> str:
+    """A merged log of `count` messages below `root`; its directory. With `one_each` a batch holds one
+    message.
+    """
+    values = [os.urandom(value_bytes) for _ in range(min(_DISTINCT, count))]
+    write = _write_one_each if one_each else _write
+    path = os.path.join(root, name)
+    sessions = [write(path, session, values, count // len(_SESSIONS)) for session in _SESSIONS]
+    merged = os.path.join(path, "merged")
+    with MergedLog(merged, cluster_id=os.urandom(16), stream="bench") as log:
+        log.merge_all(sessions, block_bytes=BLOCK_BYTES)
+    return merged
+
+
+def _write(root: str, session: str, values: Sequence[bytes], count: int) -> str:
+    with Publisher(root, "bench", publisher_id=session, batch_bytes=BATCH_BYTES, fsync="never") as publisher:
+        endless = itertools.cycle(values)
+        for start in range(0, count, _DISTINCT):
+            publisher.publish_many(
+                list(itertools.islice(endless, min(_DISTINCT, count - start))), topic=TOPIC
+            )
+    return publisher.directory
+
+
+def _write_one_each(root: str, session: str, values: Sequence[bytes], count: int) -> str:
+    path = session_directory(root, "bench", session)
+    writer = LogWriter.open(path, Identity(Kind.SESSION, os.urandom(16), session))
+    writer.start(SegmentId(0, 0), first=0, life=os.urandom(8))
+    assert writer.active is not None
+    endless = itertools.cycle(values)
+    for start in range(0, count, _TOGETHER):
+        frames, offset = [], writer.offset
+        for number in range(start, min(start + _TOGETHER, count)):
+            value, now = next(endless), time.time_ns()
+            draft = Draft(
+                value, np.array([0, len(value)], np.int32), np.array([now]), now, now, [TOPIC.encode()]
+            )
+            pieces = encode_batch(draft, first=number, seed=batch_seed(writer.active.seed, offset))
+            offset += sum(map(len, pieces))
+            frames.append(Frames(pieces, number + 1, now, now))
+        writer.append(frames)
+    writer.close()
+    return path

@@ -1,0 +1,129 @@
+"""The speed of `format("rt")` in a local Spark session, beside Parquet with the same rows.
+
+Two cores, page cache warm, checksums verified. Each round reads each log once; before the first one
+everything was read, so that neither the JVM nor the processes that read are new.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from rt.bench.measure import Figure, ratios, seconds
+from rt.bench.merged_logs import make_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "localhost",
+    "spark.log.level": "ERROR",
+    # Both save a fifth of the processor time: data go to the JVM over a socket.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.buffer.size": "1048576",
+}
+
+
+class SparkBench:
+    """One run: `rounds` of each measurement, logs of `size_bytes` of values, below `directory`."""
+
+    def __init__(self, directory: str | None, *, rounds: int, size_bytes: int) -> None:
+        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
+        self._rounds = rounds
+        self._size_bytes = size_bytes
+
+    def run(self, on_figure: Callable[[Figure], None]) -> None:
+        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        try:
+            spark = self._session()
+            try:
+                for figure in self.figures(spark):
+                    on_figure(figure)
+            finally:
+                spark.stop()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _session(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        # Before the JVM starts: else the workers are whatever python3 is first in the path.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        builder: Any = SparkSession.builder
+        builder = builder.master("local[2]").appName("rt bench spark")
+        for name, value in {**SETTINGS, "spark.local.dir": os.path.join(self._root, "local")}.items():
+            builder = builder.config(name, value)
+        session: SparkSession = builder.getOrCreate()
+        return session
+
+    def figures(self, spark: SparkSession) -> Iterator[Figure]:
+        """Measure everything in this session."""
+        for value_bytes, unit, goal in ((1024, "MB/s", 600.0), (128, "rows/s", 2_500_000.0)):
+            count = self._size_bytes // value_bytes
+            per_second = count * value_bytes / 1e6 if unit == "MB/s" else float(count)
+            log = make_log(self._root, f"of-{value_bytes}", count=count, value_bytes=value_bytes)
+            parquet = os.path.join(self._root, f"parquet-{value_bytes}")
+            _read(spark, log).write.parquet(parquet)
+            whole, narrow, beside = self._rounds_of(
+                partial(_scan, spark, log),
+                partial(_narrow, spark, log),
+                partial(_aggregate, spark.read.parquet(parquet)),
+            )
+            size = "1 KiB" if value_bytes == 1024 else f"{value_bytes} B"
+            yield Figure(f"{size}: all columns", _rates(per_second, whole), unit, goal)
+            yield Figure(f"{size}: position and timestamp", _rates(per_second, narrow), unit)
+            yield Figure(f"{size}: these over all columns", ratios(whole, narrow), "x", 2.0)
+            yield Figure(f"{size}: the same rows from Parquet", _rates(per_second, beside), unit)
+            yield Figure(f"{size}: ours over Parquet", ratios(beside, whole), "x", 0.5)
+        count = self._size_bytes // 1024
+        log = make_log(self._root, "one-each", count=count, value_bytes=128, one_each=True)
+        (single,) = self._rounds_of(partial(_scan, spark, log))
+        yield Figure("128 B, a batch each: all columns", _rates(count, single), "rows/s", 300_000)
+
+    def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[float]]:
+        """The seconds of each of `works` in each round."""
+        for work in works:
+            work()
+        taken: list[list[float]] = [[] for _ in works]
+        for _ in range(self._rounds):
+            for work, times in zip(works, taken, strict=True):
+                times.append(seconds(work))
+        return taken
+
+
+def _read(spark: SparkSession, path: str) -> DataFrame:
+    return spark.read.format("rt").load(path)
+
+
+def _scan(spark: SparkSession, path: str) -> object:
+    return _aggregate(_read(spark, path))
+
+
+def _narrow(spark: SparkSession, path: str) -> object:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frame = spark.read.format("rt").schema("position long, timestamp timestamp").load(path)
+    return frame.agg(F.sum("position"), F.max("timestamp")).collect()
+
+
+def _aggregate(frame: DataFrame) -> object:
+    """An aggregation over all columns."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    lengths = [F.sum(F.length(name)) for name in ("session", "topic", "value")]
+    return frame.agg(F.sum("position"), F.max("timestamp"), F.bit_xor("number"), *lengths).collect()
+
+
+def _rates(amount: float, taken: Sequence[float]) -> tuple[float, ...]:
+    return tuple(amount / each for each in taken)

@@ -1,0 +1,7 @@
+"""Streams in Spark: `format("rt")` reads merged logs, in batches and in streams.
+
+Pure: options, columns, filters, planning. Edges: log_source (what a log is to a query) with local_log (one
+in a directory) and times, losses, gathering (Arrow), and Spark's interfaces: source, reading, streaming.
+What reads from nodes is found as an entry point of `rt.logs`, so that rt never imports a service. Only
+`gathering` imports pyarrow before it is needed, and only source, reading and streaming pyspark.
+"""

@@ -1,0 +1,149 @@
+"""Messages in columns gathered into Arrow record batches, as Spark wants them.
+
+Laws. A record batch has `ROWS_MIN` rows and `BYTES_MIN` bytes, or `BYTES_MAX` bytes, unless it is the last
+one or holds one huge message: what a record batch costs on its way into the JVM is paid for thousands of
+rows. Nothing is done for a single message: columns are joined, and where there is nothing to join they are
+not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rt.log.messages import Indices, MessageBatch
+
+ROWS_MIN: Final = 10_000
+BYTES_MIN: Final = 2**20
+BYTES_MAX: Final = 16 * 2**20
+
+_ROW_BYTES: Final = 48
+"""About what a row takes beside its value."""
+
+
+def gather(
+    batches: Iterable[MessageBatch], columns: Sequence[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Record batches of `schema`, whose fields are `columns` of `rt.spark.columns`."""
+    pending: list[MessageBatch] = []
+    rows = size = 0
+    for batch in batches:
+        for piece in _pieces(batch):
+            piece_bytes = _size(piece)
+            if pending and size + piece_bytes > BYTES_MAX:
+                yield _record_batch(pending, columns, schema)
+                pending, rows, size = [], 0, 0
+            pending.append(piece)
+            rows += len(piece)
+            size += piece_bytes
+            if rows >= ROWS_MIN and size >= BYTES_MIN:
+                yield _record_batch(pending, columns, schema)
+                pending, rows, size = [], 0, 0
+    if pending:
+        yield _record_batch(pending, columns, schema)
+
+
+def _size(batch: MessageBatch) -> int:
+    return int(batch.value_offsets[-1] - batch.value_offsets[0]) + _ROW_BYTES * len(batch)
+
+
+def _pieces(batch: MessageBatch) -> Iterator[MessageBatch]:
+    """The batch, cut where it is above `BYTES_MAX`; a message is not cut."""
+    start = 0
+    while _size(batch) > BYTES_MAX and len(batch) > 1:
+        ends = batch.value_offsets[1:] - batch.value_offsets[0] + _ROW_BYTES * np.arange(1, len(batch) + 1)
+        start = max(int(np.searchsorted(ends, BYTES_MAX, "right")), 1)
+        yield batch.slice(0, start)
+        batch = batch.slice(start, len(batch))
+    if len(batch):
+        yield batch
+
+
+def _record_batch(
+    pieces: Sequence[MessageBatch], columns: Sequence[str], schema: pa.Schema
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([_COLUMNS[name](pieces) for name in columns], schema=schema)
+
+
+def _positions(pieces: Sequence[MessageBatch]) -> pa.Array:
+    return pa.array(_joined([piece.positions for piece in pieces]))
+
+
+def _numbers(pieces: Sequence[MessageBatch]) -> pa.Array:
+    return pa.array(_joined([piece.numbers for piece in pieces]))
+
+
+def _timestamps_ns(pieces: Sequence[MessageBatch]) -> pa.Array:
+    return pa.array(_joined([piece.timestamps_ns for piece in pieces]))
+
+
+def _timestamps(pieces: Sequence[MessageBatch]) -> pa.Array:
+    microseconds = _joined([piece.timestamps_ns for piece in pieces]) // 1000
+    return pa.array(microseconds).view(pa.timestamp("us", tz="UTC"))
+
+
+def _sessions(pieces: Sequence[MessageBatch]) -> pa.Array:
+    return _texts([(piece.session_names, piece.session_index, len(piece)) for piece in pieces])
+
+
+def _topics(pieces: Sequence[MessageBatch]) -> pa.Array:
+    return _texts([(piece.topic_names, piece.topic_index, len(piece)) for piece in pieces])
+
+
+def _values(pieces: Sequence[MessageBatch]) -> pa.Array:
+    rows = sum(map(len, pieces))
+    bounds = [(int(piece.value_offsets[0]), int(piece.value_offsets[-1])) for piece in pieces]
+    if len(pieces) == 1:
+        start, end = bounds[0]
+        offsets = pieces[0].value_offsets - start if start else np.ascontiguousarray(pieces[0].value_offsets)
+        data = pa.py_buffer(pieces[0].value_bytes[start:end])
+    else:
+        offsets = np.zeros(rows + 1, np.int32)
+        # Memory of Arrow's pool, which keeps what it frees: that of others is given back and faulted in anew.
+        data = pa.allocate_buffer(sum(end - start for start, end in bounds))
+        target = memoryview(data).cast("B")
+        row = at = 0
+        for piece, (start, end) in zip(pieces, bounds, strict=True):
+            target[at : at + end - start] = piece.value_bytes[start:end]
+            np.add(piece.value_offsets[1:], at - start, out=offsets[row + 1 : row + len(piece) + 1])
+            row += len(piece)
+            at += end - start
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+
+def _joined(parts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _texts(parts: Sequence[tuple[Sequence[str], Indices | None, int]]) -> pa.Array:
+    """The text of each row; each part brings its own dictionary."""
+    places: dict[str, int] = {}
+    tables = [[places.setdefault(name, len(places)) for name in names] for names, _, _ in parts]
+    counts = [count for _, _, count in parts]
+    if len(places) == 1:
+        return pa.repeat(pa.scalar(next(iter(places)), pa.string()), sum(counts))
+    if all(own is None for _, own, _ in parts):
+        index = np.repeat(np.array([table[0] for table in tables], np.int32), counts)
+    else:
+        index = np.concatenate(
+            [
+                np.full(count, table[0], np.int32) if own is None else np.array(table, np.int32)[own]
+                for table, (_, own, count) in zip(tables, parts, strict=True)
+            ]
+        )
+    return pa.array(list(places), pa.string()).take(pa.array(index))
+
+
+_COLUMNS: Final[dict[str, Callable[[Sequence[MessageBatch]], Any]]] = {
+    "position": _positions,
+    "timestamp": _timestamps,
+    "session": _sessions,
+    "number": _numbers,
+    "topic": _topics,
+    "value": _values,
+    "timestamp_ns": _timestamps_ns,
+}

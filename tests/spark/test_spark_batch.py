@@ -1,0 +1,185 @@
+"""Batch queries on a merged log: the rows of the log and no others, whatever is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from merged_logs import Feeds
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+import rt
+
+pytestmark = [pytest.mark.slow]
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture(scope="module")
+def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
+    """Three segments of small batches, of three sessions, one of them compressed."""
+    made = Feeds(tmp_path_factory.mktemp("batch"))
+    for segment in range(3):
+        if segment:
+            made.roll()
+        made.fill(80)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def rows(feeds: Feeds) -> list[rt.Message]:
+    return feeds.rows()
+
+
+def load(spark: SparkSession, feeds: Feeds, **options: object) -> DataFrame:
+    return (
+        spark.read.format("rt")
+        .options(**{name: str(value) for name, value in options.items()})
+        .load(feeds.path)
+    )
+
+
+def positions(frame: DataFrame) -> list[int]:
+    return [row.position for row in frame.select("position").collect()]
+
+
+def test_every_row_is_read_once_in_order_from_several_partitions(
+    spark: SparkSession, feeds: Feeds, rows: list[rt.Message]
+) -> None:
+    frame = load(spark, feeds, minPartitions=5)
+    assert frame.dtypes == [
+        ("position", "bigint"),
+        ("timestamp", "timestamp"),
+        ("session", "string"),
+        ("number", "bigint"),
+        ("topic", "string"),
+        ("value", "binary"),
+    ]
+    assert frame.rdd.getNumPartitions() == 5
+    got = frame.withColumn("timestamp", F.unix_micros("timestamp")).collect()
+    assert [tuple(row) for row in got] == [
+        (row.position, row.timestamp_ns // 1000, row.session, row.number, row.topic, row.value)
+        for row in rows
+    ]
+
+
+def test_a_schema_chooses_columns(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+    frame = spark.read.format("rt").schema("topic string, timestamp_ns long").load(feeds.path)
+    assert [tuple(row) for row in frame.collect()] == [(row.topic, row.timestamp_ns) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("condition", "passes"),
+    [
+        ("position >= 100 and position < 160", lambda row: 100 <= row.position < 160),
+        ("session = 'b' and position > 40", lambda row: row.session == "b" and row.position > 40),
+        ("topic in ('trade', 'ärger')", lambda row: row.topic in {"trade", "ärger"}),
+        ("session = 'a' or topic = ''", lambda row: row.session == "a" or row.topic == ""),
+        ("position < 0", lambda row: False),
+    ],
+)
+def test_filters_give_the_same_rows_whether_spark_hands_them_down_or_not(
+    spark: SparkSession, feeds: Feeds, rows: list[rt.Message], condition: str, passes: Any
+) -> None:
+    wanted = [row.position for row in rows if passes(row)]
+    for switch in ("true", "false"):
+        spark.conf.set(PUSHDOWN, switch)
+        try:
+            assert positions(load(spark, feeds).where(condition)) == wanted
+        finally:
+            spark.conf.unset(PUSHDOWN)
+
+
+def test_filters_on_times_are_exact_to_the_microsecond_and_spare_reading(
+    spark: SparkSession, feeds: Feeds, rows: list[rt.Message]
+) -> None:
+    limit = sorted(row.timestamp_ns for row in rows)[len(rows) // 2] // 1000
+    wanted = [row.position for row in rows if row.timestamp_ns // 1000 <= limit]
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        frame = load(spark, feeds).where(f"timestamp <= timestamp_micros({limit})")
+        assert positions(frame) == wanted
+        few = load(spark, feeds, minPartitions=3).where("position < 3")
+        assert few.rdd.getNumPartitions() == 3
+        assert positions(few) == [0, 1, 2]
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def test_bounds_are_positions_or_times(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+    assert positions(load(spark, feeds, startingOffsets=17, endingOffsets=90)) == list(range(17, 90))
+    assert positions(load(spark, feeds, startingOffsets="latest")) == []
+    millis = rows[len(rows) // 2].timestamp_ns // 1_000_000
+    first = next(row.position for row in rows if row.timestamp_ns >= millis * 1_000_000)
+    assert positions(load(spark, feeds, startingTimestamp=millis)) == list(range(first, len(rows)))
+    assert positions(load(spark, feeds, endingTimestamp=millis)) == list(range(first))
+    assert positions(load(spark, feeds, endingTimestamp=2**42)) == list(range(len(rows)))
+
+
+def test_topics_are_chosen_by_an_option(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+    wanted = [row.position for row in rows if row.topic in {"trade", ""}]
+    assert positions(load(spark, feeds, topics='["trade", ""]')) == wanted
+
+
+def test_sql_finds_the_source_by_its_name(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW log USING rt OPTIONS (path '{feeds.path}', minPartitions '2')")
+    (row,) = spark.sql("SELECT count(*) AS n, sum(length(value)) AS size FROM log").collect()
+    assert (row.n, row.size) == (len(rows), sum(len(message.value) for message in rows))
+    assert [row.position for row in spark.sql("SELECT position FROM log LIMIT 3").collect()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        (None, {"startingOffset": "5"}, "no option 'startingoffset'. Did you mean startingOffsets? Known"),
+        (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': wanted true or false"),
+        ("key binary", {}, "the schema names a column 'key'"),
+        ("value string", {}, "the schema gives the column value another type"),
+        (None, {"startingOffsets": "999999"}, "startingOffsets is at position 999999, but the log ends with"),
+        (None, {"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
+        (None, {"startingTimestamp": str(2**42)}, "no message has a timestamp at or after startingTimestamp"),
+    ],
+)
+def test_what_is_wrong_is_said_to_the_user(
+    spark: SparkSession, feeds: Feeds, schema: str | None, options: dict[str, str], said: str
+) -> None:
+    reader = spark.read.format("rt").options(**options)
+    with pytest.raises(PySparkException) as error:
+        (reader.schema(schema) if schema else reader).load(feeds.path).collect()
+    assert said in str(error.value)
+
+
+def test_a_directory_without_a_log_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException) as error:
+        spark.read.format("rt").load(str(tmp_path)).collect()
+    assert f"no log directory (at {tmp_path})" in str(error.value)
+
+
+def test_trimmed_messages_are_an_error_that_names_both_positions_or_are_left_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feeds = Feeds(tmp_path)
+    first = feeds.fill(20)
+    feeds.roll()
+    second = feeds.fill(20)
+    careless = load(spark, feeds, startingOffsets=5, failOnDataLoss="false")
+    planned = load(spark, feeds, startingOffsets=5).select("position").rdd
+    assert planned.getNumPartitions() == 1
+    feeds.trim(1)
+    with pytest.raises(PySparkException) as error:
+        load(spark, feeds, startingOffsets=5).collect()
+    assert f"position 5 is wanted, but the log has nothing before position {first.stop}" in str(error.value)
+    assert "Set failOnDataLoss=false" in str(error.value)
+    with pytest.raises(Exception, match="gone") as error:
+        planned.collect()
+    assert f"nothing before position {first.stop}: {first.stop - 5} messages are gone (time)" in str(
+        error.value
+    )
+    assert positions(careless) == list(second)
+    assert positions(load(spark, feeds)) == list(second)
+    feeds.close()

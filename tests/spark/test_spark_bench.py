@@ -1,0 +1,18 @@
+"""The benchmark of Spark gives every figure, and leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rt.bench.spark import SparkBench
+
+
+@pytest.mark.slow
+def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
+    bench = SparkBench(str(tmp_path), rounds=1, size_bytes=2**20)
+    figures = list(bench.figures(spark))
+    bench.close()
+    assert len({figure.name for figure in figures}) == len(figures) == 11
+    assert all(figure.median > 0 for figure in figures)
+    assert list(tmp_path.iterdir()) == []

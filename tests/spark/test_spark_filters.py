@@ -1,0 +1,104 @@
+"""Filters spare reading, and never leave out what passes them."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+import rt
+from rt.log.interest import Interest
+from rt.log.layout import NUMBER_MAX
+from rt.spark.columns import check_columns
+from rt.spark.filters import Pushed, push_filters
+
+POSITION, TIMESTAMP = ("position",), ("timestamp",)
+NOON = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
+NOON_NS = 1_769_860_800_000_005_000
+
+
+@pytest.mark.parametrize(
+    ("filters", "start", "end"),
+    [
+        ([EqualTo(POSITION, 5)], 5, 6),
+        ([EqualNullSafe(POSITION, 5)], 5, 6),
+        ([GreaterThan(POSITION, 5)], 6, NUMBER_MAX),
+        ([GreaterThanOrEqual(POSITION, 5)], 5, NUMBER_MAX),
+        ([LessThan(POSITION, 5)], 0, 5),
+        ([LessThanOrEqual(POSITION, 5)], 0, 6),
+        ([GreaterThan(POSITION, 5), LessThan(POSITION, 9), GreaterThan(POSITION, 3)], 6, 9),
+    ],
+)
+def test_filters_on_positions_are_done_here(filters: list[Filter], start: int, end: int) -> None:
+    assert push_filters([IsNotNull(POSITION), *filters], Pushed()) == (Pushed(start, end), [])
+
+
+def test_a_list_of_positions_bounds_them_and_is_left_to_spark() -> None:
+    filters = [In(POSITION, (9, 3, 5))]
+    assert push_filters(filters, Pushed()) == (Pushed(3, 10), filters)
+
+
+@pytest.mark.parametrize(
+    ("one", "low", "high"),
+    [
+        (EqualTo(TIMESTAMP, NOON), NOON_NS, NOON_NS + 999),
+        (GreaterThan(TIMESTAMP, NOON), NOON_NS, 2**63 - 1),
+        (LessThanOrEqual(TIMESTAMP, NOON.astimezone(timezone(timedelta(hours=9)))), -(2**63), NOON_NS + 999),
+        (GreaterThanOrEqual(("timestamp_ns",), 7), 7, 2**63 - 1),
+        (In(TIMESTAMP, (NOON, NOON + timedelta(seconds=1))), NOON_NS, NOON_NS + 1_000_000_999),
+    ],
+)
+def test_filters_on_times_narrow_what_is_read(one: Filter, low: int, high: int) -> None:
+    pushed = Pushed(interest=Interest(timestamp_low_ns=low, timestamp_high_ns=high))
+    assert push_filters([one], Pushed()) == (pushed, [one])
+
+
+def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
+    filters = [In(("session",), ("a", "b")), EqualTo(("session",), "a"), In(("topic",), ("trade", "quote"))]
+    pushed, left = push_filters(filters, Pushed(interest=Interest(topics=frozenset({"quote", "news"}))))
+    assert left == filters
+    assert (pushed.interest.sessions, pushed.interest.topics) == ({"a"}, {"quote"})
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        Not(EqualTo(POSITION, 5)),
+        EqualTo(POSITION, None),
+        EqualTo(("number",), 5),
+        EqualTo(("other",), 5),
+        EqualTo(("a", "position"), 5),
+        GreaterThan(TIMESTAMP, datetime(2026, 1, 31)),  # noqa: DTZ001
+        StringStartsWith(("topic",), "t"),
+        In(("topic",), ("a", None)),
+        In(POSITION, (1, None)),
+    ],
+)
+def test_what_says_nothing_here_is_left_to_spark(one: Filter) -> None:
+    pushed, left = push_filters([one], Pushed())
+    assert left == [one]
+    assert pushed == Pushed()
+
+
+def test_a_schema_is_some_of_the_columns() -> None:
+    assert check_columns([("value", "binary"), ("timestamp_ns", "bigint")]) == ("value", "timestamp_ns")
+    for fields, said in [
+        ([("key", "binary")], "a column 'key'. The columns are position bigint"),
+        ([("value", "string")], "the column value another type: got string, wanted binary. Cast it"),
+        ([("value", "binary")] * 2, "no column, or one twice"),
+        ([], "no column"),
+    ]:
+        with pytest.raises(rt.InvalidOption) as error:
+            check_columns(fields)
+        assert said in str(error.value)

@@ -1,0 +1,120 @@
+"""Record batches: the rows of the log, of a useful size, in the very types that Spark wants."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from merged_logs import Feeds
+
+from rt.log.interest import Interest
+from rt.log.messages import MessageBatch
+from rt.log.ranges import RangeReader
+from rt.spark.gathering import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather
+
+ALL = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns")
+TYPES = {
+    "position": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "session": pa.string(),
+    "number": pa.int64(),
+    "topic": pa.string(),
+    "value": pa.binary(),
+    "timestamp_ns": pa.int64(),
+}
+
+
+def schema(*names: str) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in names])
+
+
+def batches(path: str, end: int, **interest: object) -> Iterator[MessageBatch]:
+    return RangeReader(path, 0, end, interest=Interest(**interest), on_loss=lambda _: None).batches()
+
+
+@pytest.fixture
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    made = Feeds(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
+    feeds.fill(80)
+    rows = feeds.rows()
+    table = pa.Table.from_batches(gather(batches(feeds.path, len(rows)), ALL, schema(*ALL)))
+    assert table.to_pylist() == [
+        {
+            "position": row.position,
+            "timestamp": table.column("timestamp")[i].as_py(),
+            "session": row.session,
+            "number": row.number,
+            "topic": row.topic,
+            "value": row.value,
+            "timestamp_ns": row.timestamp_ns,
+        }
+        for i, row in enumerate(rows)
+    ]
+    microseconds = table.column("timestamp").cast(pa.int64()).to_pylist()
+    assert microseconds == [row.timestamp_ns // 1000 for row in rows]
+
+
+def test_columns_come_in_the_order_and_the_types_of_the_schema(feeds: Feeds) -> None:
+    feeds.fill(10)
+    names = ("value", "topic", "position")
+    (batch,) = gather(batches(feeds.path, 10), names, schema(*names))
+    assert batch.schema == schema(*names)
+    assert all(field.nullable for field in batch.schema)
+    batch.validate(full=True)
+
+
+def test_many_small_batches_become_few_record_batches(feeds: Feeds) -> None:
+    for start in range(0, 30_000, 1000):
+        feeds.publish("ac"[start % 2], [b"%099d" % n for n in range(start, start + 1000)], "t", range(1000))
+    feeds.merge()
+    made = list(gather(batches(feeds.path, 30_000), ALL, schema(*ALL)))
+    assert sum(batch.num_rows for batch in made) == 30_000
+    assert all(batch.num_rows >= ROWS_MIN and batch.nbytes >= BYTES_MIN for batch in made[:-1])
+    assert len(made) <= 3
+
+
+def test_large_values_make_record_batches_of_bounded_size(feeds: Feeds) -> None:
+    for _ in range(30):
+        feeds.publish("a", [os.urandom(2**20)], "t", [1])
+    feeds.publish("c", [bytes(BYTES_MAX + 1)], "t", [1])
+    feeds.merge()
+    made = list(gather(batches(feeds.path, 31), ("value",), schema("value")))
+    assert sum(batch.num_rows for batch in made) == 31
+    assert all(batch.nbytes <= 1.01 * BYTES_MAX for batch in made if batch.num_rows > 1)
+    assert len(made) == 4
+
+
+def test_one_batch_above_the_bound_is_cut() -> None:
+    count, size = 100, 400_000
+    batch = MessageBatch(
+        np.arange(count),
+        np.arange(count),
+        np.arange(count),
+        ("s",),
+        None,
+        ("t",),
+        None,
+        np.arange(count + 1, dtype=np.int32) * size,
+        memoryview(bytes(count * size)),
+    )
+    made = list(gather([batch], ("position", "value"), schema("position", "value")))
+    assert [row for part in made for row in part.column(0).to_pylist()] == list(range(count))
+    assert max(part.nbytes for part in made) <= 1.01 * BYTES_MAX
+
+
+def test_what_is_asked_for_without_values_has_none(feeds: Feeds) -> None:
+    feeds.fill(40)
+    names = ("position", "topic")
+    (batch,) = gather(batches(feeds.path, 40, values=False), names, schema(*names))
+    rows = feeds.rows()[:40]
+    assert batch.to_pydict() == {
+        "position": [row.position for row in rows],
+        "topic": [row.topic for row in rows],
+    }

@@ -1,0 +1,107 @@
+"""Spark reads straight from nodes, in batch and as a stream, and shows nobody with what key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from range_nodes import RangeNodes, range_nodes
+
+import rt
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spark-nodes")
+
+
+@pytest.fixture(scope="module")
+def feeds(root: Path) -> Iterator[Feeds]:
+    made = Feeds(root)
+    made.fill(60)
+    made.roll()
+    made.fill(60)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(root: Path, feeds: Feeds) -> Iterator[RangeNodes]:
+    with range_nodes(root) as running:
+        yield running
+
+
+def options(nodes: RangeNodes) -> dict[str, str]:
+    return {"endpoints": ",".join(nodes.endpoints), "stream": "s", **nodes.files}
+
+
+def key_of(nodes: RangeNodes) -> list[str]:
+    return [line for line in Path(nodes.files["key"]).read_text().splitlines() if "-" not in line]
+
+
+def test_a_batch_query_reads_from_nodes_and_goes_on_without_one(
+    spark: SparkSession, feeds: Feeds, nodes: RangeNodes
+) -> None:
+    frame = spark.read.format("rt").options(minPartitions="3", **options(nodes)).load()
+    rows = [(row.position, row.session, row.topic, row.value) for row in feeds.rows()]
+    assert [tuple(row) for row in frame.select("position", "session", "topic", "value").collect()] == rows
+    nodes.stop(0)
+    try:
+        assert frame.count() == len(rows)
+    finally:
+        nodes.start(0)
+
+
+def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNodes) -> None:
+    frame = spark.read.format("rt").options(**options(nodes)).load().where("position > 3")
+    frame.count()
+    plan = frame._jdf.queryExecution().toString() + frame._jdf.queryExecution().logical().toJSON()
+    assert "rt" in plan
+    assert nodes.files["key"] not in plan
+    assert not [line for line in key_of(nodes) if line in plan]
+
+
+def test_a_stream_reads_from_nodes(
+    spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path
+) -> None:
+    got: list[int] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        got.extend(row.position for row in batch.collect())
+
+    end = feeds.rows()[-1].position + 1
+    frame = spark.readStream.format("rt").schema("position long").options(**options(nodes))
+    query = (
+        frame.option("maxOffsetsPerTrigger", str(end // 2 + 1))
+        .load()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(200), "the query does not end"
+    assert got == list(range(end))
+    progress = "".join(str(each) for each in query.recentProgress)
+    assert nodes.files["key"] not in progress
+
+
+def test_a_certificate_that_cannot_be_used_is_named(
+    spark: SparkSession, nodes: RangeNodes, tmp_path: Path
+) -> None:
+    wrong = options(nodes) | {"key": str(tmp_path / "none.key")}
+    with pytest.raises(PySparkException, match=r"none\.key"):
+        spark.read.format("rt").options(**wrong).load().count()
+
+
+def test_what_nodes_are_asked_with_is_checked_before_anything_is_read(nodes: RangeNodes) -> None:
+    from rt.spark.source import RtDataSource
+
+    source = RtDataSource({**options(nodes), "stream": ""})
+    with pytest.raises(rt.InvalidOption, match="endpoints want stream as well"):
+        source.schema()

@@ -1,0 +1,130 @@
+"""What options mean, and how wrong ones are refused."""
+
+import pytest
+
+import rt
+from rt.spark.options import (
+    MAX_PARTITION_BYTES,
+    AtTime,
+    Directory,
+    Nodes,
+    ReadOptions,
+    parse_options,
+    parse_position,
+)
+
+LOG = {"path": "/log"}
+NODES = {"endpoints": "n1:5002, n2:5002", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
+
+
+def test_a_path_is_enough() -> None:
+    assert parse_options(LOG) == ReadOptions(Directory("/log"))
+    assert parse_options({"log": "/log"}).where == Directory("/log")
+    assert parse_options(LOG).max_partition_bytes == MAX_PARTITION_BYTES
+
+
+def test_nodes_want_their_stream_and_three_files() -> None:
+    assert parse_options(NODES).where == Nodes(("n1:5002", "n2:5002"), "s", "/ca", "/cert", "/key")
+
+
+def test_names_are_taken_in_any_case() -> None:
+    options = parse_options({"PATH": "/log", "STARTINGoffsets": "5", "failondataloss": "FALSE"})
+    assert (options.start, options.fail_on_data_loss) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "start"),
+    [
+        ("earliest", "earliest"),
+        ("LATEST", "latest"),
+        ("0", 0),
+        ("-2", "earliest"),
+        ("-1", "latest"),
+        ('{"position": 17}', 17),
+        (" 7 ", 7),
+    ],
+)
+def test_a_query_starts_where_it_is_told(value: str, start: object) -> None:
+    assert parse_options({**LOG, "startingOffsets": value}).start == start
+
+
+@pytest.mark.parametrize(
+    ("value", "nanoseconds"),
+    [
+        ("1700000000000", 1_700_000_000_000_000_000),
+        ("-1", -1_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000_000_000),
+        ("2023-11-14T23:13:20.000001+01:00", 1_700_000_000_000_001_000),
+    ],
+)
+def test_times_are_milliseconds_or_iso_8601_and_come_before_offsets(value: str, nanoseconds: int) -> None:
+    options = parse_options({**LOG, "startingTimestamp": value, "startingOffsets": "5"})
+    assert options.start == AtTime(nanoseconds, "startingTimestamp")
+
+
+@pytest.mark.parametrize(
+    ("value", "size"), [("1", 1), ("64m", 64 * 2**20), ("2 GiB", 2**31), ("10kb", 10240), ("7b", 7)]
+)
+def test_sizes_are_bytes_or_have_a_unit(value: str, size: int) -> None:
+    assert parse_options({**LOG, "maxBytesPerTrigger": value}).max_bytes_per_trigger == size
+
+
+def test_topics_are_a_list_or_json() -> None:
+    assert parse_options({**LOG, "topics": "trade, quote"}).topics == {"trade", "quote"}
+    assert parse_options({**LOG, "topics": '["a,b", ""]'}).topics == {"a,b", ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "neither path nor endpoints is given"),
+        ({**LOG, "startingOffset": "1"}, "no option 'startingOffset'. Did you mean startingOffsets"),
+        ({**LOG, "kafka.group.id": "1"}, "Known are path, log, endpoints"),
+        ({**LOG, "log": "/other"}, "path and log name two directories"),
+        ({**LOG, **NODES}, "path and endpoints exclude each other"),
+        ({**LOG, "ca": "/ca"}, "path and ca exclude each other"),
+        ({"endpoints": "n1:5002", "stream": "s"}, "endpoints want ca, cert, key as well"),
+        ({**NODES, "endpoints": "n1"}, "endpoints cannot be 'n1': wanted host:port"),
+        ({**NODES, "stream": "a/b"}, "stream: "),
+        ({**LOG, "startingOffsets": "newest"}, "startingOffsets cannot be 'newest': wanted earliest, latest"),
+        ({**LOG, "startingOffsets": "-3"}, "startingOffsets cannot be '-3': wanted a position"),
+        ({**LOG, "startingOffsets": "1.5"}, "startingOffsets cannot be '1.5'"),
+        ({**LOG, "startingOffsets": "true"}, "startingOffsets cannot be 'True'"),
+        ({**LOG, "startingOffsets": '{"topic": {"0": 1}}'}, "startingOffsets cannot be"),
+        ({**LOG, "startingOffsets": "[" * 100_000}, "startingOffsets cannot be"),
+        ({**LOG, "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest': wanted latest"),
+        (
+            {**LOG, "startingOffsets": "5", "endingOffsets": "4"},
+            "endingOffsets cannot be '4': wanted at least",
+        ),
+        ({**LOG, "startingTimestamp": "yesterday"}, "startingTimestamp cannot be 'yesterday'"),
+        ({**LOG, "startingTimestamp": "2023-11-14T22:13:20"}, "wanted a time with its zone"),
+        ({**LOG, "endingTimestamp": "2300-01-01T00:00:00Z"}, "between the years 1678 and 2262"),
+        ({**LOG, "topics": "[1]"}, "topics cannot be '[1]'"),
+        ({**LOG, "failOnDataLoss": "yes"}, "failOnDataLoss cannot be 'yes': wanted true or false"),
+        ({**LOG, "minPartitions": "0"}, "minPartitions cannot be '0': wanted a number above 0"),
+        ({**LOG, "maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger cannot be 'many'"),
+        ({**LOG, "maxBytesPerTrigger": "64 q"}, "maxBytesPerTrigger cannot be '64 q': wanted bytes above 0"),
+        ({**LOG, "startingOffsetsByTimestampStrategy": "x"}, "wanted error or latest"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line_that_names_the_option(
+    given: dict[str, str], said: str
+) -> None:
+    with pytest.raises(rt.InvalidOption) as error:
+        parse_options(given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(rt.InvalidOption, match=f"{name} is for batch queries"):
+        parse_options({**LOG, name: "5"}, streaming=True)
+
+
+@pytest.mark.parametrize("value", [None, True, 1.0, -1, 2**80, "5", {}, {"position": True}, {"offset": 1}])
+def test_a_checkpoint_that_holds_anything_but_a_position_is_refused(value: object) -> None:
+    with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
+        parse_position("the offset in the checkpoint", value)

@@ -1,0 +1,244 @@
+"""Streams: micro-batches that hold each message once, of the sizes asked for, over restarts and trims."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from merged_logs import Feeds
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import LongType, StructField, StructType
+
+import rt
+from rt.spark.options import parse_options
+from rt.spark.source import latest_position
+from rt.spark.streaming import RtStreamReader
+
+SCHEMA = StructType([StructField("position", LongType())])
+
+
+@pytest.fixture
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    made = Feeds(tmp_path)
+    yield made
+    made.close()
+
+
+def reader(feeds: Feeds, **options: str) -> RtStreamReader:
+    return RtStreamReader(parse_options({"path": feeds.path, **options}, streaming=True), SCHEMA)
+
+
+def at(position: int) -> dict[str, int]:
+    return {"position": position}
+
+
+# The reader by itself
+
+
+def test_the_text_of_an_offset_is_always_the_same_for_the_same_place(feeds: Feeds) -> None:
+    feeds.fill(5)
+    assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0}'
+
+
+def test_where_a_query_begins_is_asked_of_the_log_once(feeds: Feeds) -> None:
+    first = feeds.fill(5)
+    stream = reader(feeds, startingOffsets="latest")
+    assert stream.initialOffset() == at(first.stop)
+    second = feeds.fill(5)
+    assert stream.initialOffset() == at(first.stop)
+    assert stream.latestOffset(at(first.stop), ReadAllAvailable()) == at(second.stop)
+    assert latest_position(path=feeds.path) == second.stop
+    stream.stop()
+
+
+def test_the_end_follows_the_log_over_segments_and_never_goes_back(feeds: Feeds) -> None:
+    stream = reader(feeds)
+    ends = []
+    for _ in range(3):
+        end = feeds.fill(5).stop
+        feeds.roll()
+        assert stream.latestOffset(at(0), ReadAllAvailable()) == at(end)
+        assert stream.reportLatestOffset() == at(end)
+        ends.append(end)
+    assert stream.latestOffset(at(ends[-1]), ReadAllAvailable()) == at(ends[-1])
+    stream.stop()
+
+
+def test_a_torn_tail_is_not_offered(feeds: Feeds) -> None:
+    end = feeds.fill(5).stop
+    stream = reader(feeds)
+    with open(f"{feeds.path}/log.0.0", "ab") as file:
+        file.write(os.urandom(100))
+    assert stream.latestOffset(at(0), ReadAllAvailable()) == at(end)
+    stream.stop()
+
+
+def test_limits_are_those_of_the_options_and_exact_for_messages(feeds: Feeds) -> None:
+    end = feeds.fill(100).stop
+    stream = reader(feeds, maxOffsetsPerTrigger="10")
+    assert stream.getDefaultReadLimit() == ReadMaxRows(10)
+    assert stream.latestOffset(at(7), ReadMaxRows(10)) == at(17)
+    assert stream.latestOffset(at(7), ReadAllAvailable()) == at(end)
+    stream.stop()
+    stream = reader(feeds, maxBytesPerTrigger="1k")
+    assert stream.getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert at(7)["position"] < stream.latestOffset(at(7), ReadMaxBytes(1024))["position"] < 50
+    stream.stop()
+    assert reader(feeds).getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_both_limits_count(feeds: Feeds) -> None:
+    for _ in range(40):
+        feeds.publish("a", [os.urandom(100_000)], "t", [1])
+    feeds.merge()
+    stream = reader(feeds, maxOffsetsPerTrigger="30", maxBytesPerTrigger="2m")
+    assert stream.getDefaultReadLimit() == ReadMaxRows(30)
+    assert 10 <= stream.latestOffset(at(0), ReadMaxRows(30))["position"] <= 25
+    stream.stop()
+
+
+def test_what_is_there_now_is_what_was_there_when_the_query_began(feeds: Feeds) -> None:
+    first = feeds.fill(5).stop
+    stream = reader(feeds)
+    stream.prepareForTriggerAvailableNow()
+    feeds.fill(5)
+    assert stream.latestOffset(at(0), ReadAllAvailable()) == at(first)
+    assert stream.latestOffset(at(first), ReadAllAvailable()) == at(first)
+    stream.stop()
+
+
+def test_a_start_below_the_log_is_an_error_that_names_both_positions_or_is_skipped(feeds: Feeds) -> None:
+    first = feeds.fill(5).stop
+    feeds.roll()
+    second = feeds.fill(5).stop
+    feeds.trim(1)
+    stream = reader(feeds)
+    with pytest.raises(rt.Gap, match=f"position 2 is wanted, .* nothing before position {first}"):
+        stream.partitions(at(2), at(second))
+    stream.stop()
+    stream = reader(feeds, failOnDataLoss="false")
+    (partition,) = stream.partitions(at(2), at(second))
+    assert (partition.start, partition.end) == (first, second)
+    assert stream.partitions(at(1), at(2)) == []
+    stream.stop()
+
+
+def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
+    end = feeds.fill(5).stop
+    stream = reader(feeds)
+    for ask in (
+        lambda: stream.latestOffset(at(end + 1), ReadAllAvailable()),
+        lambda: stream.partitions(at(0), at(end + 1)),
+    ):
+        with pytest.raises(rt.Gap, match=f"is at position {end + 1}, but the log ends with {end}"):
+            ask()
+    stream.stop()
+    careless = reader(feeds, failOnDataLoss="false")
+    assert careless.latestOffset(at(end + 1), ReadAllAvailable()) == at(end + 1)
+    careless.stop()
+
+
+def test_a_start_behind_the_batch_that_is_made_again_is_an_error(feeds: Feeds) -> None:
+    feeds.fill(20)
+    stream = reader(feeds)
+    with pytest.raises(rt.Gap, match="position 3 is wanted, but the log has nothing before position 9"):
+        stream.partitions(at(9), at(3))
+    stream.stop()
+
+
+@pytest.mark.parametrize("offset", [{"offset": 1}, {"position": "1"}, {"position": 1.0}, {}])
+def test_a_checkpoint_of_another_source_is_refused(feeds: Feeds, offset: dict[str, Any]) -> None:
+    feeds.fill(1)
+    stream = reader(feeds)
+    with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
+        stream.latestOffset(offset, ReadAllAvailable())
+
+
+def test_copies_for_executors_carry_no_open_files(feeds: Feeds) -> None:
+    import pickle
+
+    feeds.fill(5)
+    stream = reader(feeds)
+    stream.initialOffset()
+    twin = pickle.loads(pickle.dumps(stream))  # noqa: S301
+    assert twin.initialOffset() == stream.initialOffset()
+    twin.stop()
+    stream.stop()
+
+
+# In Spark
+
+
+def run(
+    frame: DataFrame, checkpoint: Path, take: Callable[[DataFrame, int], None], **trigger: Any
+) -> list[dict[str, Any]]:
+    """Run a query to its end; the progress of its micro-batches that had rows."""
+    query = (
+        frame.writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    assert query.awaitTermination(200), "the query does not end"
+    return [progress for progress in query.recentProgress if progress["numInputRows"]]
+
+
+def stream(spark: SparkSession, feeds: Feeds, **options: object) -> DataFrame:
+    given = {name: str(value) for name, value in options.items()}
+    return spark.readStream.format("rt").schema("position long").options(**given).load(feeds.path)
+
+
+@pytest.mark.slow
+def test_micro_batches_hold_what_they_may_and_a_restart_goes_on_behind_them(
+    spark: SparkSession, feeds: Feeds, tmp_path: Path
+) -> None:
+    first = feeds.fill(60).stop
+    limit = first // 3
+    frame = stream(spark, feeds, maxOffsetsPerTrigger=limit)
+    got: dict[int, list[int]] = {}
+
+    def take(batch: DataFrame, number: int) -> None:
+        got[number] = [row.position for row in batch.collect()]
+
+    checkpoint = tmp_path / "checkpoint"
+    progress = run(frame, checkpoint, take)
+    assert [one["numInputRows"] for one in progress][:3] == [limit] * 3
+    assert [position for number in sorted(got) for position in got[number]] == list(range(first))
+
+    assert run(frame, checkpoint, take) == []
+    got.clear()
+    second = feeds.fill(10).stop
+    run(frame, checkpoint, take)
+    assert [position for number in sorted(got) for position in got[number]] == list(range(first, second))
+    offsets = sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert offsets[-1].read_text().splitlines()[-1] == f'{{"position": {second}}}'
+
+
+@pytest.mark.slow
+def test_a_checkpoint_below_the_log_fails_the_query_or_goes_on_behind_the_gap(
+    spark: SparkSession, feeds: Feeds, tmp_path: Path
+) -> None:
+    first = feeds.fill(10).stop
+    got: list[int] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        got.extend(row.position for row in batch.collect())
+
+    checkpoint = tmp_path / "checkpoint"
+    run(stream(spark, feeds), checkpoint, take)
+    second = feeds.fill(10).stop
+    feeds.roll()
+    third = feeds.fill(10).stop
+    feeds.trim(1)
+    with pytest.raises(PySparkException) as error:
+        run(stream(spark, feeds), checkpoint, take)
+    assert f"position {first} is wanted, but the log has nothing before position {second}" in str(error.value)
+    got.clear()
+    run(stream(spark, feeds, failOnDataLoss="false"), checkpoint, take)
+    assert got == list(range(second, third))

@@ -1,0 +1,34 @@
+"""Local Spark sessions for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+
+def local_session(directory: Path | str, python: str, environment: MutableMapping[str, str]) -> SparkSession:
+    """A session with two cores whose workers run `python`; what it leaves behind is in `directory`."""
+    # Before the JVM starts, or the workers run whatever python3 is first in the path.
+    environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
+    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.buffer.size": "1048576",
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+        "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
+        "spark.local.dir": os.path.join(directory, "local"),
+        "spark.driver.host": "localhost",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "1g",
+        "spark.sql.ui.explainMode": "formatted",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("rt")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
