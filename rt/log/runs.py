@@ -8,7 +8,6 @@ batch says what is wrong.
 
 from __future__ import annotations
 
-import struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,8 +21,6 @@ BATCHES_MIN: Final = 16
 """Below it, looking at the batches together costs more than one by one."""
 BATCH_BYTES_MAX: Final = 8 * 1024
 """Of larger ones the bytes cost more than the header."""
-
-_TOTAL: Final = struct.Struct("<I")
 
 
 class Run(NamedTuple):
@@ -60,14 +57,16 @@ def find_run(
 def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
     """Where batches start, by their lengths alone, and where a length says something else."""
     starts: list[int] = []
-    total_at = _TOTAL.unpack_from
+    found, words = starts.append, data[: len(data) & -4].cast("I")
     last = end - BATCH_HEADER_BYTES
     while at <= last:
-        (total,) = total_at(data, at + 8)
-        if total > BATCH_BYTES_MAX or total < BATCH_HEADER_BYTES or total & 7 or at + total > end:
+        total = words[at + 8 >> 2]
+        if total & 7 or not BATCH_HEADER_BYTES <= total <= BATCH_BYTES_MAX:
             break
-        starts.append(at)
+        found(at)
         at += total
+    if at > end:
+        at = starts.pop()
     return starts, at
 
 
@@ -116,12 +115,15 @@ def _count_verified(data: memoryview, headers: _Headers, seed: int, source: int,
     run = headers.run
     count = len(run.starts)
     seeds = _seeds(seed, run.starts + source).tolist()
-    starts, middles = (run.starts + 8).tolist(), headers.values_at.tolist()
-    found = [crc32c(data[a:b], s) for a, b, s in zip(starts, middles, seeds, strict=False)]
+    # Slices of bytes are cheaper than those of a view, by more than copying small batches costs.
+    base = int(run.starts[0]) if count else 0
+    raw = bytes(data[base : run.end])
+    starts, middles = (run.starts + 8 - base).tolist(), (headers.values_at[:count] - base).tolist()
+    found = [crc32c(raw[a:b], s) for a, b, s in zip(starts, middles, seeds, strict=True)]
     is_good = np.array(found, np.uint32) == headers.checksums[:count]
     if values:
-        ends = headers.ends.tolist()
-        found = [crc32c(data[a:b], s) for a, b, s in zip(middles, ends, seeds, strict=False)]
+        ends = (headers.ends[:count] - base).tolist()
+        found = [crc32c(raw[a:b], s) for a, b, s in zip(middles, ends, seeds, strict=True)]
         is_good &= np.array(found, np.uint32) == headers.values_checksums[:count]
     return count if is_good.all() else int(is_good.argmin())
 
