@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from replicator.handshake import Outline, PullHello, PullMerged, PullRange, PullStart, Wanted
+from replicator.handshake import Acknowledged, Outline, PullHello, PullMerged, PullRange, PullStart, Wanted
 from replicator.items import Chunk
 from replicator.range_feed import Found, RangeFeed
 from replicator.wire import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
@@ -79,6 +79,9 @@ class NodesLog:
         """The node that is asked: readers spread over them, and stay with one that answers."""
         self._end = 0
         self._bounds: tuple[float, int, int] | None = None
+        self._held: Acknowledged | None = None
+        self._told: int | None = None
+        """The node that was told so."""
         self.switches = 0
         """How often a node was left."""
         self.received_bytes = 0
@@ -122,6 +125,14 @@ class NodesLog:
                         break
             finally:
                 self._loop.run(call.end())
+
+    def hold(self, name: str, position: int) -> None:
+        """See `rt.spark.log_source.LogSource`. `rt.CertificateError` unless the certificate is of that name.
+
+        What one node has heard it proposes to all; when it is left, the next one is told as well.
+        """
+        self._held, self._told = Acknowledged(name, position), None
+        self._asked("earliest", PullRange(0))
 
     def close(self) -> None:
         """See `rt.spark.log_source.LogSource`."""
@@ -167,12 +178,16 @@ class NodesLog:
     def _call(self, position: Wanted, wanted: PullRange, trial: _Trial) -> _Call:
         """A call that a node has answered; raises when all have failed for long enough."""
         while True:
-            channel = self._channels[self._at]
-            hello = PullHello(self._stream, PullMerged(position=position, range=wanted))
+            at = self._at
+            held = None if at == self._told else self._held
+            merged = PullMerged(position=position, acknowledged=held, range=wanted)
             try:
-                return self._loop.run(_Call.begin(channel, hello))
+                call = self._loop.run(_Call.begin(self._channels[at], PullHello(self._stream, merged)))
             except RtError as error:
                 self._leave(error, trial)
+            else:
+                self._told = at
+                return call
 
     def _leave(self, error: RtError, trial: _Trial) -> None:
         """Go on to the next node, behind a pause; raise if that is of no use any more."""

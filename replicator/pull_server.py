@@ -193,6 +193,9 @@ class PullServicer:
         try:
             with self._hub.watching(source.sender.path) as watched:
                 self._note_overtaken(pull, source)
+                if source.end_place is not None:
+                    # It keeps nothing, and tells nothing: it is where it began, or at the end without bytes.
+                    pull.has = PullProgress(source.start.end if source.is_done else source.start.first)
                 await context.write(encode_pull_reply(source.start))
                 parts = self._send_items(context, pull, source, watched), self._listen(context, pull)
                 await first_of(*parts)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "localhost",
     "spark.log.level": "ERROR",

@@ -52,6 +52,9 @@ class LocalLog:
             self.path, start, end, interest=interest, on_loss=on_loss, disk=self._disk
         ).batches()
 
+    def hold(self, name: str, position: int) -> None:
+        """See `LogSource`. A directory holds nothing back, and `rt.spark.options` lets nobody want it."""
+
     def close(self) -> None:
         """See `LogSource`."""
         if self._tail is not None:

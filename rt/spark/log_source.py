@@ -42,6 +42,12 @@ class LogSource(Protocol):
         `on_loss` is told of positions that cannot be had, before what follows them comes; it may raise.
         """
 
+    def hold(self, name: str, position: int) -> None:
+        """The subscriber `name` needs what comes from `position` on, and nothing before any more.
+
+        A hold never goes back. Returns when a node has heard it; where nobody can hold anything, at once.
+        """
+
     def close(self) -> None:
         """Release files and connections. Twice is allowed."""
 

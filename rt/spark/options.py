@@ -15,6 +15,8 @@ guessed.
     startingOffsetsByTimestampStrategy   if there is no such message: error (default), or latest
     topics                      only these, separated by commas, or a JSON array of strings
     failOnDataLoss              true (default): an error names positions that are gone; false: log and go on
+    consumer                    a name, that of the certificate: the nodes keep, within their limits, what the
+                                query's checkpoint does not cover yet; for streams from nodes only
 
     maxOffsetsPerTrigger        messages of a micro-batch, at most
     maxBytesPerTrigger          bytes of log of a micro-batch, about; 67108864 or 64m (of 1,024 x 1,024)
@@ -55,6 +57,7 @@ _NAMES: Final = (
     "startingOffsetsByTimestampStrategy",
     "topics",
     "failOnDataLoss",
+    "consumer",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
     "minPartitions",
@@ -115,10 +118,15 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = None
     min_partitions: int = 1
     max_partition_bytes: int = MAX_PARTITION_BYTES
+    consumer: str | None = None
+    """Of a stream from nodes."""
 
 
-def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-    """What the options say; `rt.InvalidOption` for anything that cannot be meant."""
+def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
+    """What the options say to a query that is `streaming` or not, or it is not known yet which (None).
+
+    `rt.InvalidOption` for anything that cannot be meant.
+    """
     options = _known(given)
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
@@ -141,6 +149,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ReadO
         _size(options, "maxBytesPerTrigger"),
         _count(options, "minPartitions") or 1,
         _size(options, "maxPartitionBytes") or MAX_PARTITION_BYTES,
+        _consumer(options, streaming),
     )
 
 
@@ -255,6 +264,26 @@ def _topics(options: Mapping[str, str]) -> frozenset[str] | None:
     if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
         raise _refused("topics", value, 'names separated by commas, or a JSON array: ["trade", "quote"]')
     return frozenset(topics)
+
+
+def _consumer(options: Mapping[str, str], streaming: bool | None) -> str | None:
+    value = options.get("consumer")
+    if value is None:
+        return None
+    if not options.get("endpoints"):
+        raise InvalidOption(
+            "consumer wants endpoints: only nodes hold anything back",
+            hint="Give endpoints, stream, ca, cert and key instead of a directory, or leave consumer out.",
+        )
+    if streaming is False:
+        raise InvalidOption(
+            "consumer is for streams: a batch query never says what it does not need any more",
+            hint="Leave it out; or use readStream with trigger(availableNow=True), and a checkpoint.",
+        )
+    try:
+        return check_name(value, kind="subscriber")
+    except ValueError as error:
+        raise InvalidOption(f"consumer: {error}") from error
 
 
 def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

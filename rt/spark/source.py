@@ -35,7 +35,7 @@ class RtDataSource(DataSource):
 
     def reader(self, schema: StructType) -> RtReader:
         """For `spark.read`."""
-        return RtReader(parse_options(self.options), schema)
+        return RtReader(parse_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> RtStreamReader:  # noqa: N802
         """For `spark.readStream`."""

@@ -9,11 +9,16 @@ with "latest" and fails in its first batch may begin later when it is started ag
 position (`rt.spark.source.latest_position` says which). An end never goes back, nor behind what was read; it
 is behind the last message that verifies, never the size of a file. What is limited is limited also when
 Spark asks for all there is now, in micro-batches (`Trigger.AvailableNow`), and only then.
+
+With `consumer` the nodes hold back what may be read again after a crash: from the start of a new query on,
+then from the end of the last micro-batch but one. Spark tells that a micro-batch is done only when it plans
+the next one, so that a hold is always one behind, also while a query rests.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from rt.errors import RtError
 from rt.events import SkipForward
 from rt.spark.log_source import LogSource, open_log
 from rt.spark.options import ReadOptions, parse_position
@@ -35,6 +41,8 @@ from rt.spark.reading import RangesReader, resolve
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+logger = logging.getLogger("rt.spark")
 
 
 class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,7 +70,9 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         """Where a new query begins."""
         if self._first is None:
             low, high = self.log.bounds()
-            self._first = resolve(self.options.start, self.log, self.options, low, high)
+            first = resolve(self.options.start, self.log, self.options, low, high)
+            self._hold(first)
+            self._first = first
         return _offset(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -117,13 +127,26 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         return self.read_range(partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Spark will not ask again for what is before `end`."""
+        """Spark will not ask again for what is before `end`.
+
+        While no node hears it, more is kept than is needed: the next call says so again.
+        """
+        try:
+            self._hold(_position(end))
+        except RtError as error:
+            if not error.retriable:
+                raise
+            logger.warning("hold_not_moved consumer=%s error=%r", self.options.consumer, str(error))
 
     def stop(self) -> None:
         """Release files and connections."""
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def _hold(self, position: int) -> None:
+        if self.options.consumer is not None:
+            self.log.hold(self.options.consumer, position)
 
 
 def _offset(position: int) -> dict[str, int]:

@@ -85,8 +85,10 @@ class _Known:
         stream = self.stream
         if isinstance(stream, Push):
             return stream.progress.durable_number, stream.progress.merged_number
-        position = stream.has.position
-        return (end if isinstance(stream.wanted, PullMerged) else position), position
+        position, wanted = stream.has.position, stream.wanted
+        # Who reads a range says nothing of how far it is, and nothing waits for it.
+        is_copy = isinstance(wanted, PullMerged) and wanted.range is None
+        return (end if is_copy else position), position
 
     def client(self, now_ns: int) -> Client:
         stream = self.stream

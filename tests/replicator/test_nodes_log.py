@@ -23,7 +23,8 @@ from rt.net.rpc_errors import Unreachable
 from rt.spark.local_log import LocalLog
 from rt.spark.times import first_at
 
-PATIENCE = 0.5
+SHORT = 0.5
+"""For tests of what happens when no node is left."""
 
 
 def refuse(event: SkipForward | BadMessage) -> None:
@@ -64,8 +65,8 @@ def log(nodes: RangeNodes) -> Iterator[NodesLog]:
     log.close()
 
 
-def open_log(nodes: RangeNodes, **options: str) -> NodesLog:
-    return NodesLog(nodes.endpoints, "s", patience_seconds=PATIENCE, **{**nodes.files, **options})
+def open_log(nodes: RangeNodes, *, patience_seconds: float = 60.0, **options: str) -> NodesLog:
+    return NodesLog(nodes.endpoints, "s", patience_seconds=patience_seconds, **{**nodes.files, **options})
 
 
 def read(log: NodesLog, start: int, end: int, interest: Interest = EVERYTHING) -> list[rt.Message]:
@@ -126,7 +127,8 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
 
 
 def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: RangeNodes) -> None:
-    log = open_log(nodes)
+    log, patient = open_log(nodes, patience_seconds=SHORT), open_log(nodes)
+    before = list(patient.outline(0, 5))
     for index in (0, 1):
         nodes.stop(index)
     try:
@@ -135,14 +137,40 @@ def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: R
     finally:
         for index in (0, 1):
             nodes.start(index)
-    assert log.bounds()[0] == 0
+    assert list(patient.outline(0, 5)) == before
     log.close()
+    patient.close()
 
 
-def test_positions_that_no_node_has_are_waited_for_and_then_an_error(feeds: Feeds, log: NodesLog) -> None:
+def test_positions_that_no_node_has_are_waited_for_and_then_an_error(nodes: RangeNodes) -> None:
+    log = open_log(nodes, patience_seconds=SHORT)
     end = log.bounds()[1]
     with pytest.raises(Unreachable, match="less of the log than is wanted"):
         read(log, end - 1, end + 1)
+    log.close()
+
+
+def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes: RangeNodes) -> None:
+    log = open_log(nodes)
+    for node in nodes.nodes.values():
+        node.acknowledged.clear()
+    log.hold("sub", 7)
+    list(log.outline(0, 5))
+    first, second = log._at, 1 - log._at
+    assert (nodes.nodes[first].acknowledged, nodes.nodes[second].acknowledged) == ([("sub", 7)], [])
+    nodes.stop(first)
+    try:
+        list(log.outline(0, 5))
+        log.hold("sub", 9)
+    finally:
+        nodes.start(first)
+        log.close()
+    assert nodes.nodes[second].acknowledged == [("sub", 7), ("sub", 9)]
+
+
+def test_nothing_is_held_but_for_the_certificates_own_name(log: NodesLog) -> None:
+    with pytest.raises(rt.CertificateError, match="only a subscriber itself can acknowledge"):
+        log.hold("other", 7)
 
 
 def test_who_may_not_read_is_told_so_at_once(nodes: RangeNodes) -> None:
@@ -191,7 +219,7 @@ def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) ->
         file.seek(300_000)
         file.write(b"\1")
     with range_nodes(tmp_path, 1) as nodes:
-        log = open_log(nodes)
+        log = open_log(nodes, patience_seconds=SHORT)
         got: list[int] = []
         with pytest.raises(rt.Damaged, match="a node's bytes do not verify: values fail"):
             for batch in log.read(0, 20, EVERYTHING, refuse):

@@ -7,7 +7,15 @@ import pytest
 from rest_node import OPERATOR, OTHER, PUBLISHER, SECOND, SUBSCRIBER
 
 from replicator.group_sync import GroupSync
-from replicator.handshake import PullMerged, PullProgress, PullSession, PushHello, PushProgress, PushStart
+from replicator.handshake import (
+    PullMerged,
+    PullProgress,
+    PullRange,
+    PullSession,
+    PushHello,
+    PushProgress,
+    PushStart,
+)
 from replicator.items import Chunk, Life, Place, Sealed
 from replicator.pull_server import Pull
 from rt.errors import Fenced, StorageFailed
@@ -161,6 +169,17 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
     assert lag_s() == 2
     clients.look({}, 500)
     assert lag_s() == 0
+
+
+def test_who_reads_a_range_does_not_lag() -> None:
+    clock = Clock()
+    clients = Clients(clock)
+    pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, has=PullProgress(40))
+    clients.look({1: pull}, 100)
+    clock.ns += 3 * SECOND
+    clients.look({1: pull}, 200)
+    (client,) = clients.clients()
+    assert (client.lag_ns, client.position) == (0, 40)
 
 
 def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> None:

@@ -67,7 +67,7 @@ def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNo
     assert not [line for line in key_of(nodes) if line in plan]
 
 
-def test_a_stream_reads_from_nodes(
+def test_a_stream_reads_from_nodes_that_hold_what_it_may_need_again(
     spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path
 ) -> None:
     got: list[int] = []
@@ -76,7 +76,7 @@ def test_a_stream_reads_from_nodes(
         got.extend(row.position for row in batch.collect())
 
     end = feeds.rows()[-1].position + 1
-    frame = spark.readStream.format("rt").schema("position long").options(**options(nodes))
+    frame = spark.readStream.format("rt").schema("position long").options(**options(nodes), consumer="sub")
     query = (
         frame.option("maxOffsetsPerTrigger", str(end // 2 + 1))
         .load()
@@ -89,6 +89,8 @@ def test_a_stream_reads_from_nodes(
     assert got == list(range(end))
     progress = "".join(str(each) for each in query.recentProgress)
     assert nodes.files["key"] not in progress
+    held = sorted(position for node in nodes.nodes.values() for _, position in node.acknowledged)
+    assert (held[0], held[-1]) == (0, end // 2 + 1), "from the start, then from behind the last batch but one"
 
 
 def test_a_certificate_that_cannot_be_used_is_named(

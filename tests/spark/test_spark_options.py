@@ -118,6 +118,17 @@ def test_what_cannot_be_meant_is_refused_in_one_line_that_names_the_option(
     assert isinstance(error.value, ValueError)
 
 
+def test_a_consumer_is_for_streams_from_nodes() -> None:
+    assert parse_options({**NODES, "consumer": "reader1"}).consumer == "reader1"
+    assert parse_options({**NODES, "Consumer": "reader1"}, streaming=True).consumer == "reader1"
+    with pytest.raises(rt.InvalidOption, match="consumer is for streams"):
+        parse_options({**NODES, "consumer": "reader1"}, streaming=False)
+    with pytest.raises(rt.InvalidOption, match="consumer wants endpoints"):
+        parse_options({**LOG, "consumer": "reader1"}, streaming=True)
+    with pytest.raises(rt.InvalidOption, match="consumer: not a name"):
+        parse_options({**NODES, "consumer": "a/b"}, streaming=True)
+
+
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
 def test_a_stream_has_no_end(name: str) -> None:
     with pytest.raises(rt.InvalidOption, match=f"{name} is for batch queries"):

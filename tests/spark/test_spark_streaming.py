@@ -16,6 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import LongType, StructField, StructType
 
 import rt
+from rt.net.rpc_errors import Unreachable
+from rt.spark import streaming
 from rt.spark.options import parse_options
 from rt.spark.source import latest_position
 from rt.spark.streaming import RtStreamReader
@@ -158,6 +160,62 @@ def test_a_checkpoint_of_another_source_is_refused(feeds: Feeds, offset: dict[st
     stream = reader(feeds)
     with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
         stream.latestOffset(offset, ReadAllAvailable())
+
+
+class FakeLog:
+    """A log from 3 to 30 that notes what is held; it raises what `failure` says."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[str, int]] = []
+        self.failure: rt.RtError | None = None
+
+    def bounds(self) -> tuple[int, int]:
+        return 3, 30
+
+    def hold(self, name: str, position: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.held.append((name, position))
+
+
+def holding(fake: FakeLog, monkeypatch: pytest.MonkeyPatch, **options: str) -> RtStreamReader:
+    nodes = {"endpoints": "n1:1", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
+    monkeypatch.setattr(streaming, "open_log", lambda _: fake)
+    return RtStreamReader(parse_options({**nodes, **options}, streaming=True), SCHEMA)
+
+
+def test_a_consumer_holds_what_its_checkpoint_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLog()
+    stream = holding(fake, monkeypatch, consumer="reader1", startingOffsets="7")
+    stream.initialOffset()
+    stream.commit(at(20))
+    assert fake.held == [("reader1", 7), ("reader1", 20)]
+
+
+def test_who_is_no_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLog()
+    stream = holding(fake, monkeypatch)
+    stream.initialOffset()
+    stream.commit(at(20))
+    assert fake.held == []
+
+
+def test_a_hold_that_no_node_hears_is_said_again_with_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeLog()
+    stream = holding(fake, monkeypatch, consumer="reader1")
+    fake.failure = Unreachable("all nodes are away")
+    with pytest.raises(Unreachable):
+        stream.initialOffset()
+    fake.failure = None
+    stream.initialOffset()
+    fake.failure = Unreachable("all nodes are away")
+    stream.commit(at(10))
+    fake.failure = None
+    stream.commit(at(20))
+    assert fake.held == [("reader1", 3), ("reader1", 20)]
+    fake.failure = rt.CertificateError("another name")
+    with pytest.raises(rt.CertificateError):
+        stream.commit(at(25))
 
 
 def test_copies_for_executors_carry_no_open_files(feeds: Feeds) -> None:

@@ -16,6 +16,7 @@ def local_session(directory: Path | str, python: str, environment: MutableMappin
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.unix.domain.socket.enabled": "true",
