@@ -19,8 +19,17 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from replicator.handshake import Acknowledged, Outline, PullHello, PullMerged, PullRange, PullStart, Wanted
-from replicator.items import Chunk
+from replicator.handshake import (
+    Acknowledged,
+    HoldRefused,
+    Outline,
+    PullHello,
+    PullMerged,
+    PullRange,
+    PullStart,
+    Wanted,
+)
+from replicator.items import Chunk, Item
 from replicator.range_feed import Found, RangeFeed
 from replicator.wire import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
 from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError, Timeout
@@ -250,12 +259,15 @@ class _Call:
             raise
         return cls(channel.target, call, start)
 
-    async def next_item(self) -> PullAnswered | None:
+    async def next_item(self) -> Item | PullStart | Outline | None:
         """What comes next; None behind the last."""
-        with asking(self.target):
-            item = await _read(self._next, self.target)
-        self._next = asyncio.ensure_future(self._call.read())
-        return item
+        while True:
+            with asking(self.target):
+                item = await _read(self._next, self.target)
+            self._next = asyncio.ensure_future(self._call.read())
+            if not isinstance(item, HoldRefused):
+                return item
+            logger.warning("hold_refused name=%s why=%r", item.name, item.why)
 
     async def end(self) -> None:
         """Nothing more is wanted of it."""

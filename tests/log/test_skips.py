@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rt.log.skips import SKIPS_MAX, Skip, note_skip, read_skips, reason_of
+from rt.log.skips import Skip, note_skip, read_skips, reason_of
 from rt.log.table import TrimReason
 from rt.testing.disk import MemoryDisk
 
@@ -16,9 +16,12 @@ def disk() -> MemoryDisk:
     return disk
 
 
-def test_skips_are_kept_in_order_and_the_newest_of_too_many(disk: MemoryDisk) -> None:
+def test_skips_are_kept_in_order_and_the_newest_of_too_many(
+    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rt.log.skips.SKIPS_MAX", 20)
     assert read_skips(disk, "/copy") == []
-    noted = [Skip(at, at + 1, TrimReason(1 + at % 3)) for at in range(SKIPS_MAX + 2)]
+    noted = [Skip(at, at + 1, TrimReason(1 + at % 3)) for at in range(22)]
     for one in noted:
         note_skip(disk, "/copy", one)
     assert read_skips(disk, "/copy") == noted[2:]
