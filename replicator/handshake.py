@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from replicator.items import CompleteUpTo, Life, Place, Sealed, Trimmed
 from rt.log.layout import NUMBER_MAX, TOPIC_BYTES_MAX
 from rt.log.waypoints import Waypoint
-from rt.names import check_name, check_session_name
+from rt.names import check_dedup_id, check_name, check_session_name
 
 PROTOCOL_VERSION: Final = 1
 TOPICS_WANTED_MAX: Final = 1024
@@ -43,7 +43,7 @@ class PushHello:
         _check_id("incarnation", self.incarnation)
         _check_id("cluster", self.cluster, may_be_empty=True)
         if self.dedup_id is not None:
-            check_name(self.dedup_id, kind="dedup id")
+            check_dedup_id(self.dedup_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class PullStart:
         if self.session is not None:
             check_session_name(self.session)
         if self.dedup_id is not None:
-            check_name(self.dedup_id, kind="dedup id")
+            check_dedup_id(self.dedup_id)
 
 
 @dataclass(frozen=True, slots=True)

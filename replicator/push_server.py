@@ -19,7 +19,7 @@ from replicator.handshake import LifeOpened, PushHello, PushProgress, PushStart
 from replicator.items import Chunk, Life, Sealed
 from replicator.wire import decode_push_request, encode_push_reply
 from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
-from rt.names import session_owner
+from rt.names import dedup_owner, session_owner
 from rt.net.identity import Identity
 from rt.net.rpc_gate import caller
 
@@ -74,11 +74,11 @@ def check_publisher(identity: Identity, hello: PushHello, stream: str) -> None:
             wanted=f"{identity.name} or {identity.name}~<suffix>",
             hint="`rt certs issue` makes a certificate for that name.",
         )
-    if hello.dedup_id is not None and hello.dedup_id not in identity.dedup_ids:
+    if hello.dedup_id is not None and dedup_owner(hello.dedup_id) not in identity.dedup_ids:
         raise CertificateError(
             "the certificate does not name that dedup id",
             got=hello.dedup_id,
-            wanted=", ".join(sorted(identity.dedup_ids)) or "none",
+            wanted=" or ".join(f"{one}, {one}~<suffix>" for one in sorted(identity.dedup_ids)) or "none",
             hint="`rt certs issue` makes one that does.",
         )
 

@@ -2,7 +2,7 @@
 
 The alphabet leaves out everything with a meaning in a path, a URI or a log line, so that a checked name can
 stand in each of them as it is. `~` is outside it: it joins a certificate's name and a suffix into a session
-name, `feed1~backup`.
+name, `feed1~backup`, and a dedup id of a certificate and a suffix into one of many dedup ids.
 """
 
 from __future__ import annotations
@@ -41,16 +41,30 @@ def check_name(text: str, *, kind: str) -> str:
 
 def check_session_name(text: str) -> str:
     """Return `text`, a name or two names joined by `~`, of up to 255 bytes; `rt.InvalidName` otherwise."""
-    owner, tilde, suffix = text.partition("~")
-    if not is_name(owner) or (tilde and not is_name(suffix)) or len(text) > SESSION_NAME_BYTES_MAX:
-        hint = f"{_HINT} A suffix may follow '~'; at most {SESSION_NAME_BYTES_MAX} in all."
-        raise InvalidName("not a name for a session", got=repr(text)[:200], hint=hint)
-    return text
+    return _check_joined(text, "session")
 
 
 def session_owner(session: str) -> str:
     """The name that a certificate must carry to push this session: what stands before `~`."""
     return session.partition("~")[0]
+
+
+def check_dedup_id(text: str) -> str:
+    """Return `text`, which is made like a session's name; `rt.InvalidName` otherwise."""
+    return _check_joined(text, "dedup id")
+
+
+def dedup_owner(dedup_id: str) -> str:
+    """The dedup id that a certificate must carry to use this one: what stands before `~`."""
+    return dedup_id.partition("~")[0]
+
+
+def _check_joined(text: str, kind: str) -> str:
+    owner, tilde, suffix = text.partition("~")
+    if not is_name(owner) or (tilde and not is_name(suffix)) or len(text) > SESSION_NAME_BYTES_MAX:
+        hint = f"{_HINT} A suffix may follow '~'; at most {SESSION_NAME_BYTES_MAX} in all."
+        raise InvalidName(f"not a name for a {kind}", got=repr(text)[:200], hint=hint)
+    return text
 
 
 def name_from_host(hostname: str) -> str:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.names import check_name, check_session_name, is_name, name_from_host, session_owner
+from rt.names import (
+    check_dedup_id,
+    check_name,
+    check_session_name,
+    dedup_owner,
+    is_name,
+    name_from_host,
+    session_owner,
+)
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 NAMES = ["a", "Z", "0", "feed-1", "a.b_c-d", "a..b", "CON", "9" * 128, "x" + "." * 127]
@@ -124,3 +132,12 @@ def test_a_host_gives_the_nearest_name(host: str, name: str) -> None:
 @given(st.text(max_size=200))
 def test_every_host_gives_a_name(host: str) -> None:
     assert is_name(name_from_host(host))
+
+
+def test_a_dedup_id_may_have_a_suffix_and_belongs_to_what_stands_before_it() -> None:
+    for text in ("spark", "spark~copy.3"):
+        assert check_dedup_id(text) == text
+        assert dedup_owner(text) == "spark"
+    for text in ("~", "spark~", "~copy", "spark~copy~3", "spark/copy"):
+        with pytest.raises(rt.InvalidName, match="not a name for a dedup id"):
+            check_dedup_id(text)

@@ -10,7 +10,7 @@ import click
 
 from rt.cli.text import parse_time
 from rt.errors import InvalidName
-from rt.names import check_name, check_session_name
+from rt.names import check_dedup_id, check_name, check_session_name
 
 DIRECTORY = click.Path(exists=True, file_okay=False)
 
@@ -33,7 +33,7 @@ json_option = option("--json", "as_json", is_flag=True, help="One JSON object a 
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]
-    """A name; a session's may have a suffix."""
+    """A name; a session's and a dedup id may have a suffix."""
 
     name = "name"
 
@@ -42,9 +42,9 @@ class _Name(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return (
-                check_session_name(value) if self._kind == "session" else check_name(value, kind=self._kind)
-            )
+            if self._kind == "session":
+                return check_session_name(value)
+            return check_dedup_id(value) if self._kind == "dedup id" else check_name(value, kind=self._kind)
         except InvalidName as error:
             self.fail(str(error), param, ctx)
 

@@ -48,7 +48,7 @@ from typing import Final, NamedTuple
 
 from rt.log.checksum import crc32c
 from rt.log.layout import NUMBER_MAX, VERSION, Buffer, padded, padding
-from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX, check_name, check_session_name
+from rt.names import SESSION_NAME_BYTES_MAX, check_dedup_id, check_session_name
 
 BLOCK_HEADER_BYTES: Final = 96
 BLOCK_MAGIC: Final = int.from_bytes(b"RTK1", "little")
@@ -56,7 +56,7 @@ BLOCK_MAGIC: Final = int.from_bytes(b"RTK1", "little")
 _HEADER = struct.Struct("<IIHHIQIIIIQQQQqIII4s")
 _DECLARATION = struct.Struct("<16sHH")
 _NOTHING = bytes(4)
-DECLARATION_BYTES_MAX: Final = padded(_DECLARATION.size + SESSION_NAME_BYTES_MAX + NAME_BYTES_MAX)
+DECLARATION_BYTES_MAX: Final = padded(_DECLARATION.size + 2 * SESSION_NAME_BYTES_MAX)
 
 
 class BlockKind(IntEnum):
@@ -110,7 +110,7 @@ class Declaration:
     def __post_init__(self) -> None:
         check_session_name(self.session)
         if self.dedup_id is not None:
-            check_name(self.dedup_id, kind="dedup id")
+            check_dedup_id(self.dedup_id)
         if len(self.incarnation) != 16:
             raise ValueError(f"incarnation must be 16 bytes, not {len(self.incarnation)}")
 

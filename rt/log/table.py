@@ -44,7 +44,7 @@ from rt.errors import Damaged, UnknownVersion
 from rt.log.checksum import around, sealed
 from rt.log.layout import NEWER_HINT, NUMBER_MAX, VERSION, padded, padding
 from rt.log.segment import Kind, SegmentId
-from rt.names import check_name, check_session_name
+from rt.names import check_dedup_id, check_name, check_session_name
 
 TABLE_FILE: Final = "segments"
 TRIMMED_ENTRIES_MAX: Final = 10_000
@@ -88,7 +88,7 @@ class Identity:
         check = check_session_name if self.kind is Kind.SESSION else _check_stream
         check(self.name)
         if self.dedup_id is not None:
-            check_name(self.dedup_id, kind="dedup id")
+            check_dedup_id(self.dedup_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Whose a certificate is: the identity in its URI SANs.
 
 Identity is the URI SAN `rt://<stream>/<role>/<name>`, exactly one a certificate; `rt://<stream>/dedup/<id>`
-beside it lets a publisher use that dedup id.
+beside it lets a publisher use that dedup id, and `<id>~<suffix>`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Identity:
     role: Role
     name: str
     dedup_ids: frozenset[str] = frozenset()
-    """Dedup ids the holder may use; publishers only."""
+    """Dedup ids the holder may use, with a suffix or without; publishers only."""
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")

@@ -143,7 +143,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         dedup_clients,
         operating_schemas.DEDUP_CLIENTS,
         EVERYBODY,
-        (LIMIT, OFFSET),
+        (session_name("name", "That dedup id."), LIMIT, OFFSET),
         may_be_large=True,
     ),
     Endpoint(

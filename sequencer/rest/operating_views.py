@@ -5,7 +5,7 @@ Pure. But for what the answering node's settings say, they come from the replica
 
 from __future__ import annotations
 
-from rt.names import session_owner
+from rt.names import dedup_owner, session_owner
 from sequencer.rest.asking import Answer, Asked, connected_sessions, is_own, joined, sees_all
 from sequencer.rest.kept import Kept
 from sequencer.rest.node_view import NodeView
@@ -48,8 +48,13 @@ def dedup_clients(asked: Asked) -> Answer:
     for _, session in sorted(state.sessions.items()):
         if session.dedup_id is not None:
             found.setdefault(session.dedup_id, []).append(session)
-    is_operator = sees_all(asked)
-    seen = sorted(found) if is_operator else sorted(found.keys() & (identity.dedup_ids if identity else ()))
+    is_operator, name = sees_all(asked), asked.query.get("name")
+    own = identity.dedup_ids if identity else frozenset()
+    seen = sorted(
+        dedup_id
+        for dedup_id in found
+        if (is_operator or dedup_owner(dedup_id) in own) and name in {None, dedup_id}
+    )
     return Answer(
         [
             {

@@ -228,6 +228,7 @@ def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad
         ("other", {}, CertificateError),
         ("feed", {"session": "other"}, CertificateError),
         ("feed", {"dedup_id": "d1"}, CertificateError),
+        ("feed", {"dedup_id": "d1~feed"}, CertificateError),
         ("feed", {"cluster": bytes(16)}, ClusterMismatch),
         ("sub", {}, CertificateError),
         ("n1", {}, CertificateError),
@@ -406,3 +407,11 @@ def test_many_receivers_share_the_threads() -> None:
         await sync.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("dedup_id", ["spark", "spark~copy.3"])
+def test_a_dedup_id_of_a_certificate_is_good_with_any_suffix(dedup_id: str) -> None:
+    identity = Identity("s", "publisher", "feed", frozenset({"spark"}))
+    check_publisher(identity, PushHello("s", "feed~1", bytes(16), dedup_id), "s")
+    with pytest.raises(CertificateError, match="does not name that dedup id"):
+        check_publisher(identity, PushHello("s", "feed~1", bytes(16), f"x{dedup_id}"), "s")

@@ -324,6 +324,12 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
     assert seen(PUBLISHER) == []
 
 
+def test_one_dedup_id_is_asked_for_by_name() -> None:
+    (found,) = body(operating_views.dedup_clients(asked(name="d2")))
+    assert found["dedupId"] == "d2"
+    assert body(operating_views.dedup_clients(asked(name="d2~a"))) == []
+
+
 def test_the_archive_is_told_against_its_policy() -> None:
     status = body(views.status(asked()))
 
