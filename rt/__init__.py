@@ -33,6 +33,7 @@ from rt.errors import (
     Timeout,
     TopicTooLong,
     UnknownVersion,
+    WriteConflict,
 )
 from rt.log.columns import Message, MessageBatch
 from rt.log.reader import LogReader
@@ -75,6 +76,7 @@ __all__ = [
     "Timeout",
     "TopicTooLong",
     "UnknownVersion",
+    "WriteConflict",
     "aio",
     "errors",
     "events",

@@ -14,6 +14,7 @@
     ├── Overloaded                     too much in flight already; nothing was taken
     ├── ClusterMismatch                of another cluster, stream, member or epoch
     ├── Diverged                       a replica differs from the others where all must be equal
+    ├── WriteConflict                  a write that is repeated is not the same, or not the next one
     ├── StorageError                   the local disk said no
     │   ├── DiskFull                   nothing half-written counts; works again when space is back
     │   ├── StorageFailed              a write or fsync failed: this object is dead, open it again
@@ -164,6 +165,15 @@ class Diverged(RtError):
     """This replica differs from the others where all must be equal. It stops, and its files are kept."""
 
     grpc_status = "DATA_LOSS"
+
+
+class WriteConflict(RtError):
+    """A write that may have been begun before brings something else now, or comes out of its turn.
+
+    Nothing was published by who raises it: it would have lost messages, or published them twice.
+    """
+
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class StorageError(RtError):

@@ -15,7 +15,7 @@ from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.layout import NEWER_HINT, NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.log.table import TrimReason
-from rt.names import check_name, check_session_name
+from rt.names import check_dedup_id, check_name, check_session_name
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import CONFIGURABLE
 
@@ -92,7 +92,7 @@ class Open:
     def __post_init__(self) -> None:
         check_session_name(self.session)
         if self.dedup_id is not None:
-            check_name(self.dedup_id, kind="dedup id")
+            check_dedup_id(self.dedup_id)
         if len(self.incarnation) != INCARNATION_BYTES or len(self.life) != LIFE_BYTES:
             raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.life)}")
         if not 0 <= self.x < _UINT32_END or not 0 <= self.newest < _UINT32_END:

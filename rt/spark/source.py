@@ -14,7 +14,9 @@ from rt.spark.columns import SCHEMA
 from rt.spark.log_source import open_log
 from rt.spark.options import parse_options
 from rt.spark.reading import RtReader
+from rt.spark.sink_options import parse_write_options
 from rt.spark.streaming import RtStreamReader
+from rt.spark.writing import RtStreamWriter, RtWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -40,6 +42,16 @@ class RtDataSource(DataSource):
     def streamReader(self, schema: StructType) -> RtStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         return RtStreamReader(parse_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> RtWriter:
+        """For `df.write`; `rt.spark.sink_options` says with which options."""
+        options = parse_write_options(self.options, streaming=False)
+        return RtWriter(options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RtStreamWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        options = parse_write_options(self.options, streaming=True)
+        return RtStreamWriter(options, schema, overwrite=overwrite)
 
 
 def latest_position(**options: str) -> int:

@@ -9,7 +9,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 
-def local_session(directory: Path | str, python: str, environment: MutableMapping[str, str]) -> SparkSession:
+def local_session(
+    directory: Path | str, python: str, environment: MutableMapping[str, str], *, master: str = "local[2]"
+) -> SparkSession:
     """A session with two cores whose workers run `python`; what it leaves behind is in `directory`."""
     # Before the JVM starts, or the workers run whatever python3 is first in the path.
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
@@ -29,7 +31,7 @@ def local_session(directory: Path | str, python: str, environment: MutableMappin
         "spark.driver.memory": "1g",
         "spark.sql.ui.explainMode": "formatted",
     }
-    builder = SparkSession.builder.master("local[2]").appName("rt")
+    builder = SparkSession.builder.master(master).appName("rt")
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -1,0 +1,215 @@
+"""What a writer has published, in a directory that its driver and all executors see.
+
+    <ledger>/<name>/<batch>/<partition>     the order of a partition's rows, made by its first attempt
+         0      8  magic
+         8      8  the first row's number in the dedup id of the partition
+        16      8  rows
+        24      4  bytes of the query's id
+        28      4  CRC-32C of bytes 0-27 and of what follows
+        32         16 bytes a row: `rt.spark.row_order`; then the query's id
+    <ledger>/<name>/<batch>.done            the batch is merged: a line of JSON and its CRC-32C
+
+Laws. Each file is made once, whole and durable before its name is there (a hard link, of which only one can
+be made): whoever comes second takes what is there. Nothing of a partition is published before its order is
+here, so that an attempt on another executor, or another life of the driver, knows what may be under way. A
+batch is done when all its rows are merged; only then the next one begins. What is kept is the last batch that
+is done, and what was begun behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rt.errors import Damaged, WriteConflict
+from rt.log.checksum import crc32c
+from rt.log.disk import storage_errors
+from rt.spark.row_order import DIGEST_BYTES, Digests
+
+_MAGIC: Final = b"RTORDER1"
+_HEADER: Final = struct.Struct("<8sQQI")
+_DONE: Final = ".done"
+_ASIDE: Final = ".aside-"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The rows of a partition in a batch, as its first attempt had them."""
+
+    query: str
+    first: int
+    digests: Digests
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return len(self.digests) // DIGEST_BYTES
+
+    @property
+    def end(self) -> int:
+        """One past the number of the last row."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last batch that is merged whole. `ends`: by partition, the number that its next row gets."""
+
+    query: str = ""
+    batch: int = -1
+    ends: Mapping[int, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """The ledger of the writer `name` below `directory`. Storage errors; `rt.Damaged`."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.path = os.path.join(directory, name)
+
+    def done(self) -> Done:
+        """The last batch that is done; number -1 if none is."""
+        batches = [int(name.removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE)]
+        if not batches:
+            return Done()
+        path = self._done_path(max(batches))
+        with storage_errors(path, "reading what was written"):
+            try:
+                with open(path, "rb") as file:
+                    content = file.read()
+            except FileNotFoundError:  # A later one is done meanwhile.
+                return self.done()
+        line, _, checksum = content.partition(b"\n")
+        if checksum != b"%08x\n" % crc32c(line):
+            raise _damaged(path)
+        said = json.loads(line)
+        return Done(said["query"], said["batch"], {int(one): end for one, end in said["ends"].items()})
+
+    def begun(self) -> list[int]:
+        """The batches of which something may be published, and that are not done, in their order."""
+        done = self.done().batch
+        return sorted(batch for name in self._names() if name.isdecimal() and (batch := int(name)) > done)
+
+    def orders(self, batch: int) -> dict[int, Order]:
+        """By partition, what was begun of a batch."""
+        names = self._names(str(batch))
+        return {int(name): self._read(batch, int(name)) for name in names if name.isdecimal()}
+
+    def claim(self, batch: int, partition: int, order: Order) -> tuple[Order, bool]:
+        """Note the order of a partition, durably; the one that counts, and whether it was here before."""
+        query = order.query.encode()
+        content = bytes(order.digests) + query
+        head = _HEADER.pack(_MAGIC, order.first, order.count, len(query))
+        checksum = crc32c(content, crc32c(head)).to_bytes(4, "little")
+        if self._make(os.path.join(str(batch), str(partition)), head + checksum + content):
+            return order, False
+        return self._read(batch, partition), True
+
+    def finish(self, done: Done) -> None:
+        """Note that a batch is merged whole; it may be said twice. What lies behind it is removed."""
+        ends = {str(partition): end for partition, end in sorted(done.ends.items())}
+        line = json.dumps({"query": done.query, "batch": done.batch, "ends": ends}).encode()
+        content = line + b"\n%08x\n" % crc32c(line)
+        if not self._make(f"{done.batch}{_DONE}", content) and self.done() != done:
+            raise WriteConflict(
+                f"batch {done.batch} is done already, and was another one",
+                where=self.path,
+                hint="Two queries write under one name: give each its own.",
+            )
+        self._forget_before(done.batch)
+
+    def _forget_before(self, batch: int) -> None:
+        with storage_errors(self.path, "removing what is done"):
+            for name in self._names():
+                path = os.path.join(self.path, name)
+                if name.isdecimal() and int(name) < batch:
+                    shutil.rmtree(path, ignore_errors=True)
+                elif name.endswith(_DONE) and int(name.removesuffix(_DONE)) < batch:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(path)
+
+    def _read(self, batch: int, partition: int) -> Order:
+        path = os.path.join(self.path, str(batch), str(partition))
+        with storage_errors(path, "reading an order of rows"), open(path, "rb") as file:
+            data = file.read()
+        start = _HEADER.size + 4
+        if len(data) < start:
+            raise _damaged(path)
+        magic, first, count, query_bytes = _HEADER.unpack_from(data)
+        checksum = int.from_bytes(data[start - 4 : start], "little")
+        content = data[start:]
+        digest_bytes = count * DIGEST_BYTES
+        is_whole = magic == _MAGIC and len(content) == digest_bytes + query_bytes
+        if not is_whole or checksum != crc32c(content, crc32c(data[: start - 4])):
+            raise _damaged(path)
+        return Order(content[digest_bytes:].decode(), first, content[:digest_bytes])
+
+    def _names(self, below: str = "") -> list[str]:
+        path = os.path.join(self.path, below)
+        with storage_errors(path, "listing what was written"):
+            try:
+                return os.listdir(path)
+            except FileNotFoundError:
+                return []
+
+    def _done_path(self, batch: int) -> str:
+        return os.path.join(self.path, f"{batch}{_DONE}")
+
+    def _make(self, name: str, content: bytes) -> bool:
+        """Make a file that nobody has made before, durably; False if somebody has."""
+        path = os.path.join(self.path, name)
+        directory = os.path.dirname(path)
+        aside = os.path.join(directory, f"{_ASIDE}{uuid.uuid4().hex}")
+        with storage_errors(path, "noting what is written"):
+            _make_directories(directory)
+            try:
+                with open(aside, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, path)
+                    return True
+                return False
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(aside)
+                # Also of one that another has just made: whoever goes on relies on it.
+                _sync_directory(directory)
+
+
+def _make_directories(path: str) -> None:
+    """Make a directory and what is missing above it, durably."""
+    for missing in reversed([*_missing(path)]):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(missing)
+        _sync_directory(os.path.dirname(missing))
+
+
+def _missing(path: str) -> Iterator[str]:
+    while not os.path.isdir(path):
+        yield path
+        path = os.path.dirname(path)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _damaged(path: str) -> Damaged:
+    return Damaged(
+        "what a writer has noted fails its checksum",
+        path=path,
+        offset=0,
+        hint="Restore it, or go on under another name.",
+    )

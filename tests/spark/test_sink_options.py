@@ -1,0 +1,57 @@
+"""The options of writes: what they mean, and what is said about those that mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import rt
+from rt.spark.options import Nodes
+from rt.spark.sink_options import WriteOptions, parse_write_options
+
+GIVEN = {
+    "endpoints": "n1:5002, n2:5002",
+    "stream": "trades",
+    "ca": "/ca",
+    "cert": "/cert",
+    "key": "/key",
+    "name": "copy",
+    "ledger": "/shared",
+}
+NODES = Nodes(("n1:5002", "n2:5002"), "trades", "/ca", "/cert", "/key")
+
+
+def test_options_are_told_by_name_whatever_their_case() -> None:
+    more = {"VERSION": "3", "Topic": " t ", "dedupid": "spark", "deliveryTimeoutMs": "1500", "path": "/disk"}
+    wanted = WriteOptions(NODES, "copy", "/shared", "/disk", 3, " t ", "spark", 1.5)
+    assert parse_write_options(GIVEN | more, streaming=False) == wanted
+    assert parse_write_options(GIVEN, streaming=True) == WriteOptions(NODES, "copy", "/shared")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ledger"),
+    [("/ck/q/", "/ck/q/rt"), ("file:/ck/q", "/ck/q/rt"), ("file:///ck/q", "/ck/q/rt")],
+)
+def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> None:
+    given = {**GIVEN, "ledger": "", "checkpointLocation": checkpoint, "queryName": "q"}
+    assert parse_write_options(given, streaming=True).ledger == ledger
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"ledger": ""}, "a write wants ledger as well"),
+        ({"ledger": "", "checkpointLocation": "hdfs://a/ck"}, "a write wants ledger as well"),
+        ({"ledger": "s3://a/b"}, "ledger cannot be 's3://a/b': wanted an absolute path"),
+        ({"name": "a/b"}, "name: not a name for a name"),
+        ({"name": "a" * 49}, "at most 48 characters"),
+        ({"endpoints": "n1"}, "endpoints cannot be 'n1': wanted host:port"),
+        ({"version": "1"}, "version is for batch writes"),
+        ({"deliveryTimeoutMs": "0"}, "deliveryTimeoutMs cannot be '0'"),
+        ({"topic": "t" * 1025}, "at most 1024 bytes"),
+        ({"dedupid": "a~b"}, "dedupId: not a name"),
+        ({"legder": "/x"}, "Did you mean ledger"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(change: dict[str, str], error: str) -> None:
+    with pytest.raises(rt.InvalidOption, match=error):
+        parse_write_options(GIVEN | change, streaming=True)

@@ -1,0 +1,95 @@
+"""Rows on their way out: spooled to disk and read back, in their order or another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import rt
+from rt.spark.rows import Row, Spool, check_written_columns
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.record_batch(list(columns.values()), names=list(columns))
+
+
+def spooled(tmp_path: Path, *batches: pa.RecordBatch, topic: str | None = None) -> Spool:
+    spool = Spool(str(tmp_path / "disk"), topic)
+    spool.fill(batches)
+    return spool
+
+
+def test_rows_come_back_as_they_were_or_in_another_order(tmp_path: Path) -> None:
+    made = [Row(b"%d" % n, "t" * (n % 3), n) for n in range(3000)]
+    parts = [made[:1], made[1:2500], [], made[2500:]]
+    batches = [
+        batch(
+            topic=pa.array([row.topic for row in part], pa.string()),
+            value=pa.array([row.value for row in part], pa.binary()),
+            timestamp_ns=pa.array([row.timestamp_ns for row in part], pa.int64()),
+        )
+        for part in parts
+    ]
+    with spooled(tmp_path, *batches) as spool:
+        assert list(spool.rows(None)) == made
+        order = np.random.default_rng(3).permutation(3000)
+        assert list(spool.rows(order)) == [made[at] for at in order]
+        assert len(spool.digests) == 16 * 3000
+        assert os.listdir(tmp_path / "disk") == []
+
+
+def test_microseconds_become_nanoseconds_and_strings_their_utf_8(tmp_path: Path) -> None:
+    stamps = pa.array([5, -7], pa.timestamp("us", tz="UTC"))
+    with spooled(tmp_path, batch(value=pa.array(["é", "b"]), timestamp=stamps), topic="all") as spool:
+        assert list(spool.rows(None)) == [Row("é".encode(), "all", 5000), Row(b"b", "all", -7000)]
+
+
+def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
+    with spooled(tmp_path, batch(value=pa.array([b"a"]))) as spool:
+        assert list(spool.rows(None)) == [Row(b"a", "", None)]
+    with spooled(tmp_path) as spool:
+        assert list(spool.rows(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"value": pa.array([b"a", None])}, "a row has no value"),
+        ({"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())}, "a row has no topic"),
+        (
+            {"value": pa.array([b"a"]), "timestamp": pa.array([2**62], pa.timestamp("us", tz="UTC"))},
+            "cannot be told in nanoseconds",
+        ),
+    ],
+)
+def test_what_no_message_can_hold_is_refused(
+    tmp_path: Path, columns: dict[str, pa.Array], error: str
+) -> None:
+    with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidMessage, match=error):
+        spool.fill([batch(**columns)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "topic", "error"),
+    [
+        ([("value", "binary"), ("number", "bigint")], None, "a column 'number' cannot be published"),
+        ([("value", "bigint")], None, "another type: got bigint, wanted binary or string"),
+        ([("topic", "string")], None, "there is no column value"),
+        ([("value", "binary"), ("value", "binary")], None, "one is there twice"),
+        ([("value", "binary"), ("topic", "string")], "t", "topic exclude each other"),
+        (
+            [("value", "string"), ("timestamp", "timestamp"), ("timestamp_ns", "bigint")],
+            None,
+            "exclude each other",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_published_are_refused(
+    fields: list[tuple[str, str]], topic: str | None, error: str
+) -> None:
+    with pytest.raises(rt.InvalidOption, match=error):
+        check_written_columns(fields, topic=topic)

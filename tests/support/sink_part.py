@@ -1,0 +1,105 @@
+"""A process that writes one partition as a task of Spark does, and may die half done.
+
+python sink_part.py JSON: options, batch, partition, seed, count; of what goes wrong: `shuffle` (another
+order), `change` (other rows), `die_at` (rows that are merged when it kills itself), `lost` (it never reaches
+the nodes, and dies with all rows on its disk).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, NoReturn
+
+BASE_NS = 1_700_000_000_000_000_000
+
+
+def rows_of(seed: int, count: int) -> list[tuple[bytes, str, int]]:
+    """The rows of a partition: value, topic, nanoseconds; some are alike."""
+    draw = random.Random(seed)
+    made: list[tuple[bytes, str, int]] = []
+    for number in range(count):
+        if made and draw.random() < 0.05:
+            made.append(draw.choice(made))
+        else:
+            value = b"%d/%d " % (seed, number) + draw.randbytes(draw.randint(0, 300))
+            made.append((value, draw.choice(["trade", "quote", "", "ärger"]), BASE_NS + number // 3))
+    return made
+
+
+def batches_of(rows: list[tuple[bytes, str, int]]) -> Iterator[Any]:
+    """As Spark hands them over."""
+    import pyarrow as pa
+
+    for at in range(0, len(rows), 100):
+        columns = zip(*rows[at : at + 100], strict=True)
+        yield pa.record_batch([*map(pa.array, columns)], names=["value", "topic", "timestamp_ns"])
+
+
+class Context:
+    """A task's context."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+
+    def partitionId(self) -> int:  # noqa: N802
+        return self._partition
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def fail_as(asked: dict[str, Any], delivering: Any) -> None:
+    """Put what goes wrong in the way."""
+    publish, publisher_class = delivering._publish, delivering.Publisher
+
+    def half(publisher: Any, rows: Iterable[Any], first: int) -> int:
+        last = publish(publisher, islice(rows, asked["die_at"]), first)
+        publisher.wait(last, "merged", 300)
+        die()
+
+    def lost(publisher: Any, rows: Iterable[Any], first: int) -> int:
+        publish(publisher, rows, first)
+        die()
+
+    def files_only(*arguments: Any, **options: Any) -> Any:
+        return publisher_class(*arguments, **{**options, "endpoints": (), "tls": None})
+
+    if "die_at" in asked:
+        delivering._publish = half
+    if asked.get("lost"):
+        delivering._publish, delivering.Publisher = lost, files_only
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    from pyspark.sql.types import StructType
+
+    from rt.spark import delivering, writing
+    from rt.spark.sink_options import parse_write_options
+
+    rows = rows_of(asked["seed"], asked["count"])
+    if "shuffle" in asked:
+        random.Random(asked["shuffle"]).shuffle(rows)
+    if asked.get("change"):
+        rows[-1] = (b"other", *rows[-1][1:])
+    fail_as(asked, delivering)
+    writing._context = lambda: Context(asked["partition"])  # type: ignore[assignment,return-value]
+    schema = StructType().add("value", "binary").add("topic", "string").add("timestamp_ns", "long")
+    options = parse_write_options(asked["options"], streaming=True)
+    writer = writing.RtStreamWriter(options, schema, overwrite=False)
+    written = writer.write_part("query", asked["batch"], batches_of(rows))
+    if asked.get("finish"):
+        writer.commit([written], asked["batch"])
+    sys.stdout.write(json.dumps([written.first, written.end]))
+
+
+if __name__ == "__main__":
+    main()
