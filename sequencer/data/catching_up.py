@@ -62,10 +62,12 @@ class CatchingUp:
         while True:
             await asyncio.sleep(LOOK_S)
             merger = self._merging.merger
-            if merger is None or merger.failure is not None or not self._endpoints:
+            if merger is None or merger.failure is not None:
                 continue
             if merger.damage is not None:
                 await self._open_mended(merger, merger.damage)
+                continue
+            if not self._endpoints:
                 continue
             missing = merger.missing
             present = None if missing is None else (missing, self._on_its_way(missing))

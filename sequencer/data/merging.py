@@ -49,7 +49,6 @@ class Merging:
     ) -> None:
         """`on_failed` gets what must end the process."""
         self._directory, self._stream = config.merged_directory, config.stream
-        self._has_peers = bool(config.peers)
         self._pool, self._copies, self._reports, self._mender = pool, copies, reports, mender
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
@@ -128,8 +127,12 @@ class Merging:
         return merger
 
     def have_mended(self, damage: Damaged) -> None:
-        """The merged log cannot be opened: have it mended. `rt.Damaged` if nobody can."""
-        if not self._has_peers or not self._mender.on_damaged(damage):
+        """The merged log cannot be opened: have it mended. `rt.Damaged` if it is no segment that is damaged.
+
+        Without peers it is up to an operator, to whom the node goes on telling so: who puts good bytes in
+        place, or resets the stream.
+        """
+        if not self._mender.on_damaged(damage):
             raise damage
 
     async def close(self, *, sync: bool) -> None:

@@ -19,6 +19,12 @@ from sequencer.rest.node_view import NodeView
 from sequencer.rest.times import NS_PER_MINUTE, NS_PER_S, rfc3339
 from sequencer.state import DISK_PERCENT, MergedSegment, State
 
+_MEND: Final = {
+    True: "Good bytes are fetched from a peer; if that takes long, see the node's log.",
+    False: "No other node has that file. Put a good one in its place, of a backup or of a subscriber's copy, "
+    "where it has the same name and bytes; it is taken up at once. Or POST /hard-reset, to let go of all.",
+}
+
 Severity: TypeAlias = Literal["critical", "warning"]
 
 MERGE_LAG_BYTES: Final = 256 * 2**20
@@ -102,6 +108,13 @@ def _of_this_node(node: NodeView) -> Iterator[Alarm]:
     stands = [one.summary.merged.stopped for one in node.standing.nodes if one.name == node.node]
     if failure and not any(stands):
         yield Alarm("node-failed", "critical", f"{node.node} has failed: {failure}.")
+    if node.merging is not None and node.merging.damage:
+        has_peers = len(node.standing.nodes) > 1
+        yield Alarm(
+            "log-damaged",
+            "critical",
+            f"{node.node} merges nothing: {node.merging.damage}. {_MEND[has_peers]}",
+        )
     end_s = node.counts.certificate_end_s
     left_s = end_s - node.now_ns / NS_PER_S
     if end_s and left_s < CERTIFICATE_WARNING_S:

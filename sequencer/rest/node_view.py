@@ -94,6 +94,8 @@ class Merging:
     durable_position: int
     is_behind_gap: bool = False
     """Bytes before the next order come from another node."""
+    damage: str = ""
+    """Why the merged log cannot be opened before it is mended."""
     waits_for: str = ""
     """The input that it waits for."""
     failure: str = ""
@@ -142,6 +144,7 @@ def obstacles(node: NodeView) -> list[str]:
         (not standing.is_caught_up, "nothing of the present term was applied yet"),
         (node.state is None or node.merging is None, "the state of the cluster is not here yet"),
         (node.merging is not None and bool(node.merging.failure), "the merger has failed"),
+        (node.merging is not None and bool(node.merging.damage), "the merged log is damaged"),
         (node.merging is not None and node.merging.is_behind_gap, "the merged log is being copied"),
         (node.lag[1] > LAG_BYTES_MAX, "the merged log is far behind"),
     ]

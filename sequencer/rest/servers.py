@@ -240,12 +240,13 @@ def _copy(state: State) -> State:
 
 def _merging(merger: Merger) -> Merging:
     """Without the merger's lock: it is held while a log is opened."""
-    missing, failure = merger.missing, merger.failure
+    missing, failure, damage = merger.missing, merger.failure, merger.damage
     return Merging(
         instruction=merger.written.instruction,
         position=merger.written.position,
         durable_position=merger.durable.position,
         is_behind_gap=merger.gap is not None,
+        damage="" if damage is None else str(damage),
         waits_for=""
         if missing is None
         else f"session {missing.session_id}, {missing.segment} up to offset {missing.end}",

@@ -45,6 +45,7 @@ from sequencer.control.link import Link
 from sequencer.data import catching_up, commanding, fetching
 from sequencer.data import opening as opening_module
 from sequencer.data.disk_id import open_disk_id
+from sequencer.data.mending import Mender
 from sequencer.data.process import Data
 from sequencer.orders import MergeOrder, SessionEnd, encode_order
 from sequencer.outcomes import Changed, Opened, Refused
@@ -261,9 +262,12 @@ def _damage_merged(config: NodeConfig) -> None:
     path.write_bytes(data)
 
 
-def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_link(config, control):
+def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_link(
+    config, control, monkeypatch
+):
     link, heard = control
     _damage_merged(config)
+    monkeypatch.setattr(Mender, "on_damaged", lambda *_: False)
 
     async def play() -> None:
         data = Data(config)
@@ -276,9 +280,10 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
     asyncio.run(play())
 
 
-def test_a_merged_log_that_is_damaged_is_opened_once_it_is_mended_where_there_are_peers(config):
+@pytest.mark.parametrize("has_peers", [True, False])
+def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, has_peers):
     _damage_merged(config)
-    config = with_peers(config)
+    config = with_peers(config) if has_peers else config
     path = Path(config.merged_directory) / "log.0.0"
 
     async def play() -> None:

@@ -189,6 +189,17 @@ def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
     assert "late has up to 99, and what it wants up to 100 is trimmed" in the_text(node(99))
 
 
+@pytest.mark.parametrize(("count", "what"), [(3, "fetched from a peer"), (1, "POST /hard-reset")])
+def test_a_merged_log_that_is_damaged_is_critical_and_says_what_helps(count: int, what: str) -> None:
+    alone = whole()
+    del alone.nodes[count:]
+    node = healthy(standing=alone, merging=replace(healthy().merging, damage="a bad block (at log.0.0)"))
+    assert ("log-damaged", "critical") in found(node)
+    (text,) = [one.text for one in alarms_of(node) if one.name == "log-damaged"]
+    assert "a bad block (at log.0.0)" in text
+    assert what in text
+
+
 def test_a_hold_that_is_refused_is_told_with_the_reason() -> None:
     node = healthy(counts=Counts(refused_holds={"sub2": "1000 subscribers hold data back"}))
     assert found(node) == [("hold-refused", "warning")]

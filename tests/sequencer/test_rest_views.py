@@ -366,6 +366,7 @@ READY = Merging(17, 360, 350)
         ({"merging": None}, "the state of the cluster is not here yet"),
         ({"merging": replace(READY, failure="differs: /secret")}, "the merger has failed"),
         ({"merging": replace(READY, is_behind_gap=True)}, "the merged log is being copied"),
+        ({"merging": replace(READY, damage="a bad block")}, "the merged log is damaged"),
     ],
 )
 def test_one_obstacle_makes_a_node_not_ready(changes: dict[str, Any], obstacle: str) -> None:

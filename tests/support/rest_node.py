@@ -191,6 +191,7 @@ class Served:
                 durable=SimpleNamespace(position=350),
                 missing=None,
                 gap=None,
+                damage=None,
                 failure=None,
             ),
             failure=None,

@@ -1,0 +1,90 @@
+"""A cluster of one node, which nobody else can help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rt
+from rt.log.catalog import read_catalog
+from rt.log.disk import REAL
+from rt.net.rest import ask, check
+from sequencer.testing.nodes import Nodes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def node() -> Iterator[Nodes]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with Nodes(root, 1) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+def told(node: Nodes, target: str, body: dict[str, Any] | None = None) -> Any:
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    tls = node.certificate("operator", "op")
+    return json.loads(check(asyncio.run(ask(node.endpoints, tls, method, target, data))).body)
+
+
+def alarms(node: Nodes) -> set[str] | None:
+    """None while it does not answer."""
+    try:
+        return {one["name"] for one in told(node, "/status")["alarms"]}
+    except rt.RtError:
+        return None
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(node: Nodes, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"endpoints": node.endpoints, "tls": node.certificate("publisher", "feed")}
+
+    def publish() -> int:
+        with rt.Publisher(tmp_path, "s", publisher_id="feed", **options) as publisher:
+            publisher.wait(publisher.publish_many([b"x" * 1000] * 50)[-1], "merged", timeout=60)
+        return int(told(node, "/latest-out-position")["latestOutPosition"]) + 1
+
+    end = publish()
+    node.wait_merged(end)
+    directory = node.merged_directory("n1")
+    newest = directory / read_catalog(REAL, str(directory)).kept[-1].id.file_name
+
+    def restart_damaged() -> None:
+        node.stop("n1")
+        flip(newest)
+        node.start()
+        node.wait(lambda: node.leader() is not None, "a leader")
+        node.wait(lambda: "log-damaged" in (alarms(node) or ()), "the alarm")
+
+    restart_damaged()
+    assert "the merged log is damaged" in told(node, "/status")["node"]["obstacles"]
+    flip(newest)
+    node.wait(lambda: alarms(node) == set(), "the good bytes to be taken up")
+    end = publish()
+    node.wait_merged(end)
+
+    restart_damaged()
+    told(node, "/hard-reset", {"stream": "s"})
+    node.wait(lambda: alarms(node) == set(), "the next epoch")
+    node.wait_ready()
+    assert publish() == end + 50
+    node.wait_merged(end + 50)
+    with rt.LogReader(directory, position=end, on_event=print) as reader:
+        assert [message.position for message in reader] == [*range(end, end + 50)]
