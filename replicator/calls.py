@@ -24,8 +24,9 @@ ROLES: Final[dict[str, tuple[Role, ...]]] = {
     PULL_METHOD: ("subscriber", "node", "operator"),
 }
 """Who may call what, for `rt.net.rpc.serve`."""
-HELLO_SECONDS: Final = 10.0
-"""A stream that says nothing holds a place that others may want."""
+HELLO_SECONDS: Final = 30.0
+"""A stream that says nothing holds a place that others may want. A hello that is here waits for its turn,
+behind a message of each other stream: for seconds on a node that 40 publishers flood."""
 
 
 def replication_service(
