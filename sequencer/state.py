@@ -245,6 +245,8 @@ class State:
     """The latest time at which one was decided: the clock that they go by."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
+    encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)
+    """What `state_encoding` made of sessions, by id: most of them never change again."""
 
     @property
     def log_start(self) -> int:

@@ -1,6 +1,7 @@
 """The sequencer's state as bytes: equal states give equal bytes.
 
-Pure.
+Pure. What is remembered of sessions is most of an old state, and hardly changes: each is encoded once, and
+stands behind the other fields.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ def encode_state(state: State) -> bytes:
         joins=state.joins,
         decided_ns=state.decided_ns,
     )
-    message.sessions.extend(_encode_session(state.sessions[key]) for key in sorted(state.sessions))
     for dedup_id in sorted(state.wanted):
         message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
     for segment in state.segments:
@@ -74,7 +74,8 @@ def encode_state(state: State) -> bytes:
         message.cleared.CopyFrom(pb.Cleared(**state.cleared._asdict()))
     for request, asked in sorted(state.asked.items()):
         message.asked.add(id=request, until_ns=asked.until_ns, command=asked.command)
-    return message.SerializeToString(deterministic=True)
+    sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
+    return b"".join([message.SerializeToString(deterministic=True), *sessions])
 
 
 def decode_state(data: bytes) -> State:
@@ -152,6 +153,15 @@ def _decode_merged(message: pb.MergedEnd) -> MergedEnd:
         message.chain,
         message.bytes,
     )
+
+
+def _encoded_session(state: State, session: Session) -> bytes:
+    """The session as a field of the state."""
+    known = state.encoded.get(session.id)
+    if known is None or known[0] is not session:
+        field = pb.SequencerState(sessions=[_encode_session(session)])
+        known = state.encoded[session.id] = session, field.SerializeToString(deterministic=True)
+    return known[1]
 
 
 def _encode_session(session: Session) -> pb.Session:

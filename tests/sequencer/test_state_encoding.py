@@ -21,6 +21,7 @@ from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer import state as held
+from sequencer import state_encoding
 from sequencer.apply import apply
 from sequencer.commands import Ask, Configure, Decide, Hold, Release, Reset, Trim
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
@@ -321,3 +322,21 @@ def test_the_bytes_of_version_1(golden: Any) -> None:
         assert decode_state(kept[: len(part)]) == made[name]
         kept = kept[len(part) :]
     assert made["a young state"].cluster == CLUSTER
+
+
+def test_a_session_that_did_not_change_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, seen = grown(), list[int]()
+    encode = state_encoding._encode_session
+
+    def noted(session: Session) -> pb.Session:
+        seen.append(session.id)
+        return encode(session)
+
+    monkeypatch.setattr(state_encoding, "_encode_session", noted)
+    encode_state(state)
+    assert seen == sorted(state.sessions)
+    seen.clear()
+    do_fence(state, 1, 4)
+    data = encode_state(state)
+    assert seen == [1]
+    assert data == encode_state(decode_state(data))
