@@ -1,16 +1,16 @@
 """Messages of Raft nodes as bytes: frames of a header and a body, all integers little-endian.
 
-    header, 12 bytes                             epoch is the sender's cluster epoch
+    header, 16 bytes                             epoch is the sender's cluster epoch
         offset  bytes  field
              0      4  bytes of the body
              4      1  kind
              5      1  version of this codec, 1
              6      2  0
-             8      4  epoch
+             8      8  epoch
 
     kind            body
      1 PING         nothing
-     2 HELLO        cluster 16, epoch 4, claim, wants bootstrap 1
+     2 HELLO        cluster 16, epoch 8, claim, wants bootstrap 1
      3 REQUEST_VOTE term 8, last place, claim, pre 1, called 1
      4 VOTE_REPLY   term 8, granted 1, claim, pre 1
      5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
@@ -22,7 +22,7 @@
     10 ADOPT        content
     11 TELL         content
     12 STAND_NOW    term 8
-    13 ASK_STATE    offset 8
+    13 ASK_STATE    digest 32, offset 8
     14 STATE_PIECE  snapshot place, length 8, digest 32, offset 8, data
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
@@ -106,9 +106,9 @@ class Header(NamedTuple):
     epoch: int
 
 
-_HEADER: Final = struct.Struct("<IBBHI")
+_HEADER: Final = struct.Struct("<IBBHQ")
 _CLAIM: Final = f"{ID_BYTES}sQQ"
-_HELLO: Final = struct.Struct(f"<{ID_BYTES}sI{_CLAIM}B")
+_HELLO: Final = struct.Struct(f"<{ID_BYTES}sQ{_CLAIM}B")
 _REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}BB")
 _STAND_NOW: Final = struct.Struct("<Q")
 _VOTE_REPLY: Final = struct.Struct(f"<QB{_CLAIM}B")
@@ -116,7 +116,7 @@ _APPEND: Final = struct.Struct("<QQQQQQBI")
 _APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
 _CHUNK: Final = struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ")
 _CHUNK_REPLY: Final = struct.Struct(f"<QQQQQB{_CLAIM}")
-_ASK_STATE: Final = struct.Struct("<Q")
+_ASK_STATE: Final = struct.Struct(f"<{DIGEST_BYTES}sQ")
 _STATE_PIECE: Final = struct.Struct(f"<QQQ{DIGEST_BYTES}sQ")
 _ENTRY_BYTES: Final = 12
 """What an entry costs beside its content."""
@@ -178,8 +178,9 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
         case Tell(content):
             assert len(content) <= COMMAND_BYTES_MAX, len(content)
             return [_HEADER.pack(len(content), Kind.TELL, VERSION, 0, epoch), content]
-        case AskState(offset):
-            return [_frame(Kind.ASK_STATE, epoch, _ASK_STATE, offset)]
+        case AskState(offset, digest):
+            assert len(digest) == DIGEST_BYTES, digest
+            return [_frame(Kind.ASK_STATE, epoch, _ASK_STATE, digest, offset)]
         case StatePiece(snapshot, length, digest, offset, data):
             assert len(digest) == DIGEST_BYTES, digest
             assert len(data) <= CHUNK_BYTES_MAX, len(data)
@@ -308,10 +309,10 @@ def _decode_chunk_reply(body: Buffer) -> ChunkReply:
 
 
 def _decode_ask_state(body: Buffer) -> AskState:
-    (offset,) = _ASK_STATE.unpack(body)
+    digest, offset = _ASK_STATE.unpack(body)
     if offset > SNAPSHOT_BYTES_MAX:
         raise FormatError("an offset above any snapshot", got=offset, wanted=f"at most {SNAPSHOT_BYTES_MAX}")
-    return AskState(offset)
+    return AskState(offset, digest)
 
 
 def _decode_state_piece(body: Buffer) -> StatePiece:
@@ -343,6 +344,7 @@ def _decode_vote_reply(body: Buffer) -> VoteReply:
 
 def _decode_hello(body: Buffer) -> Hello:
     cluster, epoch, disk, joined_index, joined_term, wants_bootstrap = _HELLO.unpack(body)
+    _check_numbers(epoch)
     return Hello(cluster, epoch, _claim(disk, joined_index, joined_term), _yes_or_no(wants_bootstrap))
 
 

@@ -84,6 +84,8 @@ class Status:
     cluster: str
     """Hex id of the cluster, "" while blank."""
     epoch: int
+    """Its number; `epoch_id`, of which it is a part, no other epoch has: see `epochs`."""
+    epoch_id: int
     index: int
     """Number of the last command applied."""
     log_start: int

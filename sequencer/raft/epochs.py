@@ -6,16 +6,21 @@ that alone that the reset was committed. A disk that was in no later epoch has n
 anything there: it may begin there with any state that the epoch had.
 
 Where no majority is left, an operator may have one node begin an epoch from what that node has (rule 6 of
-DESIGN.md, section 6.1). Nothing proves that this is all there was, so such an epoch is of another
-*generation*: its number is above any that resets of the other nodes could have come to meanwhile.
+DESIGN.md, section 6.1). Nothing proves that this is all there was, so such an epoch is of the next
+*generation*, above all that resets of the other nodes could have come to meanwhile. Nor does anything keep
+operators from doing so on two nodes that do not hear of each other: each forced epoch begins a *line* of its
+own, by lot, and two lines are never one epoch, whatever their numbers. So an epoch is named by 63 bits,
 
-    epoch, 32 bits:   generation, 16 bits | resets of that generation, 16 bits
+    generation, 8 bits | line, 39 bits, 0 if none was forced | resets since, 16 bits
+
+and its number, for users and for the X of merged segments, is generation * 65,536 + resets.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from crc32c import crc32c
@@ -27,14 +32,21 @@ from sequencer.raft.state import ClusterState
 STAY_S: Final = 1.0
 """So long a leader that has applied a reset stays, for those that have not heard of it yet."""
 
-_RESETS_END: Final = 1 << 16
+LINE_BITS: Final = 39
+_RESETS_BITS: Final = 16
+_RESETS_END: Final = 1 << _RESETS_BITS
+_GENERATION_SHIFT: Final = _RESETS_BITS + LINE_BITS
+GENERATIONS_MAX: Final = 255
+_INDEX_SHIFT: Final = 54
+"""The log of a generation begins at an index that no log of an earlier one comes to, so that of two states of
+one disk the later one is behind the other, however far the disk went on in the earlier epoch."""
 
 
 class EpochOver(Exception):
     """The state of a later epoch is durable here: start the node again, which goes on in that epoch."""
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"this node goes on in epoch {epoch} when it is started again")
+        super().__init__(f"this node goes on in epoch {name_of(epoch)} when it is started again")
         self.epoch = epoch
 
 
@@ -45,35 +57,80 @@ class NoMajority(RtError):
     retriable = True
 
 
+def generation_of(epoch: int) -> int:
+    """How often the cluster was forced."""
+    return epoch >> _GENERATION_SHIFT
+
+
+def number_of(epoch: int) -> int:
+    """What users see of an epoch. Two that came of different forces may have the same number."""
+    return generation_of(epoch) * _RESETS_END + epoch % _RESETS_END
+
+
+def name_of(epoch: int) -> str:
+    """An epoch in words: its number, and behind a force its line."""
+    line = epoch >> _RESETS_BITS & (1 << LINE_BITS) - 1
+    return f"{number_of(epoch)}-{line:010x}" if line else str(number_of(epoch))
+
+
+def epoch_of(number: int, line: int) -> int:
+    """The epoch with that number, in a line."""
+    assert 0 <= line < 1 << LINE_BITS, line
+    return number // _RESETS_END << _GENERATION_SHIFT | line << _RESETS_BITS | number % _RESETS_END
+
+
+def may_be_reset(epoch: int) -> bool:
+    """Whether the line has another epoch to come."""
+    return epoch % _RESETS_END < _RESETS_END - 1
+
+
 def next_epoch(state: ClusterState, digest: bytes) -> ClusterState:
     """What the next epoch begins with. `digest` is of the state machine's state: the same on every node.
 
     The log's indexes go on, so that of two states of one disk the later one is behind the other.
     """
+    assert may_be_reset(state.epoch), state.epoch
     index, term = state.applied
     chain = crc32c(digest, state.chain)
     return replace(state, epoch=state.epoch + 1, applied=Place(index + 1, term), chain=chain)
 
 
-def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes]) -> ClusterState:
+def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes], lot: bytes) -> ClusterState:
     """What an epoch begins with that is made of one node's state, by the disks of these members.
 
-    A member that is not among them has no disk that counts: it joins as one that was wiped.
+    A member that is not among them has no disk that counts: it joins as one that was wiped. `lot` is random,
+    8 bytes or more, and names the line.
     """
-    begun = next_epoch(state, digest)
-    epoch = forced_number(state.epoch)
-    claims = {name: Claim(disks.get(name, NO_ID), begun.applied) for name in state.disks}
-    return replace(begun, epoch=epoch, disks=claims)
+    number = forced_number(number_of(state.epoch))
+    epoch = epoch_of(number, 1 + int.from_bytes(lot[:8]) % ((1 << LINE_BITS) - 1))
+    place = Place(max(state.applied.index + 1, generation_of(epoch) << _INDEX_SHIFT), state.applied.term)
+    claims = {name: Claim(disks.get(name, NO_ID), place) for name in state.disks}
+    return replace(state, epoch=epoch, applied=place, chain=crc32c(digest, state.chain), disks=claims)
 
 
-def forced_number(epoch: int) -> int:
-    """The epoch that comes of another one by force."""
-    return (epoch // _RESETS_END + 1) * _RESETS_END
+def forced_number(number: int) -> int:
+    """The number of the epoch that comes of another one by force."""
+    return (number // _RESETS_END + 1) * _RESETS_END
 
 
 def is_succeeded(own: int, other: int) -> bool:
     """Whether epoch `other` came of `own` by resets alone."""
-    return other > own and other // _RESETS_END == own // _RESETS_END
+    return other > own and other >> _RESETS_BITS == own >> _RESETS_BITS
+
+
+def is_outranked(own: int, other: int) -> bool:
+    """Whether `other` came of a later force than `own`."""
+    return generation_of(other) > generation_of(own)
+
+
+def is_later(own: int, other: int) -> bool:
+    """Whether a disk that is in `own` may go on in `other`."""
+    return is_succeeded(own, other) or is_outranked(own, other)
+
+
+def is_rival(own: int, other: int) -> bool:
+    """Whether the two came of different forces, of which neither is the later one."""
+    return generation_of(own) == generation_of(other) and own >> _RESETS_BITS != other >> _RESETS_BITS
 
 
 @dataclass(slots=True)
@@ -83,20 +140,35 @@ class LeftBehind:
     members: int
     patience_s: float
     """Without a leader for so long nothing is to be hoped for from the own epoch."""
-    ahead: dict[str, int]
-    """Connected peers in later epochs of this cluster, and which."""
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    """Connected peers in other epochs of this cluster that are not earlier ones, and which."""
 
-    def is_majority_ahead(self) -> bool:
-        """One alone may be wrong."""
-        return 2 * len(self.ahead) > self.members
+    def ahead(self, own: int) -> dict[str, int]:
+        """The peers in epochs later than `own`; in a rival's nobody is."""
+        return {peer: epoch for peer, epoch in self.elsewhere.items() if is_later(own, epoch)}
 
-    def whom_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> str | None:
-        """The peer from which to take a state of the later epoch now; None: stay, and wait.
+    def forced_without(self, own: int) -> dict[str, int]:
+        """The members that are in one line which was forced without this one, if they are a majority.
+
+        One alone may be wrong.
+        """
+        lines = Counter(
+            epoch >> _RESETS_BITS for epoch in self.elsewhere.values() if not is_succeeded(own, epoch)
+        )
+        for line, count in lines.items():
+            if 2 * count > self.members:
+                return {
+                    peer: epoch for peer, epoch in self.elsewhere.items() if epoch >> _RESETS_BITS == line
+                }
+        return {}
+
+    def whom_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> list[str]:
+        """The peers from which to take a state of the later epoch now, best first; none: stay, and wait.
 
         The own epoch goes on as long as it can: with a leader it comes to its reset by itself. `is_bound`:
         this disk counts in it. One that does not has no say in what becomes of the cluster, and follows.
         """
-        successors = [peer for peer, epoch in self.ahead.items() if not is_bound or is_succeeded(own, epoch)]
-        if not successors or not (self.is_majority_ahead() or leaderless_s > self.patience_s):
-            return None
-        return max(successors, key=lambda peer: (self.ahead[peer], peer))
+        ahead = self.ahead(own)
+        is_over = 2 * len(ahead) > self.members or leaderless_s > self.patience_s
+        successors = [peer for peer, epoch in ahead.items() if not is_bound or is_succeeded(own, epoch)]
+        return sorted(successors, key=lambda peer: (-ahead[peer], peer)) if is_over else []

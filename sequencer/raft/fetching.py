@@ -1,23 +1,27 @@
 """Taking the state of a later epoch, or any first state, from a peer that need not lead.
 
 For the loop's thread. A node of an earlier epoch is talked to in nothing else. The laws: it keeps all that is
-its own until the other state is durable whole; it takes only one that is of this cluster and its members.
+its own until the other state is durable whole; it takes only one that is of this cluster and its members. A
+transfer goes on with the peer and the state that it began with for as long as bytes come.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
 from sequencer.raft.aside import Aside
-from sequencer.raft.messages import CHUNK_BYTES_MAX, AskState, Hello, Message, StatePiece
+from sequencer.raft.epochs import name_of
+from sequencer.raft.messages import AskState, Hello, Message, StatePiece
 from sequencer.raft.snapshots import Incoming, SnapshotMeta, SnapshotStore
 from sequencer.raft.state import ClusterState
 
 ASK_AGAIN_S: Final = 1.0
-"""A piece that did not come for so long is asked for again."""
+"""A piece that did not come for so long is asked for again, of another peer if none ever came."""
+PATIENCE_S: Final = 5.0
+"""So long a transfer that has begun waits for its peer, which may be connected anew."""
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -49,6 +53,7 @@ class Fetching:
         self._decode, self._done = decode, done
         self._asked = ""
         self._ask_again_at = float("-inf")
+        self._patient_until = float("-inf")
         self._incoming: Incoming | None = None
         self.is_installing = False
         """The whole of a state is being made durable."""
@@ -63,20 +68,29 @@ class Fetching:
         """Whether something of a state has come."""
         return self._incoming is not None
 
-    def ask(self, peer: str, now: float) -> None:
-        """Ask that peer, unless an answer of it is to be expected, or all has come."""
-        if self.is_installing or (peer == self._asked and now < self._ask_again_at):
+    def ask(self, peers: Sequence[str], now: float) -> None:
+        """Ask one of these peers, unless an answer is to be expected, or all has come."""
+        if self.is_installing or now < self._ask_again_at:
             return
-        if peer != self._asked:
-            self.give_up()
-            logger.info("asks_for_state peer=%s", peer)
-        self._asked, self._ask_again_at = peer, now + ASK_AGAIN_S
-        self._send(peer, AskState(0 if self._incoming is None else self._incoming.received))
+        if not self._is_patient(now):
+            peer = _behind(self._asked, peers)
+            if peer != self._asked:
+                self.give_up()
+                logger.info("asks_for_state peer=%s", peer)
+            self._asked = peer
+        self._ask_again_at = now + ASK_AGAIN_S
+        incoming = self._incoming
+        asks = AskState(0) if incoming is None else AskState(incoming.received, incoming.meta.digest)
+        self._send(self._asked, asks)
+
+    def _is_patient(self, now: float) -> bool:
+        return self._incoming is not None and now < self._patient_until
 
     def give_up(self) -> None:
         """What came is of no use any more."""
         if not self.is_installing:
             incoming, self._incoming, self._asked = self._incoming, None, ""
+            self._ask_again_at = float("-inf")
             if incoming is not None:
                 incoming.abandon()
 
@@ -86,20 +100,31 @@ class Fetching:
             return
         meta = SnapshotMeta(hello.cluster, hello.epoch, piece.snapshot, piece.length, piece.digest)
         try:
-            received = self._take(meta, piece)
+            received = self._take(meta, piece, now)
         except (FormatError, DiskFull, Closed) as error:
             self._on_failed(error)
             return
         if received < meta.length:
             self._ask_again_at = now + ASK_AGAIN_S
-            self._send(peer, AskState(received))
+            self._send(peer, AskState(received, meta.digest))
         else:
             self._install(meta)
 
-    def _take(self, meta: SnapshotMeta, piece: StatePiece) -> int:
+    def _take(self, meta: SnapshotMeta, piece: StatePiece, now: float) -> int:
         if self._incoming is None or self._incoming.meta != meta:
+            newest = self._snapshots.newest
+            if newest is not None and meta.place.index <= newest.place.index:
+                raise FormatError(
+                    "a state of a later epoch that is not behind the one here",
+                    got=meta.place,
+                    wanted=f"behind {newest.place}",
+                )
             self._incoming = self._snapshots.receive(meta)
-        return self._incoming.write(piece.offset, piece.data)
+        before = self._incoming.received
+        received = self._incoming.write(piece.offset, piece.data)
+        if received > before:
+            self._patient_until = now + PATIENCE_S
+        return received
 
     def _install(self, meta: SnapshotMeta) -> None:
         incoming = self._incoming
@@ -114,7 +139,7 @@ class Fetching:
 
     def _on_installed(self, fetched: Fetched) -> None:
         self._incoming, self.is_installing, self._asked = None, False, ""
-        logger.info("fetched_state epoch=%d index=%d", fetched.meta.epoch, fetched.meta.place.index)
+        logger.info("fetched_state epoch=%s index=%d", name_of(fetched.meta.epoch), fetched.meta.place.index)
         self._done(fetched)
 
     def _on_failed(self, error: BaseException) -> None:
@@ -128,14 +153,6 @@ class Fetching:
             incoming.abandon()
 
 
-def piece_of(snapshots: SnapshotStore, offset: int) -> StatePiece | None:
-    """What to answer; None if the offset is beyond the end of the newest snapshot."""
-    reader = snapshots.open_newest()
-    try:
-        meta = reader.meta
-        if offset > meta.length:
-            return None
-        data = reader.read_at(offset, CHUNK_BYTES_MAX)
-    finally:
-        reader.close()
-    return StatePiece(meta.place, meta.length, meta.digest, offset, data)
+def _behind(asked: str, peers: Sequence[str]) -> str:
+    """The peer that follows the one asked before; the first one if that is not among them."""
+    return peers[(peers.index(asked) + 1) % len(peers)] if asked in peers else peers[0]

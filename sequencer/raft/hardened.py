@@ -166,6 +166,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._may_commit = False
         self._led = False
         self._hand_over: HandOver | None = None
+        self._is_silent = False
         self._is_called = False
         """The leader of this term called this node to stand, which it does in the next round."""
         self.round_began = now()
@@ -275,6 +276,15 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         """As leader, append a join: at once, as one that waited could unseat a disk that joined since."""
         assert self.__raftState == RaftState.LEADER
         self.__raftLog.add(encode_join(join), self._log.last.index + 1, self.__raftCurrentTerm)
+
+    def forget_leader(self) -> None:
+        """On a blank node, which has nothing of any log: begin to follow the leaders of another epoch."""
+        self.__raftLeader = None
+        self._verified, self._verified_by = NOWHERE, ""
+
+    def fall_silent(self) -> None:
+        """Nothing leaves this node any more."""
+        self._is_silent = True
 
     def apply_all(self) -> None:
         """Take the whole log for committed, and apply it: an operator says that there is no other log."""
@@ -470,6 +480,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         on its new entries: followers sync them while it does, and no answer is read before it has. So it
         counts only what it synced. (Ongaro's thesis, section 10.2.1.)
         """
+        if self._is_silent:
+            return
         leads = self.__raftState == RaftState.LEADER
         if leads:
             reached = (self._log.last.index, self.__raftCommitIndex)

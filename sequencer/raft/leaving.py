@@ -1,7 +1,8 @@
 """The end of an epoch on a node that has applied its reset: it stays a while, and goes on in the next epoch.
 
 For the loop's thread. The law: from the reset on this node applies nothing in its epoch, and takes no
-snapshot of it; it ends with `EpochOver`, once the state that the next epoch begins with is durable.
+snapshot of it; it ends with `EpochOver`, once the state that the next epoch begins with is durable. One that
+was forced to go on by itself falls silent: it says and hears nothing more in the old epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 from rt.errors import DiskFull
 from sequencer.raft.aside import Aside
-from sequencer.raft.epochs import STAY_S, EpochOver
+from sequencer.raft.epochs import STAY_S, EpochOver, is_later
 from sequencer.raft.snapshots import SnapshotMeta, SnapshotStore
 from sequencer.raft.state import ClusterState, encode_state
 
@@ -26,6 +27,8 @@ class Leaving:
         self._stays_until: float | None = None
         self._retry_at = 0.0
         self._is_writing = False
+        self.forced: bytes | None = None
+        """The command with which an operator had this node go on by itself."""
         self._begins: tuple[ClusterState, Callable[[], bytes]] | None = None
         """What the next epoch begins with, and what encodes the state machine's part."""
 
@@ -51,6 +54,16 @@ class Leaving:
             return False
         return now >= self._stays_until or not is_awaited
 
+    def force(self, command: bytes, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
+        """Fall silent, and `write`."""
+        self.forced = command
+        self.write(state, encode, now)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the old epoch is nothing to this node any more."""
+        return self.forced is not None
+
     @property
     def is_begun(self) -> bool:
         """Whether it is settled what the next epoch begins with."""
@@ -71,7 +84,7 @@ class Leaving:
 
         def write() -> SnapshotMeta:
             newest = self._snapshots.newest
-            if newest is not None and newest.epoch >= state.epoch:
+            if newest is not None and not is_later(newest.epoch, state.epoch):
                 return newest  # It came from a peer meanwhile.
             content = b"".join([encode_state(state), encode()])
             return self._snapshots.write(state.cluster, state.epoch, state.applied, content)

@@ -14,6 +14,8 @@ NO_ID: Final = bytes(ID_BYTES)
 """A disk that belongs to no cluster yet."""
 DIGEST_BYTES: Final = 32
 """SHA-256 of a snapshot."""
+NO_DIGEST: Final = bytes(DIGEST_BYTES)
+"""Of no snapshot yet."""
 COMMAND_BYTES_MAX: Final = 1 << 20
 """The largest command that may be proposed."""
 ENTRY_BYTES_MAX: Final = COMMAND_BYTES_MAX + 4096
@@ -65,7 +67,7 @@ class Hello(NamedTuple):
     cluster: bytes
     """`NO_ID`: a blank disk."""
     epoch: int
-    """How often the cluster was reset; the higher one is right."""
+    """Which one of the cluster: see `epochs`."""
     claim: Claim
     wants_bootstrap: bool = False
     """A blank node that was told to make a new cluster if all others are blank too."""
@@ -171,6 +173,8 @@ class AskState(NamedTuple):
     """Give me the state of your epoch, from `offset` on: I am in an earlier one, or blank."""
 
     offset: int
+    digest: bytes = NO_DIGEST
+    """Of the state that the bytes before are of."""
 
 
 class StatePiece(NamedTuple):

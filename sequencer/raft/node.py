@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Final, TypeVar
 
@@ -19,8 +19,22 @@ from sequencer.raft.aside import Aside
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, MemberStatus, StateMachine, Status
 from sequencer.raft.entries import Commands, Reset, decode_content, encode_reset
-from sequencer.raft.epochs import EpochOver, LeftBehind, NoMajority, forced_epoch, is_succeeded, next_epoch
-from sequencer.raft.fetching import Fetched, Fetching, piece_of
+from sequencer.raft.epochs import (
+    EpochOver,
+    LeftBehind,
+    NoMajority,
+    forced_epoch,
+    is_later,
+    is_rival,
+    is_succeeded,
+    may_be_reset,
+    name_of,
+    next_epoch,
+    number_of,
+)
+from sequencer.raft.fetching import Fetched, Fetching
+from sequencer.raft.forcing import is_ending, refusal
+from sequencer.raft.giving import Giving
 from sequencer.raft.hardened import PATIENCE_ELECTIONS, SyncObj
 from sequencer.raft.identity import DiskIdentity
 from sequencer.raft.leaving import Leaving
@@ -28,6 +42,7 @@ from sequencer.raft.messages import (
     CHUNK_BYTES_MAX,
     NO_ID,
     Adopt,
+    Append,
     AskState,
     Chunk,
     ChunkReply,
@@ -49,6 +64,8 @@ from sequencer.raft.stock import now
 
 T = TypeVar("T")
 
+SILENT_WAIT_S: Final = 1.0
+"""So long the loop waits at most while it only waits for its disk."""
 HOLD_FACTOR: Final = 8
 """For a follower that is being served, so many times the usual tail of the log is kept."""
 
@@ -105,9 +122,12 @@ class RaftNode:
             self._connections: dict[str, int] = {}
             self._hand_overs: list[tuple[float, Future[bool]]] = []
             patience_s = PATIENCE_ELECTIONS * config.election_ms_max / 1000
-            self._left_behind = LeftBehind(len(config.members), patience_s, {})
+            self._left_behind = LeftBehind(len(config.members), patience_s)
             self._leaving = Leaving(self._snapshots, aside, config.snapshot_ms / 1000)
+            self._giving = Giving(self._snapshots)
             self._fetching = Fetching(self._snapshots, aside, self._send, self._installable, self._on_fetched)
+            self._courted: tuple[bytes, int] | None = None
+            """While blank: the cluster and the epoch whose leader this node follows."""
             self._admit_again_at: dict[str, float] = {}
             self._incoming: Incoming | None = None
             self._is_installing = False
@@ -128,6 +148,11 @@ class RaftNode:
         """One round: commit, apply, take commands, queue messages, sync, send, wait for what comes."""
         self._is_waiting = False
         self._aside.collect()
+        if self._is_silent:
+            if self._leaving.is_silent:
+                self._leave()
+            self._network.poll(self.wait_s())
+            return
         self._raft.step()
         if self._hand_overs:
             self._settle_hand_overs()
@@ -139,6 +164,14 @@ class RaftNode:
         if known != (raft.leader, raft.term, self.is_leader):
             self._report(Leadership(raft.leader, raft.term, self.is_leader))
 
+    @property
+    def _is_silent(self) -> bool:
+        """Whether nothing is said or heard: a later epoch's state is being made durable here.
+
+        Once it is, whatever this disk promised in the present epoch meanwhile would be broken.
+        """
+        return self._leaving.is_silent or (self._fetching.is_installing and not self._identity.is_blank)
+
     def _report(self, leadership: Leadership) -> None:
         if leadership != self._leadership:
             self._leadership = leadership
@@ -146,6 +179,8 @@ class RaftNode:
 
     def wait_s(self) -> float:
         """How long a step may be put off if nothing arrives."""
+        if self._is_silent:
+            return max(0.0, min(SILENT_WAIT_S, self._leaving.due - now()))
         return self._raft.wait_s()
 
     def fail(self, error: BaseException) -> None:
@@ -156,6 +191,8 @@ class RaftNode:
         """Let go of disk and network, as they are: nothing more is synced or sent."""
         self._network.close()
         self._aside.close()
+        if hasattr(self, "_giving"):
+            self._giving.close()
         if hasattr(self, "_raft"):
             self._raft.close()
         if hasattr(self, "_kept"):
@@ -191,7 +228,7 @@ class RaftNode:
             self._note_join(self.state)
             return
         if isinstance(applied, Ended):
-            logger.warning("epoch_ends epoch=%d index=%d", self.state.epoch, entry.index)
+            logger.warning("epoch_ends epoch=%s index=%d", name_of(self.state.epoch), entry.index)
             self._machine.apply(applied.index, applied.command)
             self._leaving.begin(self._raft.round_began)
             return
@@ -265,6 +302,7 @@ class RaftNode:
             incoming.abandon()
             self._incoming = None
         began = self._raft.round_began
+        self._giving.forget_idle(began)
         if began >= self._snapshot_at and self._is_snapshot_wanted():
             self._take_snapshot()
         if began >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
@@ -305,8 +343,11 @@ class RaftNode:
 
     def reset(self, command: bytes) -> None:
         """See `Consensus.reset`."""
-        if self._can_submit:
-            self._raft.submit(encode_reset(Reset(self._identity.epoch, command)))
+        epoch = self._identity.epoch
+        if not may_be_reset(epoch):
+            logger.error("refused_reset epoch=%s error='the last one of its line'", name_of(epoch))
+        elif self._can_submit:
+            self._raft.submit(encode_reset(Reset(epoch, command)))
 
     def _new_disks(self) -> dict[str, bytes]:
         """The disks of connected members that were wiped, and do not count yet."""
@@ -327,26 +368,27 @@ class RaftNode:
 
     def force(self, command: bytes) -> NoMajority | None:
         """See `Consensus.force`."""
+        leaving, config, own = self._leaving, self._config, self._identity
+        if leaving.is_over:
+            return None if leaving.forced == command else is_ending(config.directory)
         new = self._new_disks()
-        if self._identity.is_blank or 2 * (1 + len(new)) <= len(self._config.members):
-            return _nobody_to_go_on_with(self._config, new)
-        if (voters := self._voters()) and 2 * len(voters) > len(self._config.members):
-            return _majority_is_here(self._config, voters)
-        if self._leaving.is_over:
-            return None
-        self._raft.apply_all()
-        if not self._leaving.is_over:
-            self.state.index += 1
-            self._machine.apply(self.state.index, command)
-        disks = new | {self._config.name: self._identity.disk}
-        state = forced_epoch(self.state, self._machine.digest(), disks)
-        logger.critical("forces_epoch epoch=%d disks=%s", state.epoch, ",".join(sorted(disks)))
-        self._leaving.write(state, self._machine.snapshot(), now())
+        why_not = refusal(config, own.epoch, new, self._voters(), is_blank=own.is_blank)
+        if why_not is not None:
+            return why_not
+        self._raft.fall_silent()
+        self._raft.apply_all()  # It may hold a reset of which nobody knows whether it was committed, too.
+        self.state.index += 1
+        self._machine.apply(self.state.index, command)
+        disks = new | {config.name: own.disk}
+        state = forced_epoch(self.state, self._machine.digest(), disks, self._new_id())
+        logger.critical("forces_epoch epoch=%s disks=%s", name_of(state.epoch), ",".join(sorted(disks)))
+        leaving.force(command, state, self._machine.snapshot(), now())
+        self._report(Leadership(None, self._raft.term, False))
         return None
 
     def _leave(self) -> None:
         """Go on in the next epoch, once nobody in this one waits for word of its end."""
-        began = self._raft.round_began
+        began = now()
         is_awaited = self._raft.leads and any(map(self._is_of_this_epoch, self._hellos.values()))
         if not self._leaving.is_to_leave(began, is_awaited=is_awaited):
             return
@@ -354,7 +396,7 @@ class RaftNode:
             self._leaving.write_again(began)
         else:
             state = next_epoch(self.state, self._machine.digest())
-            logger.warning("leaves_epoch epoch=%d chain=%08x", self.state.epoch, state.chain)
+            logger.warning("leaves_epoch epoch=%s chain=%08x", name_of(self.state.epoch), state.chain)
             self._leaving.write(state, self._machine.snapshot(), began)
 
     def _is_of_this_epoch(self, hello: Hello) -> bool:
@@ -363,30 +405,33 @@ class RaftNode:
 
     def _seek_state(self) -> None:
         """Ask for the state of a later epoch, if this one is not to be waited for; a blank disk for any."""
-        peer = None
+        peers: list[str] = []
         if self._is_installing:
             return
+        raft, behind = self._raft, self._left_behind
         if self._identity.is_blank:
-            if self._raft.leaderless_s > self._left_behind.patience_s:
-                peers = sorted(peer for peer, hello in self._hellos.items() if hello.cluster != NO_ID)
-                peer = peers[int(now()) % len(peers)] if peers else None
-        elif self._left_behind.ahead:
-            raft, own = self._raft, self._identity.epoch
-            peer = self._left_behind.whom_to_ask(own, raft.leaderless_s, is_bound=raft.is_counted_here)
-        if peer is not None:
+            is_over = raft.leaderless_s > behind.patience_s
+            peers = sorted(peer for peer, hello in self._hellos.items() if hello.cluster != NO_ID)
+            peers = peers if is_over else []
+        elif behind.elsewhere:
+            self._check_is_followed()
+            own, is_bound = self._identity.epoch, raft.is_counted_here
+            peers = behind.whom_to_ask(own, raft.leaderless_s, is_bound=is_bound)
+        if peers:
             if self._incoming is not None:
                 self._incoming.abandon()
                 self._incoming = None
-            self._fetching.ask(peer, now())
+            self._fetching.ask(peers, now())
 
-    def _give_state(self, peer: str, hello: Hello, offset: int) -> None:
+    def _give_state(self, peer: str, hello: Hello, asks: AskState) -> None:
         """Answer a peer of an earlier epoch, or a blank one whose disk the cluster counts on."""
         own, newest = self._identity, self._snapshots.newest
-        is_earlier = hello.cluster == own.cluster and is_succeeded(hello.epoch, own.epoch)
-        is_new = hello.cluster == NO_ID or (hello.cluster == own.cluster and hello.epoch < own.epoch)
-        may_have = is_earlier or (is_new and self._is_counted_on(peer, hello))
+        is_here = hello.cluster == own.cluster
+        is_new = hello.cluster == NO_ID or (is_here and is_later(hello.epoch, own.epoch))
+        may_have = is_here and is_succeeded(hello.epoch, own.epoch)
+        may_have = may_have or (is_new and self._is_counted_on(peer, hello))
         if newest is not None and newest.epoch == own.epoch and may_have:
-            piece = piece_of(self._snapshots, offset)
+            piece = self._giving.piece_for(peer, asks, now())
             if piece is not None:
                 self._send(peer, piece)
 
@@ -411,7 +456,7 @@ class RaftNode:
         """Hear who it is; talk to it if it is of this cluster, or blank as long as one of us is."""
         self._hellos[peer] = hello
         self._connections[peer] = self._connections.get(peer, 0) + 1
-        if not self._is_of_this_cluster(peer, hello):
+        if self._is_silent or not self._is_of_this_cluster(peer, hello):
             return
         self._raft.on_up(peer, hello.claim)
         if hello.cluster == NO_ID:
@@ -421,14 +466,14 @@ class RaftNode:
     def on_message(self, peer: str, message: Message) -> None:
         """Give it to the protocol, unless the peer is a stranger."""
         hello = self._hellos.get(peer)
-        if hello is None:
+        if hello is None or self._is_silent:
             return
         if isinstance(message, AskState):
-            self._give_state(peer, hello, message.offset)
+            self._give_state(peer, hello, message)
         elif isinstance(message, StatePiece):
-            if self._identity.is_blank or peer in self._left_behind.ahead:
+            if self._identity.is_blank or is_later(self._identity.epoch, hello.epoch):
                 self._fetching.on_piece(peer, hello, message, now())
-        elif not self._is_talked_to(hello):
+        elif not self._is_talked_to(hello) or not self._is_heeded(hello, message):
             return
         elif isinstance(message, Tell):
             self._on_told(peer, message.content)
@@ -438,7 +483,7 @@ class RaftNode:
     def on_down(self, peer: str) -> None:
         """Forget what it said."""
         self._hellos.pop(peer, None)
-        self._left_behind.ahead.pop(peer, None)
+        self._left_behind.elsewhere.pop(peer, None)
         self._raft.on_down(peer)  # Whatever it is now: it may have been talked to while this node was blank.
 
     def _is_talked_to(self, hello: Hello) -> bool:
@@ -446,28 +491,52 @@ class RaftNode:
         is_same = hello.cluster == own.cluster and hello.epoch == own.epoch
         return is_same or NO_ID in (hello.cluster, own.cluster)
 
+    def _is_heeded(self, hello: Hello, message: Message) -> bool:
+        """Whether a blank node takes part in the epoch that this comes from: in one, as long as it is led.
+
+        Of leaders of two epochs it would learn that there are two in one term.
+        """
+        if not self._identity.is_blank or hello.cluster == NO_ID:
+            return True
+        theirs = (hello.cluster, hello.epoch)
+        if theirs != self._courted and isinstance(message, Append | Chunk):
+            is_led = self._raft.leaderless_s <= self._left_behind.patience_s
+            if self._courted is None or not is_led:
+                self._courted = theirs
+                self._raft.forget_leader()
+        return theirs == self._courted or not isinstance(message, Append | Chunk)
+
     def _is_of_this_cluster(self, peer: str, hello: Hello) -> bool:
         own = self._identity
         if self._is_talked_to(hello):
             return True
-        ahead = self._left_behind.ahead
-        if hello.cluster == own.cluster and hello.epoch > own.epoch:
-            ahead[peer] = hello.epoch
-            is_forced = not any(is_succeeded(own.epoch, epoch) for epoch in ahead.values())
-            if is_forced and self._left_behind.is_majority_ahead() and self._raft.is_counted_here:
-                raise ClusterMismatch(
-                    "an operator had the cluster go on from another node's state, without this one",
-                    where=self._config.directory,
-                    got=f"epoch {own.epoch}",
-                    wanted=f"epoch {hello.epoch}, as {', '.join(sorted(ahead))} say",
-                    hint="Empty the directory and start the node: it joins again.",
-                )
+        is_here = hello.cluster == own.cluster
+        if is_here and (is_later(own.epoch, hello.epoch) or is_rival(own.epoch, hello.epoch)):
+            self._left_behind.elsewhere[peer] = hello.epoch
+        is_grave = not is_here or is_rival(own.epoch, hello.epoch)
         logger.log(
-            logging.WARNING if hello.cluster == own.cluster else logging.ERROR,
-            "refused_peer peer=%s cluster=%s epoch=%d own_cluster=%s own_epoch=%d",
-            *(peer, hello.cluster.hex(), hello.epoch, own.cluster.hex(), own.epoch),
+            logging.ERROR if is_grave else logging.WARNING,
+            "refused_peer peer=%s cluster=%s epoch=%s own_cluster=%s own_epoch=%s",
+            *(peer, hello.cluster.hex(), name_of(hello.epoch), own.cluster.hex(), name_of(own.epoch)),
         )
         return False
+
+    def _check_is_followed(self) -> None:
+        """`rt.ClusterMismatch` if the cluster goes on in an epoch that was forced without this node.
+
+        A disk that does not count in its own epoch has promised nothing there, and follows into a later one.
+        """
+        own = self._identity.epoch
+        without = self._left_behind.forced_without(own)
+        if without and (self._raft.is_counted_here or is_rival(own, next(iter(without.values())))):
+            epochs = sorted({name_of(epoch) for epoch in without.values()})
+            raise ClusterMismatch(
+                "an operator had the cluster go on from another node's state, without this one",
+                where=self._config.directory,
+                got=f"epoch {name_of(own)}",
+                wanted=f"epoch {', '.join(epochs)}, as {', '.join(sorted(without))} say",
+                hint="Empty the directory and start the node: it joins again.",
+            )
 
     # A new cluster, a new disk (rule 6)
 
@@ -478,7 +547,7 @@ class RaftNode:
     def _try_bootstrap(self) -> None:
         """Make the cluster if all members are here and blank, and nobody with a lower name wants to."""
         if not (self._config.bootstrap and self._identity.is_blank) or self._is_installing:
-            return
+            return  # Where a state is being fetched somebody is not blank.
         hellos = {peer: self._hellos.get(peer) for peer in self._config.peers}
         for peer, hello in hellos.items():
             if hello is None or hello.cluster != NO_ID or peer not in self._network.connected:
@@ -501,7 +570,7 @@ class RaftNode:
 
     def on_adopt(self, peer: str, adopt: Adopt) -> None:
         """Become a member of the cluster, if it names this disk."""
-        if not self._identity.is_blank or self._is_installing:
+        if not self._identity.is_blank or self._is_installing or self._fetching.is_installing:
             return
         try:
             state, _ = decode_state(adopt.content)
@@ -698,11 +767,12 @@ class RaftNode:
         role = raft.role if raft.is_counted_here else "joining"
         return Status(
             name=config.name,
-            role="stopped" if is_stopped else "stalled" if self._is_disk_full else role,
+            role="stopped" if is_stopped else "stalled" if self._is_away else role,
             leader=None if is_stopped else self.leader,
             term=raft.term,
             cluster="" if self._identity.is_blank else self._identity.cluster.hex(),
-            epoch=self._identity.epoch,
+            epoch=number_of(self._identity.epoch),
+            epoch_id=self._identity.epoch,
             index=state.index,
             log_start=log.base.index + 1,
             log_end=log.last.index + 1,
@@ -743,12 +813,17 @@ class RaftNode:
     @property
     def leader(self) -> str | None:
         """The member that leads, as far as this node knows."""
-        return None if self._is_disk_full else self._raft.leader
+        return None if self._is_away else self._raft.leader
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether nothing leaves this node, for want of space or as it is on its way elsewhere."""
+        return self._is_disk_full or self._is_silent
 
     @property
     def is_leader(self) -> bool:
         """Whether it is this one, and it has applied all that was committed in earlier terms."""
-        return self._raft.leads and self.is_caught_up and not self._is_disk_full
+        return self._raft.leads and self.is_caught_up and not self._is_away
 
     def propose(self, command: bytes) -> Future[int]:
         """See `Consensus.propose`; any thread."""
@@ -770,7 +845,7 @@ class RaftNode:
     def tell(self, peer: str, content: bytes) -> bool:
         """See `Consensus.tell`."""
         hello = self._hellos.get(peer)
-        is_known = hello is not None and self._is_talked_to(hello)
+        is_known = hello is not None and not self._is_silent and self._is_talked_to(hello)
         return is_known and self._network.send(peer, Tell(content))
 
     @property
@@ -781,31 +856,12 @@ class RaftNode:
     def _log_opening(self) -> None:
         own, cut = self._identity, self._log.cut
         logger.info(
-            "opened name=%s disk=%s life=%d cluster=%s epoch=%d snapshot=%d log_end=%d term=%d",
-            *(own.name, own.disk.hex(), own.life, own.cluster.hex(), own.epoch),
+            "opened name=%s disk=%s life=%d cluster=%s epoch=%s snapshot=%d log_end=%d term=%d",
+            *(own.name, own.disk.hex(), own.life, own.cluster.hex(), name_of(own.epoch)),
             *(self.state.applied.index, self._log.last.index + 1, self._log.term),
         )
         if cut is not None:
             logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])
-
-
-def _nobody_to_go_on_with(config: RaftConfig, new: Mapping[str, bytes]) -> NoMajority:
-    missing = sorted(set(config.peers) - set(new))
-    return NoMajority(
-        "an epoch cannot be forced before a majority of the members could go on with it",
-        got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
-        wanted=f"{len(config.members) // 2} of the others, started with empty directories",
-        hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then ask again.",
-    )
-
-
-def _majority_is_here(config: RaftConfig, voters: Sequence[str]) -> NoMajority:
-    return NoMajority(
-        "an epoch cannot be forced while a majority could elect a leader",
-        where=config.directory,
-        got=", ".join(sorted(voters)),
-        hint="Wait for the leader; where there is none for long, the nodes' logs say why.",
-    )
 
 
 def _answer(done: Future[bool], is_so: bool) -> None:

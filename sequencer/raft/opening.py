@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from rt.errors import ClusterMismatch, Damaged, DiskFull, NotALog
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.config import RaftConfig
+from sequencer.raft.epochs import is_later
 from sequencer.raft.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import NO_ID, NOWHERE
@@ -112,7 +113,7 @@ def _adopted(
 def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
     """The epoch that this disk is to go on in: the snapshot is of it, and the rest not yet."""
     newest = snapshots.newest
-    if newest is None or newest.cluster != identity.cluster or newest.epoch <= identity.epoch:
+    if newest is None or newest.cluster != identity.cluster or not is_later(identity.epoch, newest.epoch):
         return None
     return newest.epoch
 

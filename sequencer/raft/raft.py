@@ -16,7 +16,7 @@ from rt.net.tls import TLS
 from sequencer.raft.aside import Worker
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, StateMachine, Status
-from sequencer.raft.epochs import EpochOver, NoMajority
+from sequencer.raft.epochs import EpochOver, NoMajority, name_of
 from sequencer.raft.messages import ID_BYTES
 from sequencer.raft.node import RaftNode
 from sequencer.raft.transport import TlsMesh
@@ -172,7 +172,7 @@ class Raft:
         finally:
             self._node.close()
         if over is not None:
-            logger.warning("epoch_over next=%d", over.epoch)
+            logger.warning("epoch_over next=%s", name_of(over.epoch))
             self._on_epoch_over(over)
 
     def _wait_for_space(self, error: DiskFull) -> None:

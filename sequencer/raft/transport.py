@@ -32,6 +32,7 @@ from sequencer.raft.admittance import Contexts, Lost, Refused, check_peer
 from sequencer.raft.codec import encode, ping
 from sequencer.raft.connection import BURST_BYTES, Connection, Step
 from sequencer.raft.dial import Dialer, bound, connecting, split_address
+from sequencer.raft.epochs import name_of
 from sequencer.raft.messages import Hello, Message
 from sequencer.raft.network import Receiver
 
@@ -345,7 +346,7 @@ class TlsMesh:
             connection.rise(now_s, now_s + min(age_s, expires_in_s))
             self._up[connection.peer] = connection
             self._due_s = 0.0
-            logger.info("peer_up peer=%s epoch=%d", connection.peer, hello.epoch)
+            logger.info("peer_up peer=%s epoch=%s", connection.peer, name_of(hello.epoch))
             self._receiver.on_up(connection.peer, hello)
 
     def _write(self, connection: Connection, now_s: float) -> None:

@@ -47,6 +47,10 @@ SentMessage = tuple[str, Message]
 M = TypeVar("M")
 
 
+_LOTS = itertools.count(1)
+"""What each forced epoch is named by."""
+
+
 class Clock:
     """PySyncObj's clock while `virtual_clock` holds; it moves when a test says so."""
 
@@ -251,6 +255,10 @@ class Member:
             new_id=(lambda: next(ids)) if is_new else lambda: cluster,
             disk=self.disk,
             on_disk_full=on_disk_full,
+        )
+        make_cluster = self.node._new_id
+        self.node._new_id = lambda: (
+            make_cluster() if self.node._identity.is_blank else next(_LOTS).to_bytes(16, "little")
         )
 
     @property

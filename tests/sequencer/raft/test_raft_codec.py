@@ -61,7 +61,7 @@ EXAMPLES: list[Message | Hello] = [
     Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
     ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
     StandNow(5),
-    AskState(1 << 20),
+    AskState(1 << 20, b"h" * 32),
     StatePiece(Place(9, 4), 1 << 21, b"h" * 32, 1 << 20, b"ten bytes."),
     Forward(b"a command"),
     Adopt(b"a state"),
@@ -100,7 +100,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
 
 
 MESSAGES = st.one_of(
-    st.builds(Hello, IDS, st.integers(0, 2**32 - 1), CLAIMS, st.booleans()),
+    st.builds(Hello, IDS, NUMBERS, CLAIMS, st.booleans()),
     st.builds(RequestVote, NUMBERS, PLACES, CLAIMS, st.booleans(), st.booleans()).map(in_order),
     st.builds(VoteReply, NUMBERS, st.booleans(), CLAIMS, st.booleans()),
     appends(),
@@ -111,7 +111,7 @@ MESSAGES = st.one_of(
     st.builds(Adopt, st.binary()),
     st.builds(Tell, st.binary()),
     st.builds(StandNow, NUMBERS),
-    st.builds(AskState, OFFSETS),
+    st.builds(AskState, OFFSETS, st.binary(min_size=32, max_size=32)),
     chunks().map(lambda chunk: StatePiece(*chunk[1:])),
 )
 
@@ -128,7 +128,7 @@ def patched(message: Message | Hello, offset: int, layout: str, *values: object)
     return kind, body
 
 
-@given(MESSAGES, st.integers(0, 2**32 - 1))
+@given(MESSAGES, NUMBERS)
 @settings(max_examples=300)
 def test_a_message_survives_its_bytes(message: Message | Hello, epoch: int) -> None:
     frame = b"".join(encode(message, epoch))
@@ -193,9 +193,10 @@ BAD = {
     "neither yes nor no": patched(EXAMPLES[5], 8, "B", 2),
     "called neither yes nor no": patched(EXAMPLES[1], 57, "B", 2),
     "an absurd term to stand in": patched(EXAMPLES[8], 0, "<Q", 1 << 63),
-    "an absurd offset to ask for": patched(EXAMPLES[9], 0, "<Q", SNAPSHOT_BYTES_MAX + 1),
+    "an absurd offset to ask for": patched(EXAMPLES[9], 32, "<Q", SNAPSHOT_BYTES_MAX + 1),
     "a piece outside its snapshot": patched(EXAMPLES[10], 16, "<Q", 1 << 20),
     "a piece of no entry": patched(EXAMPLES[10], 0, "<Q", 0),
+    "an absurd epoch": patched(EXAMPLES[0], 16, "<Q", 1 << 63),
     "an absurd term": patched(EXAMPLES[1], 0, "<Q", 1 << 63),
     "an absurd index": patched(EXAMPLES[1], 8, "<Q", 1 << 63),
     "a term where no entry stands": patched(EXAMPLES[1], 8, "<Q", 0),
@@ -234,15 +235,15 @@ def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        struct.pack("<IBBHI", 0, 0, 1, 0, 1),
-        struct.pack("<IBBHI", 0, 12, 1, 0, 1),
-        struct.pack("<IBBHI", 0, Kind.PING, 1, 1, 1),
-        struct.pack("<IBBHI", 1, Kind.PING, 1, 0, 1),
-        struct.pack("<IBBHI", 54, Kind.HELLO, 1, 0, 1),
-        struct.pack("<IBBHI", 52, Kind.HELLO, 1, 0, 1),
-        struct.pack("<IBBHI", 2**32 - 1, Kind.APPEND, 1, 0, 1),
-        struct.pack("<IBBHI", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, Kind.APPEND, 1, 0, 1),
-        b"GET / HTTP/1.1"[:FRAME_HEADER_BYTES],
+        struct.pack("<IBBHQ", 0, 0, 1, 0, 1),
+        struct.pack("<IBBHQ", 0, 12, 1, 0, 1),
+        struct.pack("<IBBHQ", 0, Kind.PING, 1, 1, 1),
+        struct.pack("<IBBHQ", 1, Kind.PING, 1, 0, 1),
+        struct.pack("<IBBHQ", 58, Kind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHQ", 56, Kind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHQ", 2**32 - 1, Kind.APPEND, 1, 0, 1),
+        struct.pack("<IBBHQ", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, Kind.APPEND, 1, 0, 1),
+        b"GET / HTTP/1.1\r\n"[:FRAME_HEADER_BYTES],
         pickle.dumps(list(range(9)))[:FRAME_HEADER_BYTES],
     ],
 )
@@ -253,7 +254,7 @@ def test_a_header_that_no_frame_has_is_refused(header: bytes) -> None:
 
 def test_a_newer_version_is_told_from_nonsense() -> None:
     with pytest.raises(UnknownVersion):
-        decode_header(struct.pack("<IBBHI", 0, Kind.PING, 2, 0, 1))
+        decode_header(struct.pack("<IBBHQ", 0, Kind.PING, 2, 0, 1))
 
 
 def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame() -> None:

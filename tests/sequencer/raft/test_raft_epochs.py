@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rt.errors import FormatError
+from sequencer.raft.codec import NUMBER_MAX
 from sequencer.raft.entries import Reset, decode_content, encode_reset
-from sequencer.raft.epochs import LeftBehind, forced_epoch, forced_number, is_succeeded, next_epoch
+from sequencer.raft.epochs import (
+    GENERATIONS_MAX,
+    LINE_BITS,
+    LeftBehind,
+    epoch_of,
+    forced_epoch,
+    forced_number,
+    generation_of,
+    is_later,
+    is_rival,
+    is_succeeded,
+    may_be_reset,
+    name_of,
+    next_epoch,
+    number_of,
+)
 from sequencer.raft.messages import COMMAND_BYTES_MAX, NO_ID, Claim, Entry, Place
 from sequencer.raft.state import Ended, decode_state, encode_state, initial_state
 from tests.support.raft_bench import CLUSTER, commands_entry, disk_id
 
-FORCED = 1 << 16
+FORCED = epoch_of(1 << 16, 5)
+RIVAL = epoch_of(1 << 16, 6)
+FORCED_AGAIN = epoch_of(2 << 16, 3)
+LOT = bytes(range(16))
 
 
 def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
@@ -34,14 +57,45 @@ def test_the_next_epoch_begins_with_the_whole_state_one_place_further() -> None:
 
 def test_a_forced_epoch_names_its_disks_and_is_above_all_that_resets_can_come_to() -> None:
     state = initial_state(CLUSTER, 5, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
-    begun = forced_epoch(state, b"digest", {"n1": disk_id("n1"), "n2": disk_id("n2", 1)})
-    assert begun.epoch == FORCED == forced_number(5)
+    begun = forced_epoch(state, b"digest", {"n1": disk_id("n1"), "n2": disk_id("n2", 1)}, LOT)
+    assert number_of(begun.epoch) == 1 << 16 == forced_number(5)
     assert begun.disks == {
         "n1": Claim(disk_id("n1"), begun.applied),
         "n2": Claim(disk_id("n2", 1), begun.applied),
         "n3": Claim(NO_ID, begun.applied),
     }
-    assert forced_number(FORCED + 7) == 2 * FORCED
+    assert decode_state(encode_state(begun))[0] == begun
+    assert forced_number((1 << 16) + 7) == 2 << 16
+
+
+def test_two_epochs_that_are_forced_of_one_are_rivals_whatever_their_numbers() -> None:
+    state = initial_state(CLUSTER, 5, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
+    one, other = (forced_epoch(state, b"digest", {}, bytes([at]) * 16) for at in (1, 2))
+    assert number_of(one.epoch) == number_of(other.epoch)
+    assert is_rival(one.epoch, other.epoch)
+    for epoch in (other.epoch, next_epoch(other, b"digest").epoch):
+        assert not is_later(one.epoch, epoch)
+        assert not is_succeeded(one.epoch, epoch)
+    assert name_of(one.epoch) != name_of(other.epoch)
+
+
+def test_a_forced_epoch_begins_behind_all_that_earlier_generations_can_come_to() -> None:
+    state = initial_state(CLUSTER, 5, {"n1": disk_id("n1")})
+    first = forced_epoch(state, b"", {}, LOT)
+    assert first.applied.index > 2**53
+    assert forced_epoch(first, b"", {}, LOT).applied.index > first.applied.index + 2**53
+    last = forced_epoch(replace(state, epoch=epoch_of((GENERATIONS_MAX - 1) << 16, 1)), b"", {}, LOT)
+    assert generation_of(last.epoch) == GENERATIONS_MAX
+    assert max(last.applied.index, last.epoch) <= NUMBER_MAX
+
+
+@given(number=st.integers(0, (GENERATIONS_MAX << 16) + 0xFFFF), line=st.integers(0, (1 << LINE_BITS) - 1))
+def test_an_epoch_has_its_number_and_its_line(number: int, line: int) -> None:
+    epoch = epoch_of(number, line)
+    assert (number_of(epoch), generation_of(epoch)) == (number, number >> 16)
+    assert 0 <= epoch <= NUMBER_MAX
+    assert name_of(epoch) == (f"{number}-{line:010x}" if line else str(number))
+    assert may_be_reset(epoch) == (number & 0xFFFF != 0xFFFF)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +107,9 @@ def test_a_forced_epoch_names_its_disks_and_is_above_all_that_resets_can_come_to
         (2, 1, False),
         (1, FORCED, False),
         (FORCED, FORCED + 1, True),
+        (FORCED, RIVAL, False),
+        (FORCED, RIVAL + 1, False),
+        (FORCED, FORCED_AGAIN, False),
     ],
 )
 def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool) -> None:
@@ -60,24 +117,47 @@ def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool
 
 
 @pytest.mark.parametrize(
-    ("ahead", "leaderless_s", "is_bound", "asked"),
+    ("elsewhere", "leaderless_s", "is_bound", "asked"),
     [
-        ({}, 99.0, True, None),
-        ({"n2": 2}, 1.0, True, None),
-        ({"n2": 2}, 11.0, True, "n2"),
-        ({"n2": 2, "n3": 2}, 0.0, True, "n3"),
-        ({"n2": 3, "n3": 2}, 0.0, True, "n2"),
-        ({"n2": FORCED, "n3": FORCED}, 99.0, True, None),
-        ({"n2": FORCED}, 99.0, False, "n2"),
-        ({"n2": FORCED, "n3": FORCED}, 0.0, False, "n3"),
-        ({"n2": FORCED, "n3": 2}, 99.0, True, "n3"),
+        ({}, 99.0, True, []),
+        ({"n2": 2}, 1.0, True, []),
+        ({"n2": 2}, 11.0, True, ["n2"]),
+        ({"n2": 2, "n3": 2}, 0.0, True, ["n2", "n3"]),
+        ({"n2": 2, "n3": 3}, 0.0, True, ["n3", "n2"]),
+        ({"n2": FORCED, "n3": FORCED}, 99.0, True, []),
+        ({"n2": FORCED}, 99.0, False, ["n2"]),
+        ({"n2": FORCED, "n3": FORCED}, 0.0, False, ["n2", "n3"]),
+        ({"n2": FORCED, "n3": 2}, 99.0, True, ["n3"]),
     ],
 )
 def test_whom_a_node_asks_that_is_left_behind(
-    ahead: dict[str, int], leaderless_s: float, is_bound: bool, asked: str | None
+    elsewhere: dict[str, int], leaderless_s: float, is_bound: bool, asked: list[str]
 ) -> None:
-    left = LeftBehind(3, 10.0, ahead)
+    left = LeftBehind(3, 10.0, elsewhere)
     assert left.whom_to_ask(1, leaderless_s, is_bound=is_bound) == asked
+
+
+def test_nobody_follows_a_rival() -> None:
+    left = LeftBehind(3, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
+    assert left.whom_to_ask(FORCED, 99.0, is_bound=False) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "elsewhere", "by"),
+    [
+        (1, {"n2": FORCED, "n3": FORCED + 1}, {"n2", "n3"}),
+        (1, {"n2": FORCED}, set()),
+        (1, {"n2": FORCED, "n3": RIVAL}, set()),
+        (1, {"n2": FORCED, "n3": 2}, set()),
+        (1, {"n2": 2, "n3": 3}, set()),
+        (FORCED, {"n2": RIVAL, "n3": RIVAL}, {"n2", "n3"}),
+        (FORCED, {"n2": FORCED_AGAIN, "n3": FORCED_AGAIN}, {"n2", "n3"}),
+    ],
+)
+def test_a_node_ends_when_a_majority_goes_on_in_one_line_that_was_forced_without_it(
+    own: int, elsewhere: dict[str, int], by: set[str]
+) -> None:
+    assert set(LeftBehind(3, 10.0, elsewhere).forced_without(own)) == by
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ from sequencer.raft.entries import (
     encode_commands,
     encode_join,
 )
+from sequencer.raft.epochs import epoch_of
 from sequencer.raft.hardened import TERMS_AHEAD_MAX
 from sequencer.raft.messages import (
     NO_ID,
@@ -259,15 +260,16 @@ def test_one_peer_alone_does_not_say_that_the_cluster_was_reset(
 ) -> None:
     """V19: one hello of a higher epoch ended every node that it reached, in every life."""
     driven = member(clock, 5)
-    for epoch in range(2, 9):
-        reconnect(driven, "n2", epoch=epoch << 16)
+    forced = epoch_of(1 << 16, 9)
+    for generation in range(2, 9):
+        reconnect(driven, "n2", epoch=epoch_of(generation << 16, 7))
     assert "refused_peer peer=n2" in caplog.text
-    reconnect(driven, "n3", epoch=1 << 16)
+    reconnect(driven, "n3", epoch=forced)
     driven.wire.drop("n2")
     driven.step()
-    reconnect(driven, "n4", epoch=1 << 16)
+    reconnect(driven, "n4", epoch=forced)
     with pytest.raises(ClusterMismatch, match="from another node's state"):
-        reconnect(driven, "n5", epoch=1 << 16)
+        reconnect(driven, "n5", epoch=forced)
 
 
 # --- What peers may say ----------------------------------------------------------------------------------

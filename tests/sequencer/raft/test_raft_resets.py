@@ -9,7 +9,7 @@ import pytest
 from rt.errors import ClusterMismatch
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import Keep, MemoryDisk
-from sequencer.raft import fetching
+from sequencer.raft import giving
 from sequencer.raft.epochs import EpochOver, NoMajority
 from sequencer.raft.messages import Append, Message
 from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of, virtual_clock
@@ -202,7 +202,7 @@ def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None
 def test_a_state_of_many_pieces_is_fetched_from_one_who_does_not_lead(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "CHUNK_BYTES_MAX", 20)
+    monkeypatch.setattr(giving, "CHUNK_BYTES_MAX", 20)
     cluster = Lockstep(clock)
     cluster.commit(*[b"%d" % at for at in range(30)])
     _, has, lacks = leave_alone(cluster)

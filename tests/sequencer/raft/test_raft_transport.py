@@ -700,7 +700,7 @@ def test_a_dialler_refuses_another_member_at_that_address(
 
 # --- members that misbehave -------------------------------------------------------------------------------
 
-HEADER = struct.Struct("<IBBHI")
+HEADER = struct.Struct("<IBBHQ")
 FRAMES = {
     "a frame before the hello": ("hello", frame(Forward(b""))),
     "a ping before the hello": ("hello", HEADER.pack(0, 1, 1, 0, 7)),

@@ -1,0 +1,415 @@
+"""Epochs that an operator forces: what of the old one goes on, who follows, and that two never become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rt.errors import ClusterMismatch, DiskFull
+from rt.testing.crash import Log, sweep
+from rt.testing.disk import MemoryDisk
+from sequencer.raft import giving
+from sequencer.raft import node as node_module
+from sequencer.raft.epochs import EpochOver, NoMajority, epoch_of, is_rival
+from sequencer.raft.giving import IDLE_S, Giving
+from sequencer.raft.messages import Append, AskState, Claim, Hello, Place, StatePiece
+from tests.support.raft_bench import (
+    TICK_S,
+    Clock,
+    Driven,
+    Lockstep,
+    Member,
+    claim_of,
+    config_of,
+    disk_id,
+    of_kind,
+    virtual_clock,
+)
+
+FORCED = 1 << 16
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+def epochs(cluster: Lockstep) -> dict[str, int]:
+    return {name: member.status.epoch for name, member in cluster.members.items()}
+
+
+def all_in(cluster: Lockstep, epoch: int) -> bool:
+    return set(epochs(cluster).values()) == {epoch}
+
+
+def leave_one(cluster: Lockstep, *, settle_s: float = 1.0) -> tuple[Member, str, str]:
+    """Kill all but the leader, and put a blank disk into the next one: who is left, and the two others."""
+    left = cluster.lead().name
+    blank, other = (name for name in cluster.members if name != left)
+    for name in (blank, other):
+        cluster.kill(name)
+    cluster.wipe(blank)
+    cluster.idle(settle_s)
+    return cluster.members[left], blank, other
+
+
+def force(member: Member, command: bytes = b"forced") -> None:
+    assert member.node.force(command) is None
+
+
+# Two of them
+
+
+def two_islands(cluster: Lockstep) -> tuple[str, str]:
+    """n1 is forced with a blank n2 and goes on; then n3, which was away, with another blank n2."""
+    cluster.commit(b"one")
+    cluster.converge()
+    for name in ("n2", "n3"):
+        cluster.kill(name)
+    cluster.wipe("n2")
+    cluster.idle(1)
+    force(cluster.members["n1"], b"forced on n1")
+    cluster.run(lambda: all_in(cluster, FORCED))
+    cluster.commit(b"acknowledged in the one")
+    cluster.converge()
+    for name in ("n1", "n2"):
+        cluster.kill(name)
+    cluster.restart("n3")
+    cluster.wipe("n2")
+    cluster.idle(1)
+    force(cluster.members["n3"], b"forced on n3")
+    cluster.run(lambda: all_in(cluster, FORCED))
+    cluster.commit(b"acknowledged in the other")
+    cluster.converge()
+    return "n1", "n3"
+
+
+def test_a_node_of_one_forced_epoch_never_enters_the_other_and_says_what_to_do(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    one, other = two_islands(cluster)
+    cluster.restart(one)
+    with pytest.raises(ClusterMismatch, match=r"epoch 65536-.*epoch 65536-.*Empty the directory"):
+        cluster.idle(15)
+    assert cluster.members[one].commands[:2] == [b"one", b"forced on n1"]
+    cluster.wipe(one)
+    cluster.run(lambda: all_in(cluster, FORCED))
+    cluster.converge()
+    assert cluster.members[one].commands == [b"one", b"forced on n3", b"acknowledged in the other"]
+    assert cluster.members[other].commands == cluster.members[one].commands
+
+
+def test_one_node_of_each_elects_nobody_and_neither_changes(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    one, other = two_islands(cluster)
+    cluster.kill("n2")
+    cluster.restart(one)
+    before = {name: cluster.members[name].commands for name in (one, other)}
+    cluster.idle(20)
+    ids = [cluster.members[name].status.epoch_id for name in (one, other)]
+    assert is_rival(*ids)
+    assert {name: cluster.members[name].commands for name in (one, other)} == before
+    assert cluster.leader is None
+    refused = cluster.members[one].node.force(b"again")
+    assert isinstance(refused, NoMajority), "the other island is no empty directory"
+
+
+def test_a_blank_disk_that_both_name_follows_one_of_them_and_no_other(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    cluster.converge()
+    cluster.kill("n2")
+    cluster.cut(("n1", "n3"))
+    cluster.wipe("n2")
+    cluster.cut(("n1", "n2"))
+    cluster.idle(3)
+    cluster.heal()
+    cluster.cut(("n1", "n3"))
+    for _ in range(4):
+        cluster.round()
+    for name in ("n1", "n3"):
+        force(cluster.members[name], b"forced on " + name.encode())
+    cluster.run(lambda: all_in(cluster, FORCED), seconds=30)
+    cluster.run(lambda: any(member.raft.leads for member in cluster.members.values()))
+    winner = cluster.members["n2"].status.epoch_id
+    ids = {name: cluster.members[name].status.epoch_id for name in ("n1", "n3")}
+    loser = next(name for name, epoch in ids.items() if epoch != winner)
+    assert is_rival(*ids.values())
+    cluster.heal()
+    with pytest.raises(ClusterMismatch, match="without this one"):
+        cluster.idle(15)
+    assert cluster.members[loser].status.epoch_id == ids[loser]
+    cluster.wipe(loser)
+    cluster.run(lambda: len({member.status.epoch_id for member in cluster.members.values()}) == 1, seconds=30)
+    cluster.converge()
+
+
+def test_a_blank_node_hears_the_leaders_of_one_epoch_only(clock: Clock) -> None:
+    """Two leaders in one term would be the end of it."""
+    driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
+    for peer, line in (("n2", 5), ("n3", 6)):
+        driven.wire.link(peer, Hello(b"the one cluster.", epoch_of(FORCED, line), claim_of(peer)))
+    driven.step()
+    heartbeat = Append(7, Place(9, 7), 9, 0, 0, ())
+    assert driven.hear("n2", heartbeat)
+    assert driven.hear("n3", heartbeat) == [], "it follows the other one"
+    assert driven.hear("n2", heartbeat)
+    clock.advance(60)
+    assert driven.hear("n3", heartbeat), "which leads it no more"
+
+
+# What one node does
+
+
+def test_a_full_disk_delays_a_forced_epoch_and_changes_nothing_of_it(clock: Clock) -> None:
+    cluster = Lockstep(clock, snapshot_ms=500)
+    cluster.commit(b"one")
+    left, _, _ = leave_one(cluster)
+    real, tried = left.node._snapshots.write, []
+
+    def write(*args):  # type: ignore[no-untyped-def]
+        tried.append(args)
+        if len(tried) < 4:
+            raise DiskFull("full", where="x")
+        return real(*args)
+
+    left.node._snapshots.write = write  # type: ignore[method-assign]
+    force(left)
+    force(left)  # As it is asked for until it is done.
+    assert isinstance(left.node.force(b"another"), NoMajority)
+    cluster.run(lambda: all_in(cluster, FORCED), seconds=30)
+    assert len({args[1] for args in tried}) == 1, "one epoch, and one state of it"
+    assert len({args[3] for args in tried}) == 1
+    cluster.commit(b"two")
+    cluster.converge()
+    assert cluster.lead().commands == [b"one", b"forced", b"two"]
+
+
+def test_a_node_on_its_way_into_a_forced_epoch_says_and_hears_nothing_in_the_old_one(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    left, blank, other = leave_one(cluster, settle_s=0.2)
+    assert left.raft.leads, "it does not know yet that it is alone"
+    left.propose(b"nobody has this one")
+    cluster.round()
+    left.aside.is_held = True
+    left.node._calls.append(lambda: force(left))
+    before = len(left.wire.sent)
+    cluster.round()
+    cluster.restart(other)
+    cluster.idle(5)
+    assert len(left.wire.sent) == before
+    assert (left.node.leader, left.node.is_leader, left.status.role) == (None, False, "stalled")
+    assert cluster.members[blank].status.role == "joining", "the old epoch admits nobody"
+    assert not left.node.tell(other, b"news")
+    assert left.node.wait_s() > 0, "it does not spin"
+    cluster.kill(other)
+    left.aside.is_held = False
+    cluster.run(lambda: all_in(cluster, FORCED))
+    cluster.commit(b"two")
+    assert cluster.lead().commands == [b"one", b"nobody has this one", b"forced", b"two"]
+
+
+def test_force_is_not_swallowed_by_a_reset_that_nobody_committed(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader = cluster.lead()
+    cluster.drop_message = lambda *_: True
+    leader.node.reset(b"soft")
+    cluster.idle(0.05)
+    others = [name for name in cluster.members if name != leader.name]
+    for name in others:
+        cluster.kill(name)
+    cluster.drop_message = lambda *_: False
+    cluster.wipe(others[0])
+    cluster.idle(1)
+    force(leader, b"hard")
+    cluster.run(lambda: all_in(cluster, FORCED))
+    assert cluster.members[leader.name].commands == [b"one", b"soft", b"hard"]
+
+
+def test_force_waits_for_a_reset_that_was_committed(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    leader = cluster.lead()
+    leader.aside.is_held = True
+    leader.node.reset(b"soft")
+    cluster.run(leader.node.is_over)
+    refused = leader.node.force(b"hard")
+    assert isinstance(refused, NoMajority)
+    assert "Ask again" in str(refused)
+
+
+def test_no_power_cut_on_the_way_into_a_forced_epoch_loses_anything(clock: Clock) -> None:
+    """Cut at every change of a file: the node is in the old epoch, or in the forced one with all it had."""
+
+    def begin(disk: MemoryDisk) -> Driven:
+        driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"], segment_bytes=512), disk)
+        driven.step()
+        return driven
+
+    def run_to_end(driven: Driven) -> None:
+        with pytest.raises(EpochOver):
+            for _ in range(10):
+                clock.advance(TICK_S)
+                driven.step()
+        driven.node.close()
+
+    def prepare(disk: MemoryDisk) -> None:
+        driven = begin(disk)
+        driven.adopt()
+        term = driven.lead()
+        driven.propose(b"one")
+        driven.step()
+        driven.acknowledge("n2", driven.log.last.index, term=term)
+        driven.step()
+        assert driven.commands == [b"one"]
+        driven.node.close()
+
+    def run(disk: MemoryDisk, log: Log) -> None:
+        driven = begin(disk)
+        driven.wire.link("n2", Hello(bytes(16), 0, Claim(disk_id("n2", 1))))
+        driven.step()
+        log.append("asked")
+        force(driven)
+        run_to_end(driven)
+        driven = begin(disk)
+        log.append(driven.status.epoch_id)
+        driven.node.close()
+
+    def recover(disk: MemoryDisk, _log: Log) -> None:
+        begin(disk).node.close()
+
+    def check(disk: MemoryDisk, log: Log) -> None:
+        driven = begin(disk)
+        is_forced = driven.status.epoch == FORCED
+        assert is_forced or (driven.status.epoch == 1 and len(log) < 2)
+        if is_forced:
+            assert driven.commands == [b"one", b"forced"]
+            assert driven.status.epoch_id == (log[1] if len(log) > 1 else driven.status.epoch_id)
+            disks = driven.node.state.disks
+            assert (disks["n1"].disk, disks["n2"].disk) == (disk_id("n1"), disk_id("n2", 1))
+        driven.node.close()
+
+    assert sweep(run, check, prepare=prepare, recover=recover, seeds=range(1), recover_cuts=1) > 50
+
+
+# Who follows
+
+
+def test_a_disk_that_does_not_count_follows_however_far_it_went_in_the_old_epoch(clock: Clock) -> None:
+    cluster = Lockstep(clock, snapshot_ms=200)
+    cluster.commit(b"one")
+    lead = cluster.lead().name
+    behind, other = (name for name in cluster.members if name != lead)
+    cluster.idle(1)
+    cluster.cut((behind, lead), (behind, other))
+    cluster.commit(*[b"%d" % at for at in range(20)], via=lead)
+    cluster.idle(1)
+    cluster.wipe(other)
+    cluster.idle(3)  # It has the leader's snapshot, and nobody could admit it.
+    ahead = cluster.members[other].status
+    assert ahead.applied > cluster.members[behind].status.applied
+    assert ahead.role == "joining"
+    cluster.kill(lead)
+    cluster.heal()
+    cluster.idle(2)
+    force(cluster.members[behind])
+    cluster.run(lambda: all_in(cluster, FORCED), seconds=30)
+    cluster.commit(b"two")
+    cluster.converge()
+    assert cluster.members[other].commands == [b"one", b"forced", b"two"]
+    cluster.restart(other)
+    cluster.converge()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_peer_that_sends_a_state_from_before_does_no_harm(clock: Clock, index: int) -> None:
+    driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
+    driven.adopt()
+    for peer in ("n2", "n3"):
+        driven.wire.drop(peer)
+    driven.step()
+    driven.up("n2", epoch=2)
+    driven.step()
+    clock.advance(60)
+    (asks,) = of_kind(driven.step() + driven.step(), AskState)
+    assert asks.offset == 0
+    driven.hear("n2", StatePiece(Place(index, min(index, 1)), 10, bytes(32), 0, bytes(10)))
+    driven.step()
+    assert (driven.status.epoch, driven.status.snapshot) == (1, 1)
+    clock.advance(2)
+    assert of_kind(driven.step() + driven.step(), AskState)
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States take many pieces, and longer than from one snapshot to the next."""
+    for module in (giving, node_module):
+        monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 64)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_blank_disk_stays_with_the_peer_that_gives_and_leaves_one_that_does_not(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(*[b"%05d" % at for at in range(2500)])
+    cluster.converge()
+    for name in ("n2", "n3"):
+        cluster.kill(name)
+    cluster.wipe("n2")
+    cluster.restart("n3")
+    cluster.cut(("n1", "n3"))  # n3 is in the old epoch, where the blank disk does not count.
+    cluster.idle(3)
+    force(cluster.members["n1"])
+    cluster.run(lambda: epochs(cluster)["n2"] == FORCED, seconds=60)
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_transfer_that_has_begun_ends_though_there_are_newer_snapshots(clock: Clock, breaks: bool) -> None:
+    cluster = Lockstep(clock, snapshot_ms=500)
+    cluster.commit(*[b"%05d" % at for at in range(2500)])
+    name = next(name for name in cluster.members if name != cluster.lead().name)
+    cluster.kill(name)
+    cluster.lead().node.reset(b"reset")
+    cluster.run(lambda: all_in(cluster, 2))
+    cluster.lead()
+    cluster.restart(name)
+    for second in range(60):
+        cluster.lead().propose(b"load %d" % second)
+        if breaks and second % 3 == 2:
+            cluster.isolate(name)
+            cluster.idle(0.1)
+            cluster.heal()
+        cluster.idle(0.5)
+        if epochs(cluster)[name] == 2:
+            break
+    assert epochs(cluster)[name] == 2
+    cluster.converge()
+
+
+@pytest.mark.usefixtures("pieces")
+def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
+    cluster = Lockstep(clock, ("n1",))
+    cluster.commit(*[b"%05d" % at for at in range(50)])
+    member = cluster.members["n1"]
+    member.node.reset(b"reset")
+    cluster.run(lambda: all_in(cluster, 2))
+    snapshots = cluster.members["n1"].node._snapshots
+    giver = Giving(snapshots)
+    first = giver.piece_for("n2", AskState(0), 0.0)
+    assert first is not None
+    again = giver.piece_for("n2", AskState(64, first.digest), 1.0)
+    assert again is not None
+    assert (again.digest, again.offset) == (first.digest, 64)
+    assert giver.piece_for("n2", AskState(first.length, first.digest), 1.0) is None
+    anew = giver.piece_for("n2", AskState(64, b"another".ljust(32)), 2.0)
+    assert anew is not None
+    assert anew.offset == 0, "what the peer has is of no use"
+    assert len(giver._readers) == 1
+    giver.forget_idle(IDLE_S + 1.0)
+    assert len(giver._readers) == 1
+    giver.forget_idle(IDLE_S + 2.0)
+    assert giver._readers == {}
+    giver.close()
