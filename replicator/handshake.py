@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replicator.items import CompleteUpTo, Life, Place, Sealed, Trimmed
+from rt.epochs import EPOCH_END
 from rt.log.layout import NUMBER_MAX, TOPIC_BYTES_MAX
 from rt.log.waypoints import Waypoint
 from rt.names import check_dedup_id, check_name, check_session_name
@@ -58,7 +59,7 @@ class PushStart:
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
-        _check_bound("epoch", self.epoch, 2**32)
+        _check_bound("epoch", self.epoch, EPOCH_END)
         check_name(self.node, kind="node")
         if not 1 <= self.members <= MEMBERS_MAX:
             raise ValueError(f"a cluster of {self.members} members: 1 to {MEMBERS_MAX}")
@@ -210,7 +211,7 @@ class PullStart:
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
-        _check_bound("epoch", self.epoch, 2**32)
+        _check_bound("epoch", self.epoch, EPOCH_END)
         check_name(self.node, kind="node")
         check_place(self.place)
         _check_bound("first", self.first, NUMBER_MAX + 1)

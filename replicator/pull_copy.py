@@ -1,7 +1,8 @@
 """The copy that a pull client keeps: made when it is known of which cluster, checked when it is there.
 
-Laws. A directory holds one log, ever: of one cluster, whole or filtered by the same topics. Nothing is told
-as synced before it is.
+Laws. A directory holds one log, ever: of one cluster, whole or filtered by the same topics. It never goes
+back to a node in an earlier epoch than it followed, whatever was started again between. Nothing is told as
+synced before it is.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
+from replicator.epoch_check import check_epoch, check_line
 from replicator.handshake import Acknowledged, HoldRefused, PullMerged, PullStart, Wanted
 from replicator.items import Chunk, CompleteUpTo, Item, Sealed, Trimmed
 from replicator.merged_receiver import MergedReceiver
-from rt.errors import ClusterMismatch, InvalidName, ProtocolViolation
+from rt.epochs import EPOCH_END
+from rt.errors import ClusterMismatch, Damaged, InvalidName, ProtocolViolation
 from rt.log.directory import is_log_directory, read_identity
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.segment import Kind
@@ -29,6 +32,9 @@ Retention: TypeAlias = Literal["follow", "own"]
 
 TOPICS_FILE: Final = "topics"
 """JSON, the sorted topics of a filtered copy. It is there before the log is."""
+EPOCH_FILE: Final = "epoch"
+"""JSON, the latest epoch that a node was in which this copy followed, as `rt.epochs` names it."""
+_EPOCH_BYTES_MAX: Final = 32
 _TOPICS_BYTES_MAX: Final = 2 * 2**20
 
 
@@ -48,14 +54,19 @@ class PullCopy:
         topics: Sequence[str] = (),
         retention: Retention = "follow",
         name: str | None = None,
+        line: int | None = None,
         disk: Disk = REAL,
     ) -> None:
+        """`line`: only nodes in epochs of that one are followed (`rt.epochs.line_of`); None: of any."""
         self.path = os.path.abspath(os.fspath(path))
         self._stream = stream
         self._position = position
         self._topics = tuple(sorted(set(topics)))
         self._retention = retention
         self._name = name
+        self._line = line
+        self._epoch = 0
+        """The latest that is known; 0: none."""
         self._disk = disk
         self._receiver: MergedReceiver | None = None
 
@@ -80,6 +91,7 @@ class PullCopy:
                 return
             identity = read_identity(self._disk, self.path)
         self._check_topics()
+        self._epoch = self._read_epoch()
         wanted = Identity(self._kind, identity.origin, self._stream)
         if identity != wanted:
             raise InvalidName(
@@ -115,7 +127,13 @@ class PullCopy:
         logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
     def begin(self, start: PullStart) -> None:
-        """A node has answered: go on as it says. `rt.ClusterMismatch`, `rt.ProtocolViolation`."""
+        """A node has answered: go on as it says.
+
+        `rt.ClusterMismatch` if it is of another cluster, or was forced apart, `rt.Unreachable` if it is in an
+        earlier epoch than is known, `rt.ProtocolViolation`.
+        """
+        check_line(self._line, start.epoch, start.node)
+        is_later = check_epoch(self._epoch, start.epoch, start.node)
         if self._receiver is None:
             with storage_errors(self.path, "making a copy"):
                 self._disk.make_directory(self.path)
@@ -133,6 +151,8 @@ class PullCopy:
                 hint="Pull into another directory.",
             )
         self._receiver.start_at(start.place, start.first)
+        if is_later:
+            self._remember_epoch(start.epoch)
 
     def is_quick(self, item: Item) -> bool:
         """Whether `take` is one short write at most."""
@@ -190,6 +210,31 @@ class PullCopy:
         self._receiver = MergedReceiver.open(
             self.path, identity, disk=self._disk, follows_trims=self._retention == "follow"
         )
+
+    def _remember_epoch(self, epoch: int) -> None:
+        path = os.path.join(self.path, EPOCH_FILE)
+        with storage_errors(path, "remembering the epoch of a copy"):
+            write_whole(self._disk, path, json.dumps(epoch).encode())
+        self._epoch = epoch
+
+    def _read_epoch(self) -> int:
+        path = os.path.join(self.path, EPOCH_FILE)
+        with storage_errors(path, "reading the epoch of a copy"):
+            if self._disk.size(path) is None:
+                return 0
+            file = self._disk.open(path)
+            try:
+                data = file.pread(_EPOCH_BYTES_MAX, 0)
+            finally:
+                file.close()
+        try:
+            epoch = json.loads(data)
+        except ValueError:
+            epoch = None
+        if not isinstance(epoch, int) or not 0 <= epoch < EPOCH_END:
+            hint = "Remove the file: the copy goes on with whichever node answers."
+            raise Damaged("the epoch of a copy cannot be read", path=path, offset=0, got=data, hint=hint)
+        return epoch
 
     def _check_topics(self) -> None:
         """A filtered copy goes on with the topics that it began with."""

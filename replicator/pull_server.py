@@ -65,7 +65,7 @@ class Logs(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Its epoch."""
+        """The epoch that it is in: see `rt.epochs`."""
 
     @property
     def node(self) -> str:

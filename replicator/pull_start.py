@@ -66,6 +66,7 @@ def begin_merged(disk: Disk, path: str, wanted: PullMerged) -> Beginning:
         catalog = _catalog(disk, path)
         if wanted.place is None:
             return _fresh(catalog, wanted)
+        _check_not_beyond(catalog, wanted)
         kept = _kept_at(catalog, wanted.place)
         if kept is None:
             return _at_log_start(catalog, wanted)
@@ -82,6 +83,7 @@ def begin_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[Beginning
         catalog = _catalog(disk, path)
         if wanted.place is None:
             return _fresh(catalog, wanted), None
+        _check_not_beyond(catalog, wanted)
         kept = catalog.find(wanted.end)
         if kept is None or kept.id < wanted.place.segment:
             raise _behind(wanted)
@@ -216,6 +218,22 @@ def _at_log_start(catalog: Catalog, wanted: PullMerged) -> Beginning:
     if later.first < wanted.end:
         raise _diverged(wanted, f"log.{later.id.x}.{later.id.y} begins with position {later.first}")
     return Beginning(Place(*later.id, 0), later.first)
+
+
+def _check_not_beyond(catalog: Catalog, wanted: PullMerged) -> None:
+    """The log goes on in another X, behind a reset: a receiver must not have gone further in the one before.
+
+    One that has followed a node without which the cluster was forced to go on. By its topics alone a filtered
+    copy would not show it.
+    """
+    assert wanted.place is not None
+    x = wanted.place.x
+    known = [(one.id.x, one.first) for one in catalog.kept] + [
+        (one.id.x, one.first) for one in catalog.trimmed()
+    ]
+    first = min((first for later, first in known if later > x), default=wanted.end)
+    if first < wanted.end:
+        raise _diverged(wanted, f"X {x} ends at position {first}")
 
 
 def _check_last_block(disk: Disk, path: str, kept: Kept, place: Place, wanted: PullMerged) -> None:

@@ -2,7 +2,8 @@
 
 Laws. What is read and verified for one stream serves the others. Streams look for more in rounds, so that the
 busier all are the more each message carries (`replicator.rounds`). What the nodes say is counted, and written
-to `.progress`; the cluster that took the first byte is remembered in `.cluster`, and no other gets any.
+to `.progress`; the cluster that took the first byte is remembered in `.cluster`, and no other gets any. What
+is counted together was said in one line of the cluster's epochs: nodes that went on apart are no majority.
 
     `.cluster`:  0  8  magic "RTCLUSTR" | 8  2  version | 10  2  0 | 12  4  checksum | 16  16  cluster id
 """
@@ -15,11 +16,13 @@ import os
 import struct
 from dataclasses import replace
 
+from replicator.epoch_check import check_epoch, check_line
 from replicator.handshake import NOWHERE, PushHello, PushProgress, PushStart
 from replicator.items import Place
 from replicator.levels import Levels
 from replicator.rounds import Rounds
 from replicator.shared_reads import SharedReads
+from rt.epochs import line_of
 from rt.errors import ClusterMismatch, InvalidName, StorageError
 from rt.log.catalog import segment_path
 from rt.log.checksum import around, sealed
@@ -62,6 +65,10 @@ class PushedLog:
         self._changed: list[asyncio.Event] = []
         self._sent: dict[str, Place] = {}
         """Up to where each stream that runs has sent, by its node."""
+        self._epoch = 0
+        """The latest that a node was in: see `rt.epochs`."""
+        self._epochs: dict[str, int] = {}
+        """In which the nodes were that let us in, when they did."""
         self._settled_x = -1
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
@@ -105,7 +112,11 @@ class PushedLog:
             self.progressed.set()
 
     def start(self, start: PushStart) -> None:
-        """A node let us in. `rt.ClusterMismatch` if it is of another cluster than the others."""
+        """A node let us in.
+
+        `rt.ClusterMismatch` if it is of another cluster than the others, or was forced apart from them,
+        `rt.Unreachable` if it is in an earlier epoch than they are.
+        """
         cluster = self.hello.cluster
         if cluster and start.cluster != cluster:
             raise ClusterMismatch(
@@ -118,17 +129,25 @@ class PushedLog:
         if not cluster:
             self.hello = replace(self.hello, cluster=start.cluster)
             self._remember(start.cluster)
+        if check_epoch(self._epoch, start.epoch, start.node):
+            if line_of(start.epoch) != line_of(self._epoch):
+                for node in self._epochs:
+                    self.levels.leave(node)
+            self._epoch = start.epoch
+        self._epochs[start.node] = start.epoch
         self.levels.start(start.node, start.members, start.place)
         self._sent[start.node] = start.place or NOWHERE
 
     def leave(self, node: str) -> None:
         """The stream to a node has ended."""
+        self._epochs.pop(node, None)
         self.levels.leave(node)
         self._sent.pop(node, None)
         self._write_progress(self._progress.record.state)
 
     def report(self, node: str, said: PushProgress) -> None:
-        """A node said how far it is."""
+        """A node said how far it is. `rt.Unreachable` if others have gone on by force since it let us in."""
+        check_line(line_of(self._epoch), self._epochs.get(node, self._epoch), node)
         self.levels.report(node, said)
         self._write_progress(PushState.RUNNING)
         self._rounds.note_progress(self.levels.synced, self.levels.merged_place)

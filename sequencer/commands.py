@@ -276,14 +276,16 @@ class Reset:
     """When it was asked for, by the clock of the node that was asked."""
     request: bytes
     """Names the request."""
-    is_forced: bool = False
-    """One node decided it, without a majority."""
+    forced_by: str = ""
+    """The node that decided it by itself, without a majority; empty if a majority did."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.epoch < _UINT32_END or not 0 <= self.at_ns < 2**63:
             raise ValueError(f"a reset to epoch {self.epoch} at {self.at_ns} ns")
         if len(self.request) != REQUEST_BYTES:
             raise ValueError(f"request id of {len(self.request)} bytes")
+        if self.forced_by:
+            check_name(self.forced_by, kind="node")
 
 
 def _check_request(request: bytes, at_ns: int) -> None:
@@ -364,7 +366,7 @@ def encode_command(command: Command) -> bytes:
         case Reset():
             message.reset.is_hard, message.reset.epoch = command.is_hard, command.epoch
             message.reset.at_ns, message.reset.request = command.at_ns, command.request
-            message.reset.is_forced = command.is_forced
+            message.reset.forced_by = command.forced_by
         case _:
             assert_never(command)
     return message.SerializeToString(deterministic=True)
@@ -420,7 +422,7 @@ def decode_command(data: bytes) -> Command:
                 return Decide(message.decide.id, message.decide.at_ns)
             case "reset":
                 asked = message.reset
-                return Reset(asked.is_hard, asked.epoch, asked.at_ns, asked.request, asked.is_forced)
+                return Reset(asked.is_hard, asked.epoch, asked.at_ns, asked.request, asked.forced_by)
     except (ValueError, InvalidName) as error:
         raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
     raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)

@@ -85,12 +85,12 @@ def _order(state: State, command: Merge, taken: list[Taken]) -> MergeOrder:
     begins = writes and (merged.segment is None or _is_full(state))
     if begins:
         merged = _begin_segment(state, command.sequenced_ns)
-    offset = 0 if begins else merged.offset
+    offset = 0 if begins or merged.segment is None else merged.offset
     blocks = tuple(_blocks(state, command, taken))
     return MergeOrder(
         command.number,
         command.sequenced_ns,
-        merged.segment or SegmentId(0, 0),
+        merged.segment or _segment_behind(state, None),
         offset,
         first_position,
         state.position,
@@ -106,10 +106,11 @@ def _order(state: State, command: Merge, taken: list[Taken]) -> MergeOrder:
 
 
 def _is_full(state: State) -> bool:
+    """Whether the present segment is, or a reset wants the log to go on in another one."""
     merged = state.merged
-    if merged.offset <= SEGMENT_HEADER_BYTES:
-        return False
-    return merged.offset >= state.configuration.roll_bytes
+    if merged.segment is not None and merged.next_x > merged.segment.x:
+        return True
+    return SEGMENT_HEADER_BYTES < merged.offset >= state.configuration.roll_bytes
 
 
 def _begin_segment(state: State, sequenced_ns: int) -> MergedEnd:
@@ -119,7 +120,7 @@ def _begin_segment(state: State, sequenced_ns: int) -> MergedEnd:
             MergedSegment(last, merged.first, state.position, merged.offset, merged.created_ns, sequenced_ns)
         )
     state.merged = MergedEnd(
-        segment=_first_segment(state) if last is None else SegmentId(last.x, last.y + 1),
+        segment=_segment_behind(state, last),
         first=state.position,
         created_ns=sequenced_ns,
         chain=merged.chain,
@@ -128,9 +129,13 @@ def _begin_segment(state: State, sequenced_ns: int) -> MergedEnd:
     return state.merged
 
 
-def _first_segment(state: State) -> SegmentId:
-    """Where the merged log begins: a hard reset raises its X."""
-    return SegmentId(0 if state.cleared is None else state.cleared.epoch, 0)
+def _segment_behind(state: State, last: SegmentId | None) -> SegmentId:
+    """Where the merged log goes on: hard and forced resets raise its X."""
+    if last is None:
+        return SegmentId(state.merged.next_x if state.cleared is None else state.cleared.x, 0)
+    return (
+        SegmentId(state.merged.next_x, 0) if state.merged.next_x > last.x else SegmentId(last.x, last.y + 1)
+    )
 
 
 def _blocks(state: State, command: Merge, taken: list[Taken]) -> Iterator[OrderBlock]:

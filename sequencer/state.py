@@ -160,18 +160,28 @@ class LastReset(NamedTuple):
     epoch: int
     at_ns: int
     request: bytes
-    is_forced: bool
+    forced_by: str
+
+
+class Force(NamedTuple):
+    """What the cluster came of when an operator had it go on with one node, the last time."""
+
+    request: bytes
+    """No other force has it."""
+    node: str
+    """Whose state and data it went on with."""
 
 
 class Cleared(NamedTuple):
     """The last hard reset: nothing is kept of what was merged, or was to be, before it."""
 
     epoch: int
-    """Also the X of merged segments from then on."""
     position: int
     """The first one from then on."""
     session_id: int
     """Sessions below are older."""
+    x: int
+    """Of merged segments from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +221,8 @@ class MergedEnd:
     chain: int = 0
     total_bytes: int = 0
     """Of all merged segments, headers included."""
+    next_x: int = 0
+    """X of the segment that follows, if it is above this one's."""
 
 
 @dataclass(slots=True)
@@ -243,6 +255,7 @@ class State:
     """By id: requests of operators whose time is not over."""
     decided_ns: int = 0
     """The latest time at which one was decided: the clock that they go by."""
+    force: Force | None = None
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
     encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)

@@ -23,6 +23,7 @@ from sequencer.state import (
     Configuration,
     Consumed,
     End,
+    Force,
     Hold,
     LastReset,
     Life,
@@ -74,6 +75,8 @@ def encode_state(state: State) -> bytes:
         message.cleared.CopyFrom(pb.Cleared(**state.cleared._asdict()))
     for request, asked in sorted(state.asked.items()):
         message.asked.add(id=request, until_ns=asked.until_ns, command=asked.command)
+    if state.force is not None:
+        message.force.CopyFrom(pb.Force(**state.force._asdict()))
     sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
     return b"".join([message.SerializeToString(deterministic=True), *sessions])
 
@@ -114,6 +117,7 @@ def _decode_state(message: pb.SequencerState) -> State:
         _decode_cleared(message.cleared) if message.HasField("cleared") else None,
         {one.id: Asked(one.until_ns, one.command) for one in message.asked},
         message.decided_ns,
+        Force(message.force.request, message.force.node) if message.HasField("force") else None,
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id
@@ -121,11 +125,11 @@ def _decode_state(message: pb.SequencerState) -> State:
 
 
 def _decode_last_reset(message: pb.Reset) -> LastReset:
-    return LastReset(message.is_hard, message.epoch, message.at_ns, message.request, message.is_forced)
+    return LastReset(message.is_hard, message.epoch, message.at_ns, message.request, message.forced_by)
 
 
 def _decode_cleared(message: pb.Cleared) -> Cleared:
-    return Cleared(message.epoch, message.position, message.session_id)
+    return Cleared(message.epoch, message.position, message.session_id, message.x)
 
 
 def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
@@ -140,6 +144,7 @@ def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
         declared=sorted(merged.declared),
         chain=merged.chain,
         bytes=merged.total_bytes,
+        next_x=merged.next_x,
     )
 
 
@@ -152,6 +157,7 @@ def _decode_merged(message: pb.MergedEnd) -> MergedEnd:
         set(message.declared),
         message.chain,
         message.bytes,
+        message.next_x,
     )
 
 

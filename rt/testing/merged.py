@@ -155,11 +155,12 @@ class MergedLog:
                 break
         return range(first, self.position)
 
-    def roll(self) -> None:
-        """Seal the active segment and begin the next."""
+    def roll(self, x: int | None = None) -> None:
+        """Seal the active segment and begin the next, or the first one of another X."""
         last = self.writer.last_id
         assert last is not None
-        self.writer.start(SegmentId(last.x, last.y + 1), first=self.position, created_ns=self._now())
+        segment = SegmentId(last.x, last.y + 1) if x is None else SegmentId(x, 0)
+        self.writer.start(segment, first=self.position, created_ns=self._now())
 
     def trim(self, before: SegmentId, reason: TrimReason = TrimReason.TIME) -> None:
         """Trim the sealed segments before `before`."""

@@ -201,21 +201,21 @@ class Decide(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., at_ns: _Optional[int] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("is_hard", "epoch", "at_ns", "request", "is_forced")
+    __slots__ = ("is_hard", "epoch", "at_ns", "request", "forced_by")
     IS_HARD_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    IS_FORCED_FIELD_NUMBER: _ClassVar[int]
+    FORCED_BY_FIELD_NUMBER: _ClassVar[int]
     is_hard: bool
     epoch: int
     at_ns: int
     request: bytes
-    is_forced: bool
-    def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., is_forced: _Optional[bool] = ...) -> None: ...
+    forced_by: str
+    def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,7 @@ class SequencerState(_message.Message):
     CLEARED_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     DECIDED_NS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -252,17 +253,28 @@ class SequencerState(_message.Message):
     cleared: Cleared
     asked: _containers.RepeatedCompositeFieldContainer[Ask]
     decided_ns: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ...) -> None: ...
+    force: Force
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ...) -> None: ...
 
 class Cleared(_message.Message):
-    __slots__ = ("epoch", "position", "session_id")
+    __slots__ = ("epoch", "position", "session_id", "x")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    X_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
     session_id: int
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., session_id: _Optional[int] = ...) -> None: ...
+    x: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., session_id: _Optional[int] = ..., x: _Optional[int] = ...) -> None: ...
+
+class Force(_message.Message):
+    __slots__ = ("request", "node")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    node: str
+    def __init__(self, request: _Optional[bytes] = ..., node: _Optional[str] = ...) -> None: ...
 
 class NodeDisk(_message.Message):
     __slots__ = ("node", "disk", "joined", "is_whole")
@@ -277,7 +289,7 @@ class NodeDisk(_message.Message):
     def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
-    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes")
+    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes", "next_x")
     HAS_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     Y_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +299,7 @@ class MergedEnd(_message.Message):
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_X_FIELD_NUMBER: _ClassVar[int]
     has_segment: bool
     x: int
     y: int
@@ -296,7 +309,8 @@ class MergedEnd(_message.Message):
     declared: _containers.RepeatedScalarFieldContainer[int]
     chain: int
     bytes: int
-    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    next_x: int
+    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., next_x: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for", "fenced_end")
@@ -637,14 +651,16 @@ class ResetRefused(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlSnapshot(_message.Message):
-    __slots__ = ("index", "state", "orders")
+    __slots__ = ("index", "state", "orders", "epoch_id")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
     index: int
     state: bytes
     orders: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., orders: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    epoch_id: int
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., orders: _Optional[_Iterable[bytes]] = ..., epoch_id: _Optional[int] = ...) -> None: ...
 
 class Applied(_message.Message):
     __slots__ = ("index", "command")
@@ -655,7 +671,7 @@ class Applied(_message.Message):
     def __init__(self, index: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes")
+    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id")
     NODE_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -663,6 +679,7 @@ class Standing(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
     node: str
     leader: str
     term: int
@@ -670,7 +687,8 @@ class Standing(_message.Message):
     epoch: int
     is_caught_up: bool
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStanding]
-    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ...) -> None: ...
+    epoch_id: int
+    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ...) -> None: ...
 
 class NodeStanding(_message.Message):
     __slots__ = ("name", "address", "is_connected", "is_counted", "summary")

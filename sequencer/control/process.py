@@ -15,6 +15,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from rt.epochs import forced_number
 from rt.errors import FormatError, Overloaded
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
@@ -29,7 +30,7 @@ from sequencer.control.telling import Telling
 from sequencer.outcomes import Merged, Outcome, WasReset
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership
-from sequencer.raft.epochs import EpochOver, forced_number
+from sequencer.raft.epochs import EpochOver
 from sequencer.raft.raft import Raft, end_process
 from sequencer.state_encoding import encode_state
 from sequencer.steps import NodeSteps, Step
@@ -180,17 +181,24 @@ class Control:
     def _reset(self, content: bytes, reset: Reset) -> None:
         """One for another epoch than follows this one is late: it was applied, or another came first."""
         epoch = self._consensus.status().epoch
-        if not reset.is_forced:
+        if not reset.forced_by:
             if reset.epoch == epoch + 1:
                 self._consensus.reset(content)
         elif reset.epoch == forced_number(epoch):
+            # What is applied on the way is not told: it counts once the forced epoch is durable.
             was_attached, self._is_attached = self._is_attached, False
-            why = "There is a leader." if self._leadership.leader else self._consensus.force(content)
-            if why is None:
-                self._is_over = True
-            else:
+            why = self._why_not_forced(content, reset)
+            if why:
                 self._is_attached = was_attached
-                self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=str(why))))
+                self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=why)))
+
+    def _why_not_forced(self, content: bytes, reset: Reset) -> str:
+        """Have consensus forced; why not, empty if it is under way."""
+        if reset.forced_by != self._config.name:
+            return f"It asks {reset.forced_by} to go on by itself."
+        if self._leadership.leader:
+            return "There is a leader."
+        return str(self._consensus.force(content) or "")
 
     # From consensus
 
@@ -274,9 +282,11 @@ class Control:
         if self._is_attached:
             state, tail = encode_state(self._machine.state), self._machine.tail
             orders = [order.content for order in tail]
-            self._send(
-                pb.ToData(snapshot=pb.ControlSnapshot(index=self._machine.index, state=state, orders=orders))
+            epoch = self._consensus.status().epoch_id
+            snapshot = pb.ControlSnapshot(
+                index=self._machine.index, state=state, orders=orders, epoch_id=epoch
             )
+            self._send(pb.ToData(snapshot=snapshot))
 
     def _send_standing(self) -> None:
         if self._is_attached:

@@ -34,6 +34,7 @@ class Nodes:
             term=status.term,
             role=status.role,
             epoch=status.epoch,
+            epoch_id=status.epoch_id,
             is_caught_up=may_take and bool(status.cluster) and status.leader is not None,
         )
         for member in status.members:

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from replicator.items import Place
+from rt.epochs import line_of
 from rt.errors import Damaged, Diverged, RtError, StorageFailed
 from rt.net.tls import TLS
 from sequencer.config import NodeConfig
@@ -109,6 +110,7 @@ class CatchingUp:
                 self._endpoints,
                 self._tls,
                 lambda place, reached: self._is_there(place, reached, wanted, target),
+                line=line_of(self._replica.epoch),
             )
         except RtError as error:
             if isinstance(error, Diverged | StorageFailed):

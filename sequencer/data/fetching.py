@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from replicator.items import Life, Place
+from rt.epochs import line_of
 from rt.errors import RtError, StorageFailed
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.net.rpc_errors import Unreachable
@@ -74,7 +75,8 @@ class Fetcher:
         place = copy.receiver.place
         if place is not None and place >= end:
             return True
-        await fetch_session(self._copies, copy, life, end, self._stream, endpoint, self._tls)
+        line = line_of(self._replica.epoch)
+        await fetch_session(self._copies, copy, life, end, self._stream, endpoint, self._tls, line=line)
         return False
 
     def _life_of(self, session_id: int, x: int) -> OpenLife | None:
@@ -117,7 +119,8 @@ class Fetcher:
         if place is None or place < end:
             logger.info("fetches session=%s peer=%s up_to=%s", session.name, wanted.holder, end)
             source = self._stream, member.data, self._tls
-            await fetch_session(self._copies, copy, Life(life.x, life.life), end, *source, check)
+            line = line_of(self._replica.epoch)
+            await fetch_session(self._copies, copy, Life(life.x, life.life), end, *source, check, line=line)
 
     def _open_life(self, wanted: pb.Fetch) -> OpenLife | None:
         """The life as it was opened; None if it takes no more bytes."""

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from replicator.items import Life, Place
+from rt.epochs import line_of
 from rt.errors import Diverged, RtError
 from rt.log.directory import list_segments, read_durable_end
 from rt.log.disk import REAL, storage_errors
@@ -84,7 +85,8 @@ class Healing:
             raise Unreachable("the cluster does not keep that segment", where=self._config.name, got=segment)
         identity = Identity(Kind.MERGED, state.cluster, self._config.stream)
         try:
-            await fetch_segment(aside, identity, segment, first, end, self._endpoints, self._tls)
+            line = line_of(self._replica.epoch)
+            await fetch_segment(aside, identity, segment, first, end, self._endpoints, self._tls, line)
         except Diverged as error:  # Of peers, among each other.
             raise Unreachable("peers do not agree on that segment", where=segment, got=error) from error
 
@@ -96,7 +98,8 @@ class Healing:
         if session is None or known is None:
             raise Unreachable("that is merged, and nobody keeps it", where=directory, got=segment)
         life, peers = Life(known.x, known.life), (self._config.stream, self._endpoints, self._tls)
-        await fetch_copy(self._copies, aside, session, life, segment, end, *peers)
+        line = line_of(self._replica.epoch)
+        await fetch_copy(self._copies, aside, session, life, segment, end, *peers, line)
 
     def _give_up(self, directory: str, tries: int) -> bool:
         """A copy that no peer can mend is set aside: publisher and peers bring what is not merged.

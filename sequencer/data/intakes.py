@@ -99,7 +99,7 @@ class Intakes:
             place = consumed_place(session)
         if session is not None and session.fenced_end and (place is None or place.x < session.fenced_end):
             place = Place(session.fenced_end, 0, 0)
-        return PushStart(state.cluster, standing.epoch, self._members, standing.node, place)
+        return PushStart(state.cluster, self._replica.epoch, self._members, standing.node, place)
 
     async def open_session(self, hello: PushHello, life: Life) -> Session:
         """Have a life opened, and wait until it is what the cluster merges next; `rt.Fenced`."""

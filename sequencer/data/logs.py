@@ -25,7 +25,7 @@ class NodeLogs:
     @property
     def epoch(self) -> int:
         """See the protocol."""
-        return self._replica.standing.epoch
+        return self._replica.epoch
 
     @property
     def node(self) -> str:

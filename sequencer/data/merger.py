@@ -214,10 +214,12 @@ class Merger:
         with self._files_lock:
             with self._changed:
                 written, writer = self.written, self._writer
-                if writer is None or writer.active is None or written == self.durable:
+                if writer is None or written == self.durable:
                     return self.durable
-                point = writer.sync_point()
-            writer.sync_to(point)
+                # Without a segment that grows there is nothing but sealed ones, which are durable.
+                point = writer.sync_point() if writer.active is not None else None
+            if point is not None:
+                writer.sync_to(point)
         with self._changed:
             if written.instruction > self.durable.instruction:
                 self.durable = written
@@ -315,7 +317,7 @@ class Merger:
 
     def _begins_anew(self, segment: SegmentId) -> bool:
         """Whether nothing before the segment is kept anywhere."""
-        return self._cleared is not None and segment == SegmentId(self._cleared.epoch, 0)
+        return self._cleared is not None and segment == SegmentId(self._cleared.x, 0)
 
     # The thread
 

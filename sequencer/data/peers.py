@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from replicator.epoch_check import check_line
 from replicator.handshake import NOWHERE, PullHello, PullSession, PullStart, Wanted
 from replicator.items import Chunk, Life, Place, Sealed
 from replicator.pull_client import PullClient
@@ -44,16 +45,19 @@ async def catch_up(
     until: Callable[[Place, int], bool],
     *,
     position: Wanted = "earliest",
+    line: int | None = None,
 ) -> None:
     """Pull merged bytes into `path`, which nobody else writes, until its end satisfies `until`.
 
-    A log that is not there yet begins with the segment that holds `position`. `rt.Timeout` if nothing new
-    comes, `rt.Diverged` if a peer's log differs from what is here; storage errors, and what a certificate is
-    refused with.
+    A log that is not there yet begins with the segment that holds `position`. Of peers in epochs of another
+    `line` nothing is taken, here and below (`rt.epochs.line_of`; None: it does not matter).
+
+    `rt.Timeout` if nothing new comes, `rt.Diverged` if a peer's log differs from what is here; storage
+    errors, and what a certificate is refused with.
     """
     loop = asyncio.get_running_loop()
     known: tuple[Place | None, float] = (None, loop.time())
-    copy = PullCopy(path, stream, position=position, retention="own")
+    copy = PullCopy(path, stream, position=position, retention="own", line=line)
     client = PullClient(copy, stream, endpoints, tls, silence_seconds=SILENCE_S)
     running = asyncio.ensure_future(client.run())
     try:
@@ -81,6 +85,7 @@ async def fetch_segment(
     end: int,
     endpoints: Sequence[str],
     tls: TLS,
+    line: int | None = None,
 ) -> None:
     """Pull the merged segment that begins with position `first` into `path`, up to `end` if anybody has it.
 
@@ -88,7 +93,15 @@ async def fetch_segment(
     """
     goal = Place(*segment, end)
     with contextlib.suppress(Timeout):
-        await catch_up(path, identity.name, endpoints, tls, lambda place, _: place >= goal, position=first)
+        await catch_up(
+            path,
+            identity.name,
+            endpoints,
+            tls,
+            lambda place, _: place >= goal,
+            position=first,
+            line=line,
+        )
     header = read_header(REAL, path, segment)
     if header is None or (header.first, header.origin) != (first, identity.origin):
         got = None if header is None else f"position {header.first} of {header.origin.hex()}"
@@ -105,6 +118,7 @@ async def fetch_copy(
     stream: str,
     endpoints: Sequence[str],
     tls: TLS,
+    line: int | None = None,
 ) -> None:
     """Pull a segment of a session's copy into `path`, up to `end` if anybody has it.
 
@@ -116,7 +130,8 @@ async def fetch_copy(
     try:
         for endpoint in endpoints:
             try:
-                await fetch_session(copies, copy, life, Place(*segment, end), stream, endpoint, tls)
+                goal = Place(*segment, end)
+                await fetch_session(copies, copy, life, goal, stream, endpoint, tls, line=line)
                 return
             except StorageError:
                 raise
@@ -140,6 +155,8 @@ async def fetch_session(
     endpoint: str,
     tls: TLS,
     check: Callable[[], None] = lambda: None,
+    *,
+    line: int | None = None,
 ) -> None:
     """Fetch what a copy lacks of a life up to `end` from a peer's copy. The errors of both sides.
 
@@ -162,17 +179,20 @@ async def fetch_session(
             try:
                 wanted = PullSession(copy.session_id, place, chain)
                 await call.write(encode_pull_request(PullHello(stream, wanted)))
-                await _receive(call, copies, copy, end, check)
+                await _receive(call, copies, copy, end, check, line)
             finally:
                 call.cancel()
     finally:
         await channel.close()
 
 
-async def _receive(call: Any, copies: Copies, copy: Copy, end: Place, check: Callable[[], None]) -> None:
+async def _receive(
+    call: Any, copies: Copies, copy: Copy, end: Place, check: Callable[[], None], line: int | None
+) -> None:
     start = await _next(call)
     if not isinstance(start, PullStart):
         raise ProtocolViolation("a stream begins with a start", got=type(start).__name__)
+    check_line(line, start.epoch, start.node)
     while (place := copy.receiver.place) is None or place < end:
         item = await _next(call)
         check()

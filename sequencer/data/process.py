@@ -15,12 +15,14 @@ from replicator.calls import ROLES, Call, replication_service
 from replicator.items import Place
 from replicator.pull_server import PullServicer
 from replicator.push_server import PushServicer
-from rt.errors import Damaged, RtError
+from rt.epochs import line_of
+from rt.errors import ClusterMismatch, Damaged, RtError
 from rt.net.rpc import RpcServer, serve
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.commands import Command
 from sequencer.config import NodeConfig
+from sequencer.data.belonging import Belonging
 from sequencer.data.catching_up import CatchingUp
 from sequencer.data.clearing import Clearing
 from sequencer.data.commanding import Commanding
@@ -90,6 +92,9 @@ class Data:
         self.pull_servicer: PullServicer | None = None
         self.holding = Holding(replica, self.commanding.propose, self._on_hold_refused)
         self.stepping = Stepping(replica, self.merging, self.catching_up, self.reports)
+        self.belonging = Belonging(
+            config.name, self._disk, config.sessions_directory, config.merged_directory
+        )
         self.clearing = Clearing(config.sessions_directory, config.merged_directory, config.stream)
         self.resets = Resetting(config.name, replica, self.clearing, self._propose, tasks.spawn)
         self.trims = NO_TRIMS
@@ -194,6 +199,9 @@ class Data:
         self.link.send(pb.ToControl(propose=command))
 
     def _on_message(self, message: pb.ToData) -> None:
+        if message.HasField("snapshot") and self._is_forced_apart(message.snapshot.epoch_id):
+            self._end(StartAgain("the cluster was forced to go on: whoever is connected is to come again"))
+            return
         self.replica.on_message(message)
         if message.HasField("standing"):
             self.intakes.on_changed()
@@ -204,13 +212,14 @@ class Data:
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
 
     def _on_lost(self) -> None:
+        self.resets.on_lost()
         self.opener.begin()
         self.intakes.on_changed()
 
     def _on_snapshot(self, orders: list[MergeOrder] | None) -> None:
         state = self.replica.state
         assert state is not None
-        if not any(state.cluster) or not self._is_cleared(state):
+        if not any(state.cluster) or not self._is_in_place(state):
             return
         if orders is not None:
             self.merging.begin(state, orders)
@@ -224,13 +233,32 @@ class Data:
         self.opener.confirm(state.joins)
         self.intakes.on_changed()
 
+    def _is_forced_apart(self, epoch: int) -> bool:
+        """Whether control is in another line of epochs than before.
+
+        Streams that are open have told their publishers and subscribers of the old one.
+        """
+        return self.replica.epoch != 0 and line_of(epoch) != line_of(self.replica.epoch)
+
+    def _end(self, why: RtError) -> None:
+        self.tasks.failure = why
+        self.tasks.stopping.set()
+
+    def _is_in_place(self, state: State) -> bool:
+        """Whether what is in the directories is what this state goes on with; else the process ends."""
+        try:
+            self.belonging.check(state)
+        except ClusterMismatch as error:
+            self._end(error)
+            return False
+        return self._is_cleared(state)
+
     def _is_cleared(self, state: State) -> bool:
         """Whether nothing is here any more that the last hard reset let go of; else the process ends."""
         if not self.clearing.is_due(state):
             return True
         if self.merger is not None or self.copies.all():
-            self.tasks.stopping.set()
-            self.tasks.failure = StartAgain("the cluster was reset: what it let go of goes at the start")
+            self._end(StartAgain("the cluster was reset: what it let go of goes at the start"))
             return False
         self.clearing.clear(state)
         return True

@@ -27,6 +27,8 @@ class Replica:
     ) -> None:
         """`on_snapshot` gets the orders; None if control, begun anew, is behind what is known here."""
         self.index = 0
+        self.epoch = 0
+        """In which control is, by its last snapshot: see `rt.epochs`."""
         self.state: State | None = None
         """None before the first snapshot."""
         self.standing = pb.Standing()
@@ -57,6 +59,7 @@ class Replica:
     def _on_state(self, snapshot: pb.ControlSnapshot) -> None:
         state = decode_state(snapshot.state)
         self.is_caught_up = False
+        self.epoch = snapshot.epoch_id
         known = self.state
         if known is not None and known.cluster == state.cluster and snapshot.index < self.index:
             self._on_snapshot(None)

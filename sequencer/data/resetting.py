@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rt.epochs import forced_number
 from sequencer.commands import REQUEST_BYTES, Reset, encode_command
 from sequencer.data.clearing import Clearing
 from sequencer.data.replica import Replica
-from sequencer.raft.epochs import forced_number
 from sequencer.rest.errors import NotReady
 from sequencer.rest.operations import Dropped, ResetKind, ResetStatus
 from sequencer.state import LastReset
@@ -32,6 +32,8 @@ UNDER_WAY_S: Final = 2.0
 class _Asked:
     command: Reset
     error: str = ""
+    is_under_way: bool = False
+    """The control process has ended: it goes on in the next epoch."""
 
 
 class Resetting:
@@ -63,7 +65,7 @@ class Resetting:
             command.epoch,
             started_ns=command.at_ns,
             error=asked.error,
-            may_lose=self._may_lose() if command.is_forced else "",
+            may_lose=self._may_lose() if command.forced_by else "",
         )
 
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
@@ -82,7 +84,8 @@ class Resetting:
                 hint=f"With force the cluster goes on with what {self._node} has. {self._may_lose()}",
             )
         epoch = forced_number(standing.epoch) if is_forced else standing.epoch + 1
-        command = Reset(kind == "hard", epoch, time.time_ns(), os.urandom(REQUEST_BYTES), is_forced)
+        forced_by = self._node if is_forced else ""
+        command = Reset(kind == "hard", epoch, time.time_ns(), os.urandom(REQUEST_BYTES), forced_by)
         asked = self._asked = _Asked(command)
         self._spawn(self._ask(asked))
         if is_forced:
@@ -93,6 +96,11 @@ class Resetting:
         """The control process will not begin a forced epoch."""
         if self._asked is not None and self._asked.command.request == request:
             self._asked.error = why
+
+    def on_lost(self) -> None:
+        """The control process has ended, or another one begins."""
+        if self._asked is not None:
+            self._asked.is_under_way = True
 
     def on_changed(self) -> None:
         """The state or this node's standing may be another one."""
@@ -118,7 +126,8 @@ class Resetting:
     async def _wait_for_refusal(self, asked: _Asked) -> None:
         for _ in range(int(UNDER_WAY_S / 0.05)):
             last = self._last
-            if asked.error or (last is not None and last.request == asked.command.request):
+            is_applied = last is not None and last.request == asked.command.request
+            if asked.error or asked.is_under_way or is_applied:
                 break
             await asyncio.sleep(0.05)
         if asked.error:
@@ -147,7 +156,7 @@ class Resetting:
             started_ns=last.at_ns,
             ended_ns=self._ended_ns.get(last.epoch, 0) if is_done else 0,
             dropped=tuple(Dropped(*one) for one in dropped),
-            may_lose=self._lost() if last.is_forced else "",
+            may_lose=self._lost() if last.forced_by else "",
         )
 
     def _may_lose(self) -> str:

@@ -6,14 +6,8 @@ that alone that the reset was committed. A disk that was in no later epoch has n
 anything there: it may begin there with any state that the epoch had.
 
 Where no majority is left, an operator may have one node begin an epoch from what that node has (rule 6 of
-DESIGN.md, section 6.1). Nothing proves that this is all there was, so such an epoch is of the next
-*generation*, above all that resets of the other nodes could have come to meanwhile. Nor does anything keep
-operators from doing so on two nodes that do not hear of each other: each forced epoch begins a *line* of its
-own, by lot, and two lines are never one epoch, whatever their numbers. So an epoch is named by 63 bits,
-
-    generation, 8 bits | line, 39 bits, 0 if none was forced | resets since, 16 bits
-
-and its number, for users and for the X of merged segments, is generation * 65,536 + resets.
+DESIGN.md, section 6.1). Nothing proves that this is all there was, so such an epoch is of another line:
+`rt.epochs` says how epochs are named.
 """
 
 from __future__ import annotations
@@ -25,6 +19,18 @@ from typing import Final
 
 from crc32c import crc32c
 
+from rt.epochs import (
+    LINE_BITS,
+    epoch_of,
+    forced_number,
+    generation_of,
+    is_later,
+    is_succeeded,
+    line_of,
+    may_be_reset,
+    name_of,
+    number_of,
+)
 from rt.errors import RtError
 from sequencer.raft.messages import NO_ID, Claim, Place
 from sequencer.raft.state import ClusterState
@@ -32,11 +38,6 @@ from sequencer.raft.state import ClusterState
 STAY_S: Final = 1.0
 """So long a leader that has applied a reset stays, for those that have not heard of it yet."""
 
-LINE_BITS: Final = 39
-_RESETS_BITS: Final = 16
-_RESETS_END: Final = 1 << _RESETS_BITS
-_GENERATION_SHIFT: Final = _RESETS_BITS + LINE_BITS
-GENERATIONS_MAX: Final = 255
 _INDEX_SHIFT: Final = 54
 """The log of a generation begins at an index that no log of an earlier one comes to, so that of two states of
 one disk the later one is behind the other, however far the disk went on in the earlier epoch."""
@@ -55,33 +56,6 @@ class NoMajority(RtError):
 
     grpc_status = "UNAVAILABLE"
     retriable = True
-
-
-def generation_of(epoch: int) -> int:
-    """How often the cluster was forced."""
-    return epoch >> _GENERATION_SHIFT
-
-
-def number_of(epoch: int) -> int:
-    """What users see of an epoch. Two that came of different forces may have the same number."""
-    return generation_of(epoch) * _RESETS_END + epoch % _RESETS_END
-
-
-def name_of(epoch: int) -> str:
-    """An epoch in words: its number, and behind a force its line."""
-    line = epoch >> _RESETS_BITS & (1 << LINE_BITS) - 1
-    return f"{number_of(epoch)}-{line:010x}" if line else str(number_of(epoch))
-
-
-def epoch_of(number: int, line: int) -> int:
-    """The epoch with that number, in a line."""
-    assert 0 <= line < 1 << LINE_BITS, line
-    return number // _RESETS_END << _GENERATION_SHIFT | line << _RESETS_BITS | number % _RESETS_END
-
-
-def may_be_reset(epoch: int) -> bool:
-    """Whether the line has another epoch to come."""
-    return epoch % _RESETS_END < _RESETS_END - 1
 
 
 def next_epoch(state: ClusterState, digest: bytes) -> ClusterState:
@@ -108,31 +82,6 @@ def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes],
     return replace(state, epoch=epoch, applied=place, chain=crc32c(digest, state.chain), disks=claims)
 
 
-def forced_number(number: int) -> int:
-    """The number of the epoch that comes of another one by force."""
-    return (number // _RESETS_END + 1) * _RESETS_END
-
-
-def is_succeeded(own: int, other: int) -> bool:
-    """Whether epoch `other` came of `own` by resets alone."""
-    return other > own and other >> _RESETS_BITS == own >> _RESETS_BITS
-
-
-def is_outranked(own: int, other: int) -> bool:
-    """Whether `other` came of a later force than `own`."""
-    return generation_of(other) > generation_of(own)
-
-
-def is_later(own: int, other: int) -> bool:
-    """Whether a disk that is in `own` may go on in `other`."""
-    return is_succeeded(own, other) or is_outranked(own, other)
-
-
-def is_rival(own: int, other: int) -> bool:
-    """Whether the two came of different forces, of which neither is the later one."""
-    return generation_of(own) == generation_of(other) and own >> _RESETS_BITS != other >> _RESETS_BITS
-
-
 @dataclass(slots=True)
 class LeftBehind:
     """Whether a node leaves its epoch for one that peers are in. A cluster of `members`."""
@@ -152,14 +101,10 @@ class LeftBehind:
 
         One alone may be wrong.
         """
-        lines = Counter(
-            epoch >> _RESETS_BITS for epoch in self.elsewhere.values() if not is_succeeded(own, epoch)
-        )
+        lines = Counter(line_of(epoch) for epoch in self.elsewhere.values() if not is_succeeded(own, epoch))
         for line, count in lines.items():
             if 2 * count > self.members:
-                return {
-                    peer: epoch for peer, epoch in self.elsewhere.items() if epoch >> _RESETS_BITS == line
-                }
+                return {peer: epoch for peer, epoch in self.elsewhere.items() if line_of(epoch) == line}
         return {}
 
     def whom_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> list[str]:

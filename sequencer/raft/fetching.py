@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rt.epochs import name_of
 from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
 from sequencer.raft.aside import Aside
-from sequencer.raft.epochs import name_of
 from sequencer.raft.messages import AskState, Hello, Message, StatePiece
 from sequencer.raft.snapshots import Incoming, SnapshotMeta, SnapshotStore
 from sequencer.raft.state import ClusterState

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rt.epochs import GENERATIONS_MAX, generation_of
 from sequencer.raft.config import RaftConfig
-from sequencer.raft.epochs import GENERATIONS_MAX, NoMajority, generation_of
+from sequencer.raft.epochs import NoMajority
 
 
 def refusal(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from rt.epochs import is_later
 from rt.errors import DiskFull
 from sequencer.raft.aside import Aside
-from sequencer.raft.epochs import STAY_S, EpochOver, is_later
+from sequencer.raft.epochs import STAY_S, EpochOver
 from sequencer.raft.snapshots import SnapshotMeta, SnapshotStore
 from sequencer.raft.state import ClusterState, encode_state
 

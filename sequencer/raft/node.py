@@ -13,25 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Final, TypeVar
 
+from rt.epochs import is_later, is_rival, is_succeeded, may_be_reset, name_of, number_of
 from rt.errors import ClusterMismatch, DiskFull, FormatError, StorageError
 from rt.log.disk import REAL, Disk
 from sequencer.raft.aside import Aside
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, MemberStatus, StateMachine, Status
 from sequencer.raft.entries import Commands, Reset, decode_content, encode_reset
-from sequencer.raft.epochs import (
-    EpochOver,
-    LeftBehind,
-    NoMajority,
-    forced_epoch,
-    is_later,
-    is_rival,
-    is_succeeded,
-    may_be_reset,
-    name_of,
-    next_epoch,
-    number_of,
-)
+from sequencer.raft.epochs import EpochOver, LeftBehind, NoMajority, forced_epoch, next_epoch
 from sequencer.raft.fetching import Fetched, Fetching
 from sequencer.raft.forcing import is_ending, refusal
 from sequencer.raft.giving import Giving
@@ -535,7 +524,7 @@ class RaftNode:
                 where=self._config.directory,
                 got=f"epoch {name_of(own)}",
                 wanted=f"epoch {', '.join(epochs)}, as {', '.join(sorted(without))} say",
-                hint="Empty the directory and start the node: it joins again.",
+                hint="Empty the node's Raft and data directories, and start it: it joins again.",
             )
 
     # A new cluster, a new disk (rule 6)

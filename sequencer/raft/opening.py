@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
+from rt.epochs import is_later
 from rt.errors import ClusterMismatch, Damaged, DiskFull, NotALog
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.config import RaftConfig
-from sequencer.raft.epochs import is_later
 from sequencer.raft.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import NO_ID, NOWHERE

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from rt.epochs import name_of
 from rt.errors import Closed, DiskFull
 from rt.log.disk import REAL, Disk
 from rt.net.tls import TLS
 from sequencer.raft.aside import Worker
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import Leadership, StateMachine, Status
-from sequencer.raft.epochs import EpochOver, NoMajority, name_of
+from sequencer.raft.epochs import EpochOver, NoMajority
 from sequencer.raft.messages import ID_BYTES
 from sequencer.raft.node import RaftNode
 from sequencer.raft.transport import TlsMesh

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping
 from random import Random
 from typing import Any, Final
 
+from rt.epochs import name_of
 from rt.errors import CertificateError, Closed
 from rt.names import check_name
 from rt.net.tls import TLS
@@ -32,7 +33,6 @@ from sequencer.raft.admittance import Contexts, Lost, Refused, check_peer
 from sequencer.raft.codec import encode, ping
 from sequencer.raft.connection import BURST_BYTES, Connection, Step
 from sequencer.raft.dial import Dialer, bound, connecting, split_address
-from sequencer.raft.epochs import name_of
 from sequencer.raft.messages import Hello, Message
 from sequencer.raft.network import Receiver
 

@@ -1,22 +1,26 @@
 """A simulated cluster: its members, each with a disk and at most one life, and what may happen to them.
 
-Law: a disk is lost only while a majority of the others has all that it promised: at most a minority of the
-members at a time is without a disk that counts. The nodes promise nothing beyond that.
+Laws. A disk is lost only while a majority of the others has all that it promised: at most a minority of the
+members at a time is without a disk that counts. Where an operator forces a node to go on by itself, what that
+one has goes on whole, as a history of its own, and the newest such history is the one that must not suffer; a
+disk that counts in another one never enters it. The operator empties whoever is not in it in the end.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from rt.epochs import is_succeeded
 from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.messages import NOWHERE
 from sequencer.raft.node import RaftNode
 from sequencer.testing.checks import Checks
-from sequencer.testing.history import History
+from sequencer.testing.history import History, require
 from sequencer.testing.life import Life
 from sequencer.testing.network import Weather, Wires
 from sequencer.testing.settings import Settings
@@ -53,7 +57,16 @@ class Cluster:
         self.clocks = Clocks()
         self.epochs: dict[int, Checks] = {1: Checks()}
         """By epoch of the cluster: each is a Raft of its own."""
-        self.history = History()
+        self.histories: dict[int, History] = {0: History()}
+        """By the force that they began with, 0: the first."""
+        self.line = 0
+        """The history that goes on: the newest that came to be durable."""
+        self._forks: dict[int, tuple[Life, History]] = {}
+        self._newest = 1
+        """Epoch of the history that goes on."""
+        self._counted: dict[bytes, int] = {}
+        """The history in which each disk counted last."""
+        self._lines = itertools.count(1)
         self.weather = Weather(lost=settings.lost, doubled=settings.doubled, overtaken=settings.overtaken)
         self.wires = Wires(self.timeline, rng, self.weather)
         self.members = {f"n{at}": Member(f"n{at}", MemoryDisk()) for at in range(1, settings.nodes + 1)}
@@ -69,15 +82,64 @@ class Cluster:
 
     @property
     def checks(self) -> Checks:
-        """Of the newest epoch that any node was in."""
-        return self.epochs[max(self.epochs)]
+        """Of the newest epoch of the history that goes on."""
+        return self.epochs[self._newest]
 
-    def checks_of(self, node: RaftNode) -> Checks:
+    @property
+    def history(self) -> History:
+        """The one that goes on."""
+        return self.histories[self.line]
+
+    def checks_of(self, life: Life) -> Checks:
         """Of the node's epoch. Whoever is the first there has what it began with."""
-        epoch = node.state.epoch
-        if epoch and epoch not in self.epochs:
+        node = life.node
+        epoch, line = node.state.epoch, life.machine.line
+        if not epoch:
+            return self.checks
+        if epoch not in self.epochs:
             self.epochs[epoch] = Checks(node.state)
-        return self.epochs[epoch] if epoch else self.checks
+        if line == self.line and not is_succeeded(epoch, self._newest):
+            self._newest = epoch
+        if node._raft.is_counted_here:
+            counted = self._counted.setdefault(node.claim.disk, line)
+            is_own = line in self._forks and self._forks[line][0].name == life.name
+            require(
+                counted == line or is_own, "a disk that counts changes its history", life.name, counted, line
+            )
+            self._counted[node.claim.disk] = line
+        return self.epochs[epoch]
+
+    @property
+    def is_forking(self) -> bool:
+        """Whether a node was forced to go on, and has not been started since: it may yet do so."""
+        return max(self._forks, default=0) > self.line
+
+    def next_line(self) -> int:
+        """Names what begins with the next force."""
+        return next(self._lines)
+
+    def on_forced(self, life: Life, line: int, fork: History) -> None:
+        """The node would go on by itself; whether it does is known when it is started again."""
+        self.trace("forced", life.name, line)
+        self._forks[line] = life, fork
+
+    def history_of(self, life: Life) -> History:
+        """Of a node that was started. Who is the first in a history has all that it began with."""
+        line = life.machine.line
+        if line not in self.histories:
+            forced, fork = self._forks[line]
+            require(life.name == forced.name, "somebody else is in a forced epoch first", life.name)
+            require(life.machine.index == len(fork.commands), "a forced epoch begins with less", life.name)
+            self.histories[line], self.line = fork, line
+            for member in self.members.values():
+                member.is_wiped = member.name != life.name
+        return self.histories[line]
+
+    def on_left_out(self, life: Life) -> None:
+        """The node ended, as the cluster goes on without it: its operator empties it."""
+        require(life.machine.line != self.line, "a node ends that the cluster goes on with", life.name)
+        self.replace_disk(life.name)
+        self.timeline.after(self.rng.random(), lambda: self.start(life.name))
 
     def trace(self, *event: object) -> None:
         """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
@@ -107,8 +169,9 @@ class Cluster:
         return [m.life for m in self.members.values() if m.life is not None and m.life.view is not None]
 
     def leader(self) -> Life | None:
-        """The one that leads in the latest term of the latest epoch."""
-        leaders = [life for life in self.lives() if life.node.is_leader]
+        """The one that leads in the latest term of the latest epoch of the history that goes on."""
+        lives = [life for life in self.lives() if life.machine.line == self.line]
+        leaders = [life for life in lives if life.node.is_leader]
         return max(leaders, key=lambda life: (life.node.state.epoch, life.node._raft.term), default=None)
 
     # Lives
@@ -163,6 +226,15 @@ class Cluster:
             life.end()
 
     # Disks
+
+    def empty_if_left_out(self, name: str) -> None:
+        """What an operator does with a node that is in a history which does not go on."""
+        life = self.members[name].life
+        if life is None or life.view is None or life.fork is not None:
+            return
+        # One that does not count follows by itself.
+        if life.machine.line != self.line and life.node._raft.is_counted_here:
+            self.replace_disk(name)
 
     @property
     def is_made(self) -> bool:

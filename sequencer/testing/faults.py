@@ -52,6 +52,7 @@ class Nemesis:
             "slow_machine": self._slow_machine,
             "hand_over": self._hand_over,
             "reset": self._reset,
+            "force": self._force,
         }
 
     def begin(self) -> None:
@@ -167,6 +168,34 @@ class Nemesis:
         life = member.life if self._rng.random() < 0.3 else self._cluster.leader()
         if life is not None and life.view is not None:
             life.reset()
+
+    def _force(self, member: Member) -> None:
+        """An operator takes all but one node for lost, and has that one go on, some of the others blank.
+
+        The rest is away for a while; whoever comes back has what it had, in an epoch that is over.
+        """
+        cluster, rng, life = self._cluster, self._rng, member.life
+        if life is None or life.view is None or len(cluster.members) == 1 or not cluster.may_wipe():
+            return
+        is_whole = not any(one.is_wiped for one in cluster.members.values())
+        if not is_whole or not life.node.state.epoch or life.machine.line != cluster.line:
+            return
+        others = [name for name in cluster.members if name != member.name]
+        rng.shuffle(others)
+        blank, away = others[: len(others) // 2], others[len(others) // 2 :]
+        for name in blank:
+            cluster.replace_disk(name)
+            self._later(rng.random(), lambda name=name: cluster.start(name))  # type: ignore[misc]
+        for name in away:
+            cluster.kill(name)
+            self._later(rng.uniform(1.0, 5.0), lambda name=name: cluster.start(name))  # type: ignore[misc]
+        for at in range(10):
+            self._later(0.4 * at + rng.random(), lambda: self._force_now(member))
+
+    def _force_now(self, member: Member) -> None:
+        life = member.life
+        if life is not None and life.view is not None:
+            life.force(self._cluster.next_line())
 
     # The network
 

@@ -6,7 +6,7 @@ they were proposed, without a gap; a future that is done names its own command.
 
 from __future__ import annotations
 
-from sequencer.testing.machine import Machine, decode_command
+from sequencer.testing.machine import FORCES, Machine, decode_command
 
 RESETS = 0
 """The life that resets are of: they are proposed until one is applied."""
@@ -32,6 +32,17 @@ class History:
         self._chains = [0]
         self._sequences: dict[int, int] = {}
 
+    def forked(self, index: int) -> History:
+        """The history that a node goes on with which has applied so much of this one, and is forced."""
+        fork = History()
+        fork.commands, fork._chains = self.commands[:index], self._chains[: index + 1]
+        fork.acknowledged = self.acknowledged
+        for command in fork.commands:
+            life, sequence = decode_command(command)
+            if life not in {RESETS, FORCES}:
+                fork._sequences[life] = sequence
+        return fork
+
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
         """A machine is about to take a command: the next one, and the same on all."""
         require(index == machine.index + 1, "commands come out of order", index, machine.index)
@@ -44,7 +55,7 @@ class History:
             return
         require(index == len(history) + 1, "a gap in the history", index, len(history))
         life, sequence = decode_command(command)
-        if life == RESETS:
+        if life in {RESETS, FORCES}:
             history.append(command)
             return
         wanted = self._sequences.get(life, 0) + 1

@@ -12,15 +12,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rt.errors import DiskFull, Overloaded, StorageError
+from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
 from sequencer.raft.epochs import EpochOver
 from sequencer.raft.messages import Entry, Message
 from sequencer.raft.node import RaftNode
 from sequencer.testing.aside import SteppedAside
 from sequencer.testing.endpoint import Endpoint
-from sequencer.testing.history import RESETS, Violation
-from sequencer.testing.machine import Command, Machine
+from sequencer.testing.history import RESETS, History, Violation, require
+from sequencer.testing.machine import FORCES, Command, Machine
 from sequencer.testing.promises import View
 from sequencer.testing.timeline import NodeClock
 
@@ -45,6 +45,8 @@ class Life:
         self.in_flight: deque[tuple[Command, bytes, Future[int]]] = deque()
         self.proposed = 0
         self.view: View | None = None
+        self.fork: History | None = None
+        """What this node goes on with by itself: from a force on, whether or not it comes to be durable."""
         self.checks = cluster.checks
         """Of the epoch that the node is in."""
         self.clock = NodeClock(
@@ -89,8 +91,8 @@ class Life:
         on_commit = self._node.on_commit
 
         def watched(entry: Entry) -> None:
-            view = self._viewed()
-            self.checks.on_entry(view, entry)
+            if self.fork is None:
+                self.checks.on_entry(self._viewed(), entry)
             on_commit(entry)
 
         self._node.on_commit = watched  # type: ignore[method-assign]
@@ -98,7 +100,7 @@ class Life:
         self.wake()
 
     def _viewed(self) -> View:
-        checks = self.cluster.checks_of(self.node)
+        checks = self.cluster.checks_of(self)
         if self.view is None or (checks is not self.checks and self.node.state.epoch):
             self.checks = checks
             self.view = checks.on_open(self.name, self.number, self.node)
@@ -140,6 +142,26 @@ class Life:
         self._calls.append(lambda: self.node.reset(content))
         self.wake()
 
+    @property
+    def history(self) -> History:
+        """Of the line of epochs that the node is in."""
+        return self.fork or self.cluster.history_of(self)
+
+    def force(self, line: int) -> None:
+        """Have this node go on by itself, if it would; `line` names the history that begins with that."""
+
+        def act() -> None:
+            if self.fork is not None or self.node.is_over():
+                return
+            self.fork = self.history.forked(self.machine.index)
+            if self.node.force(Command(FORCES, line).encode(0)) is None:
+                self.cluster.on_forced(self, line, self.fork)
+            else:
+                self.fork = None
+
+        self._calls.append(act)
+        self.wake()
+
     def do(self, action: Callable[[], None]) -> None:
         """Let the node's code run, and see how it ends."""
         if not self.is_alive:
@@ -151,6 +173,9 @@ class Life:
                 action()
         except PowerCut:
             self.cluster.on_power_cut(self)
+        except ClusterMismatch as error:
+            self.cluster.trace("left_out", self.name, error.what)
+            self.cluster.on_left_out(self)
         except EpochOver as over:
             self.cluster.trace("epoch_over", self.name, over.epoch)
             self.cluster.on_epoch_over(self)
@@ -200,15 +225,16 @@ class Life:
         if node._log.is_dirty:
             self.clock.spent += self.sync_s * (0.5 + self.cluster.rng.random())
         node.step()
-        view = self._viewed()
-        self.checks.look(view)
+        if self.fork is None:
+            self.checks.look(self._viewed())
         while self.in_flight and self.in_flight[0][2].done():
             _, content, future = self.in_flight.popleft()
-            self.cluster.history.on_acknowledged(future.result(), content)
+            self.history.on_acknowledged(future.result(), content)
         wait = 0.0 if self.endpoint.inbox else self.clock.real(node.wait_s())
         self.wake(self.clock.spent + max(wait, ROUND_S))
 
     def _on_flush(self, queued: list[tuple[str, Message]]) -> None:
+        require(self.fork is None, "it speaks after it was forced", self.name)
         self.endpoint.departs_after = self.clock.spent
         view = self._viewed()
         self.checks.promises.on_flush(view, queued)
@@ -226,11 +252,11 @@ class Life:
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
         """See `machine.Watcher`."""
         self.clock.spent += self.apply_s
-        self.cluster.history.on_apply(machine, index, command)
+        self.history.on_apply(machine, index, command)
 
     def on_applied(self, machine: Machine) -> None:
         """See `machine.Watcher`."""
-        self.cluster.history.on_applied(machine)
+        self.history.on_applied(machine)
 
 
 def _brief(message: Message) -> tuple[object, ...]:

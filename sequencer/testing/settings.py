@@ -40,6 +40,7 @@ Fault: TypeAlias = Literal[
     "slow_machine",
     "hand_over",
     "reset",
+    "force",
 ]
 
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
@@ -49,6 +50,7 @@ _WEIGHTS: Final[dict[Fault, tuple[int, ...]]] = {
     "old_disk": (0, 1, 4),
     "hand_over": (0, 10, 40),  # It takes a leader, which there often is none.
     "reset": (0, 0, 1, 10),
+    "force": (0, 0, 0, 2),  # It costs all disks but one.
 }
 
 

@@ -143,7 +143,7 @@ def _minority(cluster: Cluster) -> list[str]:
     cluster.rng.shuffle(names)
     names.sort(key=lambda name: not cluster.members[name].is_wiped)
     wiped = sum(member.is_wiped for member in cluster.members.values())
-    if not is_wanted or not cluster.is_made or wiped > most:
+    if not is_wanted or not cluster.is_made or wiped > most or cluster.is_forking:
         return []
     down = names[:most]
     for name in down:
@@ -159,6 +159,7 @@ def await_well(cluster: Cluster, names: list[str]) -> None:
         if timeline.now > end:
             raise Violation(f"{names} not well {cluster.settings.settle_s} s after the last fault: {why}")
         for name in names:
+            cluster.empty_if_left_out(name)
             cluster.start(name)
         timeline.run(timeline.now + 0.1)
 

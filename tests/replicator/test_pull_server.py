@@ -181,6 +181,32 @@ def test_a_copy_behind_the_log_start_begins_there(disk: MemoryDisk, grown: Grown
     receiver.close()
 
 
+@pytest.mark.parametrize("is_trimmed", [False, True])
+def test_a_copy_that_went_on_in_an_x_which_ended_before_is_not_this_log(
+    disk: MemoryDisk, grown: Grown, is_trimmed: bool
+) -> None:
+    """It followed a node without which the cluster was forced to go on, in the next X."""
+    receiver = whole_copy(disk)
+    give(receiver, items_of(disk, MERGED))
+    other = Grown(disk, root="/other", path="/forced")
+    other.grow(100, 2000, 300)
+    fork = other.log.position
+    other.log.roll(x=1)
+    other.is_first = True
+    other.grow(50, 50)
+    other.grow(1000, 1000, 1000)
+    if is_trimmed:
+        other.log.trim(SegmentId(1, 1))
+    place = Place(0, 1, 64)
+    for begin in (begin_merged, begin_filtered):
+        for end in (fork + 1, fork + 3):
+            with pytest.raises(Diverged, match=f"X 0 ends at position {fork}"):
+                begin(disk, "/forced", known(receiver, topics=("t1",), place=place, end=end))
+    beginning, _ = begin_filtered(disk, "/forced", known(receiver, topics=("t1",), place=place, end=fork))
+    assert beginning.first >= fork
+    receiver.close()
+
+
 def test_nothing_to_pull_yet_is_worth_another_try(disk: MemoryDisk) -> None:
     with pytest.raises(Unreachable):
         begin_merged(disk, "/nowhere", PullMerged())

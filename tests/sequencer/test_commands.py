@@ -65,7 +65,7 @@ EXAMPLES: list[Command] = [
     Ask(b"Q" * 16, 2**63 - 1, Release("reader")),
     Decide(b"Q" * 16, 1_700_000_000_000_000_000),
     Reset(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
-    Reset(True, 1 << 16, 0, b"R" * 16, True),
+    Reset(True, 1 << 16, 0, b"R" * 16, "n1"),
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -133,7 +133,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.integers(1, 2**32 - 1),
         st.integers(0, 2**63 - 1),
         st.binary(min_size=16, max_size=16),
-        st.booleans(),
+        st.just("") | NAMES,
     ),
 )
 
@@ -315,8 +315,9 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Reset(False, 2**32, 0, b"R" * 16),
         lambda: Reset(False, 1, -1, b"R" * 16),
         lambda: Reset(False, 1, 0, b"R" * 15),
+        lambda: Reset(False, 1, 0, b"R" * 16, "../n1"),
     ],
-    ids=range(45),
+    ids=range(46),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

@@ -23,6 +23,7 @@ STATUS = Status(
     term=4,
     cluster="ab" * 16,
     epoch=1,
+    epoch_id=1,
     index=9,
     log_start=1,
     log_end=10,

@@ -183,7 +183,9 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
 ):
     fetched: list[Place] = []
 
-    async def fetch(_copies: object, _copy: object, _life: object, place: Place, *_: object) -> None:
+    async def fetch(
+        _copies: object, _copy: object, _life: object, place: Place, *_: object, **_line: object
+    ) -> None:
         fetched.append(place)
         raise asyncio.CancelledError
 
@@ -346,7 +348,7 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
 def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config, monkeypatch):
     fetched: list[Place] = []
 
-    async def fetch(_copies, _copy, _life, place, _stream, _endpoint, _tls, check) -> None:
+    async def fetch(_copies, _copy, _life, place, _stream, _endpoint, _tls, check, **_line) -> None:
         check()
         fetched.append(place)
         copy.has_stream = True
@@ -387,7 +389,9 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, m
     story = Story.drawn()
     wanted: list[tuple[bool, bool]] = []
 
-    async def catch_up(_path: object, _stream: object, _endpoints: object, _tls: object, until) -> None:
+    async def catch_up(
+        _path: object, _stream: object, _endpoints: object, _tls: object, until, **_line
+    ) -> None:
         end, position = story.end, story.state.position
         wanted.append((until(end, position - 1), until(end, position)))
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from batches import CLUSTER
@@ -15,6 +16,7 @@ from sequencing import do_merge, do_open, must, new_state, opening, piece, rando
 
 from replicator.handshake import PushHello
 from replicator.items import Life, Place
+from rt.epochs import forced_number
 from rt.errors import Damaged, Fenced
 from rt.log.directory import list_segments, read_header, read_table
 from rt.log.disk import REAL
@@ -23,6 +25,7 @@ from rt.log.table import TrimReason
 from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLog
 from rt.v1 import sequencer_pb2 as pb
+from sequencer import merges
 from sequencer.apply import apply
 from sequencer.commands import Open, Range, Reset, reset_of
 from sequencer.data import resetting
@@ -31,8 +34,8 @@ from sequencer.data.intakes import Intakes
 from sequencer.data.merger import Reached
 from sequencer.data.replica import Replica
 from sequencer.data.resetting import Resetting
+from sequencer.orders import MergeOrder
 from sequencer.outcomes import Opened, WasReset
-from sequencer.raft.epochs import forced_number
 from sequencer.rest.errors import NotReady
 from sequencer.state import Cleared, State
 
@@ -109,7 +112,7 @@ def test_without_a_hard_reset_nothing_goes(kept: Kept, is_reset: bool) -> None:
 
 
 def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
-    cleared = Cleared(2, 0, 3)
+    cleared = Cleared(2, 0, 3, 2)
     reset(kept.state)
     kept.state.cleared = cleared
     found = kept.clearing()
@@ -223,6 +226,75 @@ def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story)
     try:
         merger.begin([], story.end, story.reached, story.state.cleared)
         assert merger.gap == story.end
+    finally:
+        merger.close()
+
+
+def without_bytes(state: State) -> MergeOrder:
+    """An order of an instruction that writes nothing: all of it was below a watermark."""
+    state.instruction += 1
+    state.sequenced_ns += 1
+    said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
+    return merges._order(state, said, [])  # type: ignore[arg-type]
+
+
+def cleared_story() -> tuple[Story, Reached]:
+    """Six orders and a hard reset, and how far that is."""
+    story = Story.drawn()
+    reset(story.state, 7)
+    last = story.orders[-1]
+    return story, Reached(last.instruction, last.chain, last.total_bytes, story.state.position)
+
+
+def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> None:
+    story, reached = cleared_story()
+    disk = MemoryDisk()
+    merger = open_merger(disk, story)
+    try:
+        merger.begin([], None, reached, story.state.cleared)
+        for _ in range(3):
+            merger.add(without_bytes(story.state))
+        merger.wait_written(story.state.instruction)
+        assert merger.sync().instruction == story.state.instruction
+    finally:
+        merger.close()
+
+
+def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_nothing() -> None:
+    story, reached = cleared_story()
+    empty = without_bytes(story.state)
+    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    written = story.sessions[1]
+    written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
+    story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
+    disk = MemoryDisk()
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    try:
+        merger.begin([empty], None, reached._replace(instruction=empty.instruction), story.state.cleared)
+        merger.add(story.orders[-1])
+        merger.wait_written(story.state.instruction)
+        assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
+    finally:
+        merger.close()
+
+
+def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
+    story = Story.drawn()
+    must(WasReset, apply(story.state, Reset(False, 1 << 16, 77, REQUEST, "n1")))
+    written = story.sessions[1]
+    first = written.marks[0, 5][-1].number
+    written.write(0, 6, first, random_runs(random.Random(1), range(first, first + 5), "p0"))
+    story.merge(written.range_of(1, 0, 6, 0, len(written.marks[0, 6]) - 1))
+    disk = MemoryDisk()
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    try:
+        merger.begin(story.orders, story.end, story.reached)
+        merger.wait_written(story.state.instruction)
+        assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
+        assert max(merged_files(disk)) == SegmentId(1 << 16, 0)
+        assert len(merged_files(disk)) > 1, "nothing of before is gone"
     finally:
         merger.close()
 
@@ -390,7 +462,7 @@ def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(
         asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
         await desk.until(lambda: desk.proposed)
         command = desk.proposed[0]
-        assert (command.is_forced, command.epoch) == (True, forced_number(1))
+        assert (command.forced_by, command.epoch) == ("n1", forced_number(1))
         apply(desk.state, command)
         status = await asking
         assert (status.state, status.epoch) == ("running", forced_number(1))

@@ -18,9 +18,9 @@ from sequencing import (
 from rt.log.segment import SegmentId
 from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.apply import apply
-from sequencer.commands import Fence, Reset
+from sequencer.commands import Fence, Range, Reset
 from sequencer.outcomes import Opened, WasReset
-from sequencer.state import BEGIN, Cleared, End, LastReset, MergedSegment, State
+from sequencer.state import BEGIN, Cleared, End, Force, LastReset, MergedSegment, State
 from sequencer.state_encoding import decode_state, encode_state
 
 REQUEST = b"R" * 16
@@ -49,7 +49,7 @@ def busy() -> State:
 def test_a_soft_reset_leaves_all_as_it_is_but_for_the_record_of_it() -> None:
     state, before = busy(), busy()
     assert reset(state, is_hard=False) == WasReset(False, 2)
-    assert state.last_reset == LastReset(False, 2, 77, REQUEST, False)
+    assert state.last_reset == LastReset(False, 2, 77, REQUEST, "")
     state.last_reset = None
     assert encode_state(state) == encode_state(before)
 
@@ -67,7 +67,7 @@ def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None
     assert (state.merged.segment, state.merged.first) == (None, position)
     assert (state.merged.chain, state.merged.total_bytes) == (chain, total)
     assert (state.instruction, state.sequenced_ns) == (instruction, sequenced_ns)
-    assert state.cleared == Cleared(2, position, state.next_session_id)
+    assert state.cleared == Cleared(2, position, state.next_session_id, 2)
 
 
 def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_x() -> None:
@@ -140,3 +140,78 @@ def test_what_was_reset_survives_its_bytes() -> None:
     assert decode_state(encode_state(state)) == state
     assert state.cleared is not None
     assert state.cleared.epoch == 2
+
+
+def force(state: State, epoch: int = 1 << 16, *, is_hard: bool = False, request: bytes = REQUEST) -> None:
+    must(WasReset, apply(state, Reset(is_hard, epoch, 77, request, "n1")))
+
+
+def merged_in(state: State, *pieces: Range) -> SegmentId:
+    """Where the blocks of the next instruction go."""
+    return do_merge(state, *pieces).segment
+
+
+def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_x() -> None:
+    state = busy()
+    growing, position, chain = state.merged.segment, state.position, state.merged.chain
+    force(state)
+    assert state.force == Force(REQUEST, "n1")
+    assert (state.merged.segment, state.position, state.merged.chain) == (growing, position, chain)
+    assert decode_state(encode_state(state)) == state
+    assert merged_in(state, piece(1, start=256, end=384, first=20)) == SegmentId(1 << 16, 0)
+    assert (state.segments[-1].id, state.segments[-1].end, state.merged.first) == (
+        growing,
+        position,
+        position,
+    )
+    do_roll(state)
+    assert merged_in(state, piece(1, start=384, end=512, first=30)) == SegmentId(1 << 16, 1)
+
+
+def test_so_it_does_where_the_growing_segment_holds_nothing_yet() -> None:
+    state = busy()
+    do_roll(state)
+    empty, position = state.merged.segment, state.position
+    force(state)
+    assert merged_in(state, piece(1, start=256, end=384, first=20)) == SegmentId(1 << 16, 0)
+    assert (state.segments[-1].id, state.segments[-1].first, state.segments[-1].end) == (
+        empty,
+        position,
+        position,
+    )
+
+
+def test_so_it_does_where_nothing_was_merged_yet() -> None:
+    state = new_state()
+    do_open(state, "a")
+    force(state)
+    assert merged_in(state, piece(1)) == SegmentId(1 << 16, 0)
+
+
+def test_so_it_does_where_nothing_was_merged_since_a_hard_reset() -> None:
+    state = busy()
+    position = state.position
+    reset(state, is_hard=True)
+    force(state)
+    assert state.cleared is not None
+    assert (state.cleared.epoch, state.cleared.x, state.cleared.position) == (2, 1 << 16, position)
+    do_open(state, "a", x=1, newest=1)
+    assert merged_in(state, piece(1, x=1, first=10)) == SegmentId(1 << 16, 0)
+
+
+def test_a_forced_hard_reset_begins_with_its_x() -> None:
+    state = busy()
+    force(state, is_hard=True)
+    assert (state.merged.segment, state.merged.next_x) == (None, 0)
+    do_open(state, "a", x=1, newest=1)
+    assert merged_in(state, piece(1, x=1, first=10)) == SegmentId(1 << 16, 0)
+    assert state.force == Force(REQUEST, "n1")
+
+
+def test_what_a_majority_decides_later_does_not_change_what_was_forced() -> None:
+    state = busy()
+    force(state)
+    reset(state, is_hard=False, epoch=(1 << 16) + 1)
+    assert state.force == Force(REQUEST, "n1")
+    force(state, 2 << 16, request=b"S" * 16)
+    assert state.force == Force(b"S" * 16, "n1")

@@ -31,6 +31,7 @@ from sequencer.state import (
     Configuration,
     Consumed,
     End,
+    Force,
     LastReset,
     Life,
     MergedEnd,
@@ -70,7 +71,7 @@ CONFIGURATIONS = st.builds(
 HOLDS = st.builds(held.Hold, UINT64, UINT64)
 DISKS = st.builds(NodeDisk, st.binary(min_size=16, max_size=16), UINT64, st.booleans())
 RESETS = st.builds(
-    LastReset, st.booleans(), UINT32, UINT64, st.binary(min_size=16, max_size=16), st.booleans()
+    LastReset, st.booleans(), UINT32, UINT64, st.binary(min_size=16, max_size=16), st.sampled_from(["", "n1"])
 )
 MERGED = st.builds(
     MergedEnd,
@@ -81,6 +82,7 @@ MERGED = st.builds(
     st.sets(UINT32, max_size=4),
     UINT32,
     UINT64,
+    UINT32,
 )
 ASKED = st.builds(held.Asked, UINT64, st.binary(max_size=5))
 
@@ -103,9 +105,10 @@ def states(draw: st.DrawFn) -> State:
         draw(UINT64),
         draw(st.dictionaries(NAMES, HOLDS, max_size=3)),
         draw(st.none() | RESETS),
-        draw(st.none() | st.builds(Cleared, UINT32, UINT64, UINT32)),
+        draw(st.none() | st.builds(Cleared, UINT32, UINT64, UINT32, UINT32)),
         draw(st.dictionaries(st.binary(min_size=16, max_size=16), ASKED, max_size=2)),
         draw(UINT64),
+        draw(st.none() | st.builds(Force, st.binary(min_size=16, max_size=16), NAMES)),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -135,6 +138,7 @@ def shuffled(state: State, rng: random.Random) -> State:
             set(mixed([*merged.declared])),
             merged.chain,
             merged.total_bytes,
+            merged.next_x,
         ),
         dict(mixed(state.sessions.items())),
         dict(mixed(state.wanted.items())),
@@ -147,6 +151,7 @@ def shuffled(state: State, rng: random.Random) -> State:
         state.cleared,
         dict(mixed(state.asked.items())),
         state.decided_ns,
+        state.force,
         dict(mixed(state.by_name.items())),
     )
 
@@ -306,7 +311,7 @@ def was_reset() -> State:
     apply(state, Reset(True, 2, 1_700_000_000_000_000_000, b"R" * 16))
     do_open(state, "a", x=5)
     do_merge(state, piece(1, x=5, first=900))
-    apply(state, Reset(False, 1 << 16, 7, b"S" * 16, True))
+    apply(state, Reset(False, 1 << 16, 7, b"S" * 16, "n1"))
     return state
 
 

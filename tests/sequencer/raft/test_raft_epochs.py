@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.errors import FormatError
-from sequencer.raft.codec import NUMBER_MAX
-from sequencer.raft.entries import Reset, decode_content, encode_reset
-from sequencer.raft.epochs import (
+from rt.epochs import (
     GENERATIONS_MAX,
     LINE_BITS,
-    LeftBehind,
     epoch_of,
-    forced_epoch,
     forced_number,
     generation_of,
     is_later,
@@ -24,9 +19,12 @@ from sequencer.raft.epochs import (
     is_succeeded,
     may_be_reset,
     name_of,
-    next_epoch,
     number_of,
 )
+from rt.errors import FormatError
+from sequencer.raft.codec import NUMBER_MAX
+from sequencer.raft.entries import Reset, decode_content, encode_reset
+from sequencer.raft.epochs import LeftBehind, forced_epoch, next_epoch
 from sequencer.raft.messages import COMMAND_BYTES_MAX, NO_ID, Claim, Entry, Place
 from sequencer.raft.state import Ended, decode_state, encode_state, initial_state
 from tests.support.raft_bench import CLUSTER, commands_entry, disk_id

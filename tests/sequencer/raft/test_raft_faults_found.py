@@ -42,6 +42,7 @@ from raft_bench import (
     virtual_clock,
 )
 
+from rt.epochs import epoch_of
 from rt.errors import Closed, ClusterMismatch, Damaged, DiskFull, Diverged, FormatError, StorageFailed
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
@@ -60,7 +61,6 @@ from sequencer.raft.entries import (
     encode_commands,
     encode_join,
 )
-from sequencer.raft.epochs import epoch_of
 from sequencer.raft.hardened import TERMS_AHEAD_MAX
 from sequencer.raft.messages import (
     NO_ID,

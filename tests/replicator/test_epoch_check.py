@@ -1,0 +1,131 @@
+"""Epochs of a cluster as its clients compare them: nobody goes back, or over to what was forced apart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from batches import CLUSTER
+from receiving import publish
+
+from replicator.epoch_check import check_epoch, check_line
+from replicator.handshake import PullStart, PushProgress, PushStart
+from replicator.items import Place
+from replicator.pull_copy import EPOCH_FILE, PullCopy
+from replicator.pushed_log import PushedLog
+from rt.epochs import epoch_of, line_of
+from rt.errors import ClusterMismatch, Damaged, RtError
+from rt.log.disk import REAL
+from rt.net.rpc_errors import Unreachable
+
+FORCED = epoch_of(1 << 16, 5)
+RIVAL = epoch_of(1 << 16, 6)
+FORCED_AGAIN = epoch_of(2 << 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("known", "epoch", "outcome"),
+    [
+        (0, 0, False),
+        (0, 1, True),
+        (1, 1, False),
+        (1, 2, True),
+        (2, 1, Unreachable),
+        (7, FORCED, True),
+        (FORCED, FORCED + 1, True),
+        (FORCED, 7, Unreachable),
+        (FORCED, RIVAL, ClusterMismatch),
+        (FORCED + 3, RIVAL + 4, ClusterMismatch),
+        (FORCED, FORCED_AGAIN, True),
+        (FORCED_AGAIN, RIVAL, Unreachable),
+    ],
+)
+def test_an_epoch_is_later_earlier_or_apart(known: int, epoch: int, outcome: bool | type[RtError]) -> None:
+    if isinstance(outcome, bool):
+        assert check_epoch(known, epoch, "n1") == outcome
+    else:
+        with pytest.raises(outcome):
+            check_epoch(known, epoch, "n1")
+
+
+def test_a_node_takes_bytes_of_its_own_line_only() -> None:
+    check_line(None, RIVAL, "n1")
+    check_line(line_of(FORCED), FORCED + 9, "n1")
+    for other in (RIVAL, FORCED_AGAIN, 1):
+        with pytest.raises(Unreachable):
+            check_line(line_of(FORCED), other, "n1")
+
+
+# Copies
+
+
+def start(epoch: int) -> PullStart:
+    return PullStart(CLUSTER, epoch, "n1", Place(0, 0, 0), 0)
+
+
+def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> None:
+    for follows, refused in (
+        (1, {}),
+        (FORCED, {}),
+        (FORCED + 1, {1: Unreachable, RIVAL: ClusterMismatch}),
+        (FORCED_AGAIN, {FORCED: Unreachable}),
+        (FORCED_AGAIN, {FORCED + 1: Unreachable, RIVAL: Unreachable}),
+    ):
+        copy = PullCopy(tmp_path, "s")
+        copy.open()
+        for epoch, error in refused.items():
+            with pytest.raises(error):
+                copy.begin(start(epoch))
+        copy.begin(start(follows))
+        copy.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-1", b'"1"', b"9223372036854775808"])
+def test_an_epoch_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
+    copy = PullCopy(tmp_path, "s")
+    copy.begin(start(1))
+    copy.close()
+    (tmp_path / EPOCH_FILE).write_bytes(content)
+    with pytest.raises(Damaged):
+        PullCopy(tmp_path, "s").open()
+
+
+# Pushes
+
+
+def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) -> None:
+    said = PushProgress(Place(0, 0, 128), 10)
+
+    def begins(node: str, epoch: int) -> PushStart:
+        return PushStart(CLUSTER, epoch, 3, node)
+
+    async def play() -> None:
+        log = PushedLog(publish(REAL, 10, root=str(tmp_path)), "s")
+        log.start(begins("n1", 1))
+        log.start(begins("n2", 2))
+        log.report("n1", said)
+        with pytest.raises(Unreachable):
+            log.start(begins("n3", 1))
+        log.start(begins("n3", FORCED))
+        log.report("n3", said)
+        assert log.levels.replicated.number == 0, "the one that was left behind does not count any more"
+        for node in ("n1", "n2"):
+            with pytest.raises(Unreachable):
+                log.report(node, said)
+            log.leave(node)
+        with pytest.raises(ClusterMismatch):
+            log.start(begins("n1", RIVAL))
+        log.start(begins("n2", FORCED + 1))
+        log.report("n2", said)
+        assert log.levels.replicated.number == 10
+        log.close()
+
+    asyncio.run(play())
+
+
+def test_a_node_may_say_no_epoch_that_there_is_not() -> None:
+    replace(start(1), epoch=(1 << 63) - 1)
+    with pytest.raises(ValueError, match="epoch"):
+        replace(start(1), epoch=1 << 63)

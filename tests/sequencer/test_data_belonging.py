@@ -1,0 +1,111 @@
+"""Data directories and forced epochs: what is here of before is not what the cluster goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sequencing import must, new_state
+
+from rt.errors import ClusterMismatch, Damaged
+from rt.log.disk import REAL
+from sequencer.apply import apply
+from sequencer.commands import Join, Reset
+from sequencer.data.belonging import FILE, Belonging
+from sequencer.outcomes import Joined, WasReset
+from sequencer.state import State
+
+DISK = b"D" * 16
+
+
+class Node:
+    """The directories of n2, with a copy and a merged log in them."""
+
+    def __init__(self, root: Path, *, is_empty: bool = False) -> None:
+        self.root, self.sessions, self.merged = root, root / "sessions", root / "merged"
+        self.sessions.mkdir(parents=True)
+        if not is_empty:
+            self.fill()
+
+    def fill(self) -> None:
+        (self.sessions / "1").mkdir()
+        self.merged.mkdir()
+        (self.merged / "log.0.0").write_bytes(b"bytes")
+        (self.merged / "segments").write_bytes(b"table")
+
+    def check(self, state: State) -> None:
+        Belonging("n2", DISK, str(self.sessions), str(self.merged)).check(state)
+
+
+def forced(by: str = "n1", *, request: bytes = b"R" * 16, state: State | None = None) -> State:
+    state = new_state() if state is None else state
+    must(WasReset, apply(state, Reset(False, 1 << 16, 77, request, by)))
+    return state
+
+
+def joined() -> State:
+    state = new_state()
+    must(Joined, apply(state, Join("n2", DISK)))
+    return state
+
+
+def test_without_a_force_all_goes_on(tmp_path: Path) -> None:
+    Node(tmp_path).check(joined())
+
+
+def test_the_node_that_was_forced_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    node, state = Node(tmp_path), forced("n2", state=joined())
+    node.check(state)
+    node.check(state)
+    node.check(forced("n2", request=b"S" * 16, state=state))
+    assert (node.merged / "log.0.0").exists()
+
+
+def test_what_is_here_of_before_a_force_elsewhere_ends_the_node(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    with pytest.raises(ClusterMismatch, match="Empty the node's Raft and data directories"):
+        node.check(forced(state=joined()))
+    assert (node.merged / "log.0.0").exists(), "nothing is touched"
+
+
+@pytest.mark.parametrize("later", [None, b"S" * 16])
+def test_what_is_here_of_a_forced_epoch_is_not_of_another_or_of_none(
+    tmp_path: Path, later: bytes | None
+) -> None:
+    node = Node(tmp_path, is_empty=True)
+    node.check(forced(state=joined()))
+    node.fill()
+    node.check(forced(state=joined()))
+    with pytest.raises(ClusterMismatch):
+        node.check(joined() if later is None else forced(request=later, state=joined()))
+
+
+def test_what_came_to_a_disk_that_had_not_joined_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, state = Node(tmp_path), forced()
+    rename = type(REAL).rename
+
+    def crash(self: object, source: str, target: str) -> None:
+        rename(self, source, target)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # At each of the steps.
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(type(REAL), "rename", crash)
+            node.check(state)
+    node.check(state)
+    aside = tmp_path / f"before-{(b'R' * 16).hex()}"
+    assert sorted(path.name for path in aside.iterdir()) == ["1", "merged"]
+    assert sorted(path.name for path in node.sessions.iterdir()) == [FILE]
+    node.fill()
+    node.check(state)
+    assert (node.merged / "log.0.0").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 20, bytes(21)])
+def test_a_note_of_the_force_that_cannot_be_read_is_damage(tmp_path: Path, content: bytes) -> None:
+    node = Node(tmp_path)
+    (node.sessions / FILE).write_bytes(content)
+    with pytest.raises(Damaged):
+        node.check(new_state())
