@@ -44,10 +44,11 @@ class SkipForward:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator reset the stream and let go of its data: what comes from `position` on is all there is.
+    """An operator reset the stream: what comes from `position` on is of another epoch.
 
-    What was merged before and not read is told by `SkipForward`; what was published before and not merged is
-    gone without a position.
+    A hard reset let go of what was before: what was merged and not read is told by `SkipForward`, what was
+    published and not merged is gone without a position. A forced one went on with what one node knew: before
+    `position` all is as it was, but what others had merged behind it is not of this stream any more.
     """
 
     position: int

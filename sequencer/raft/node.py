@@ -460,7 +460,7 @@ class RaftNode:
         if isinstance(message, AskState):
             self._give_state(peer, hello, message)
         elif isinstance(message, StatePiece):
-            if self._identity.is_blank or is_later(self._identity.epoch, hello.epoch):
+            if self._may_follow(hello.epoch):
                 self._fetching.on_piece(peer, hello, message, now())
         elif not self._is_talked_to(hello) or not self._is_heeded(hello, message):
             return
@@ -509,6 +509,13 @@ class RaftNode:
             *(peer, hello.cluster.hex(), name_of(hello.epoch), own.cluster.hex(), name_of(own.epoch)),
         )
         return False
+
+    def _may_follow(self, epoch: int) -> bool:
+        """Whether to go on in that epoch. It is asked with each piece: the disk may have come to count."""
+        own = self._identity.epoch
+        if self._identity.is_blank or is_succeeded(own, epoch):
+            return True
+        return is_later(own, epoch) and not self._raft.is_counted_here
 
     def _check_is_followed(self) -> None:
         """`rt.ClusterMismatch` if the cluster goes on in an epoch that was forced without this node.

@@ -14,8 +14,12 @@ import pytest
 from faults import Faults
 
 import rt
+from rt.epochs import number_of
 from rt.events import Event, Reset, SkipForward
+from rt.log.directory import list_segments
+from rt.log.disk import REAL
 from rt.net.rest import Answer, ask
+from sequencer.raft.identity_format import decode_identity
 from sequencer.testing.wired_nodes import WiredNodes
 
 pytestmark = pytest.mark.slow
@@ -64,6 +68,12 @@ def begin(faults: Faults, name: str, target: str, **body: Any) -> None:
 def status(faults: Faults, name: str, target: str = "/reset-status") -> dict[str, Any]:
     answer = asked(faults.nodes, name, target)
     return {} if answer is None or answer.status != 200 else json.loads(answer.body)
+
+
+def epoch_on_disk(nodes: WiredNodes, name: str) -> int:
+    """In which a node's Raft goes on when it is started."""
+    path = nodes.directory(name) / "raft" / "identity"
+    return number_of(decode_identity(path.read_bytes(), path=str(path)).epoch)
 
 
 def wait_done(faults: Faults, epoch: int, *names: str) -> None:
@@ -117,11 +127,18 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
     first = publisher()
     first.wait(first.publish_many([b"before"] * 100)[-1], "merged", timeout=45)
     start = max(map(nodes.merged_position, nodes.names))
-    down = next(name for name in nodes.names if name != nodes.leader())
+    leader = nodes.leader()
+    assert leader is not None
+    down, late = (name for name in nodes.names if name != leader)
     nodes.kill(down)
-    epoch = int(status(faults, nodes.running[0], "/status")["epoch"]) + 1
-    begin(faults, nodes.running[0], "/hard-reset", stream="s", force=False)
-    wait_done(faults, epoch, *nodes.running)
+    epoch = int(status(faults, leader, "/status")["epoch"]) + 1
+    nodes.pause(late, "data")
+    begin(faults, leader, "/hard-reset", stream="s", force=False)
+    faults.wait(lambda: epoch_on_disk(nodes, late) == epoch, "the epoch to be durable, its files untouched")
+    nodes.kill(late)
+    assert list_segments(REAL, str(nodes.merged_directory(late)))[0].x < epoch
+    nodes.start(late)
+    wait_done(faults, epoch, leader, late)
 
     def is_fenced() -> bool:
         try:
@@ -157,6 +174,9 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
     assert nodes.compare().differences == ()
     history = status(faults, down, "/log-history")
     assert {one["truncationReason"] for one in history[:-1]} == {"reset"}  # type: ignore[index]
+    plain = asked(nodes, leader, "/hard-reset", {"force": False})
+    assert plain is not None
+    assert plain.status == 400, "it must name the stream"
 
 
 def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, tmp_path: Path) -> None:
@@ -170,6 +190,10 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
         nodes.wait_merged(position)
         left, *gone = nodes.names
         nodes.kill(*gone)
+        faults.wait(lambda: status(faults, left, "/status").get("leader") == "", "the leader to be gone")
+        refused = asked(nodes, left, "/soft-reset", {"force": True})
+        assert refused is not None
+        assert (refused.status, b"with empty Raft and data" in refused.body) == (503, True), refused.body
         for name in gone:
             nodes.wipe(name)
         faults.wait(lambda: status(faults, left, "/status").get("leader") == "", "the leader to be gone")
@@ -182,3 +206,8 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
         publisher.wait(publisher.publish(b"behind"), "merged", timeout=45)
     nodes.wait_merged(position + 1)
     assert nodes.compare().differences == ()
+    for name in nodes.names:
+        told: list[Event] = []
+        with rt.LogReader(nodes.merged_directory(name), position=position - 1, on_event=told.append) as log:
+            assert [message.value for message in log] == [b"before", b"behind"]
+        assert told == [Reset(position, FORCED)], "its readers hear where one node's word was taken"
