@@ -339,12 +339,21 @@ class RaftNode:
             self._raft.submit(encode_reset(Reset(epoch, command)))
 
     def _new_disks(self) -> dict[str, bytes]:
-        """The disks of connected members that were wiped, and do not count yet."""
+        """The disks of connected members that were wiped, and do not count yet.
+
+        One whose join is committed is none, whether or not it has said that it knows: it may have promised
+        something in this epoch, and would not follow into another.
+        """
         return {
             peer: hello.claim.disk
             for peer, hello in self._hellos.items()
-            if hello.cluster == NO_ID or (self._is_of_this_epoch(hello) and not self._raft.is_counted(peer))
+            if hello.cluster == NO_ID or (self._is_of_this_epoch(hello) and not self._may_count(peer, hello))
         }
+
+    def _may_count(self, peer: str, hello: Hello) -> bool:
+        known = self.state.disks.get(peer)
+        is_named = known is not None and known.disk == hello.claim.disk
+        return is_named or bool(self._raft.is_counted(peer))
 
     def _voters(self) -> list[str]:
         """Members that are here, and that can elect a leader of this epoch."""

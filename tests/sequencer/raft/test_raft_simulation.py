@@ -59,6 +59,7 @@ def test_a_cluster_of_any_size_survives_every_fault(nodes: int) -> None:
         (["failed_sync"], 1, ["stops"]),
         (["full"], 1, ["disk_full", "disk_has_space"]),
         (["reset", "kill", "cut_off"], 4, ["epoch_ends", "epoch_over", "asks_for_state", "fetched_state"]),
+        (["force", "kill"], 4, ["forces_epoch", "epoch_over", "left_out"]),
     ],
 )
 def test_what_the_promises_are_kept_in_does_happen(faults: list[Fault], seeds: int, what: list[str]) -> None:
