@@ -1,21 +1,26 @@
 """The speed of `format("rt")` in a local Spark session, beside Parquet with the same rows.
 
 Two cores, page cache warm, checksums verified. Each round reads each log once; before the first one
-everything was read, so that neither the JVM nor the processes that read are new.
+everything was read, so that neither the JVM nor the processes that read are new. In the end a log that grows
+at a steady rate is read as a stream; of that the second half of the micro-batches counts, when it has caught
+up with what was merged while it started.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.bench.measure import Figure, ratios, seconds
 from rt.bench.merged_logs import make_log
+from rt.errors import RtError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,11 +37,19 @@ SETTINGS: Final = {
 }
 
 
-class SparkBench:
-    """One run: `rounds` of each measurement, logs of `size_bytes` of values, below `directory`."""
+STREAM_MB: Final = 50
 
-    def __init__(self, directory: str | None, *, rounds: int, size_bytes: int) -> None:
+
+class SparkBench:
+    """One run: `rounds` of each measurement, logs of `size_bytes` of values, below `directory`, and a stream
+    of `stream_seconds`.
+    """
+
+    def __init__(
+        self, directory: str | None, *, rounds: int, size_bytes: int, stream_seconds: float = 30.0
+    ) -> None:
         self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
+        self._stream_seconds = stream_seconds
         self._rounds = rounds
         self._size_bytes = size_bytes
 
@@ -91,6 +104,34 @@ class SparkBench:
         log = make_log(self._root, "one-each", count=count, value_bytes=128, one_each=True)
         (single,) = self._rounds_of(partial(_scan, spark, log))
         yield Figure("128 B, a batch each: all columns", _rates(count, single), "rows/s", 300_000)
+        delays = self._delays(spark)
+        late = tuple(delays[len(delays) // 2 :])
+        yield Figure(f"a stream of {STREAM_MB} MB/s: delay of the oldest message", late, "s", 2.0)
+
+    def _delays(self, spark: SparkSession) -> list[float]:
+        """How old the oldest message of each micro-batch was when it was counted, in seconds."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        delays: list[float] = []
+
+        def take(batch: DataFrame, _: int) -> None:
+            oldest, _ = batch.agg(F.min("timestamp_ns"), F.sum(F.length("value"))).collect()[0]
+            if oldest is not None:
+                delays.append(time.time() - oldest / 1e9)
+
+        root = os.path.join(self._root, "growing")
+        feeder = [sys.executable, "-m", "rt.bench.feeding", root, str(STREAM_MB), str(self._stream_seconds)]
+        with subprocess.Popen(feeder, stdout=subprocess.PIPE) as feeding:
+            assert feeding.stdout is not None
+            feeding.stdout.readline()
+            frame = spark.readStream.format("rt").schema("timestamp_ns long, value binary")
+            writer = frame.load(os.path.join(root, "merged")).writeStream.foreachBatch(take)
+            query = writer.option("checkpointLocation", os.path.join(root, "checkpoint")).start()
+        query.processAllAvailable()
+        query.stop()
+        if feeding.returncode:
+            raise RtError("what feeds the stream has failed", where="rt.bench.feeding")
+        return delays
 
     def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[float]]:
         """The seconds of each of `works` in each round."""

@@ -111,16 +111,6 @@ def test_filters_on_times_are_exact_to_the_microsecond_and_spare_reading(
         spark.conf.unset(PUSHDOWN)
 
 
-def test_bounds_are_positions_or_times(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
-    assert positions(load(spark, feeds, startingOffsets=17, endingOffsets=90)) == list(range(17, 90))
-    assert positions(load(spark, feeds, startingOffsets="latest")) == []
-    millis = rows[len(rows) // 2].timestamp_ns // 1_000_000
-    first = next(row.position for row in rows if row.timestamp_ns >= millis * 1_000_000)
-    assert positions(load(spark, feeds, startingTimestamp=millis)) == list(range(first, len(rows)))
-    assert positions(load(spark, feeds, endingTimestamp=millis)) == list(range(first))
-    assert positions(load(spark, feeds, endingTimestamp=2**42)) == list(range(len(rows)))
-
-
 def test_topics_are_chosen_by_an_option(spark: SparkSession, feeds: Feeds, rows: list[rt.Message]) -> None:
     wanted = [row.position for row in rows if row.topic in {"trade", ""}]
     assert positions(load(spark, feeds, topics='["trade", ""]')) == wanted
@@ -134,30 +124,18 @@ def test_sql_finds_the_source_by_its_name(spark: SparkSession, feeds: Feeds, row
 
 
 @pytest.mark.parametrize(
-    ("schema", "options", "said"),
+    ("options", "said"),
     [
-        (None, {"startingOffset": "5"}, "no option 'startingoffset'. Did you mean startingOffsets? Known"),
-        (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': wanted true or false"),
-        ("key binary", {}, "the schema names a column 'key'"),
-        ("value string", {}, "the schema gives the column value another type"),
-        (None, {"startingOffsets": "999999"}, "startingOffsets is at position 999999, but the log ends with"),
-        (None, {"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
-        (None, {"startingTimestamp": str(2**42)}, "no message has a timestamp at or after startingTimestamp"),
+        ({"startingOffset": "5"}, "no option 'startingoffset'. Did you mean startingOffsets? Known"),
+        ({"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
     ],
 )
 def test_what_is_wrong_is_said_to_the_user(
-    spark: SparkSession, feeds: Feeds, schema: str | None, options: dict[str, str], said: str
+    spark: SparkSession, feeds: Feeds, options: dict[str, str], said: str
 ) -> None:
-    reader = spark.read.format("rt").options(**options)
     with pytest.raises(PySparkException) as error:
-        (reader.schema(schema) if schema else reader).load(feeds.path).collect()
+        spark.read.format("rt").options(**options).load(feeds.path).collect()
     assert said in str(error.value)
-
-
-def test_a_directory_without_a_log_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PySparkException) as error:
-        spark.read.format("rt").load(str(tmp_path)).collect()
-    assert f"no log directory (at {tmp_path})" in str(error.value)
 
 
 def test_trimmed_messages_are_an_error_that_names_both_positions_or_are_left_out(

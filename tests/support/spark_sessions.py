@@ -29,6 +29,10 @@ def local_session(
         "spark.driver.host": "localhost",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "1g",
+        # Small queries, of which none runs twice: what compilers would do for them costs more than it saves.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.ui.explainMode": "formatted",
     }
     builder = SparkSession.builder.master(master).appName("rt")

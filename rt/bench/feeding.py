@@ -1,0 +1,48 @@
+"""Messages merged at a steady rate, in a process of their own: what a streaming query is measured with.
+
+    python -m rt.bench.feeding DIRECTORY MEGABYTES_PER_SECOND SECONDS
+
+A line on stdout says that the log is there, before the first message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from typing import Final
+
+from rt.bench.merged_logs import BATCH_BYTES, BLOCK_BYTES, TOPIC
+from rt.publisher import Publisher
+from rt.testing.merged import MergedLog
+
+VALUE_BYTES: Final = 1024
+_ROLL_BYTES: Final = 4 * 2**20
+"""Of the session: each turn of the merger looks through the segment where the last one ended."""
+_TURN_SECONDS: Final = 0.05
+_DISTINCT: Final = 5000
+
+
+def feed(root: str, bytes_per_second: float, seconds: float) -> None:
+    """Publish and merge so much for so long; the log is in `root`/merged."""
+    values = itertools.cycle([os.urandom(VALUE_BYTES) for _ in range(_DISTINCT)])
+    publisher = Publisher(
+        root, "bench", publisher_id="one", batch_bytes=BATCH_BYTES, roll_bytes=_ROLL_BYTES, fsync="never"
+    )
+    merged = MergedLog(os.path.join(root, "merged"), cluster_id=os.urandom(16), stream="bench")
+    with publisher, merged:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        begin, count = time.monotonic(), 0
+        while (passed := time.monotonic() - begin) < seconds:
+            due = int(bytes_per_second * passed / VALUE_BYTES) - count
+            publisher.publish_many(list(itertools.islice(values, due)), topic=TOPIC)
+            publisher.flush()
+            merged.merge_all([publisher.directory], block_bytes=BLOCK_BYTES)
+            count += due
+            time.sleep(_TURN_SECONDS)
+
+
+if __name__ == "__main__":
+    feed(sys.argv[1], float(sys.argv[2]) * 1e6, float(sys.argv[3]))

@@ -1,0 +1,198 @@
+"""Planning and reading a batch query as Spark calls for it, in no JVM: bounds, parts, and what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThanOrEqual,
+    InputPartition,
+    IsNotNull,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+import rt
+from rt.spark.reading import RtReader
+from rt.spark.source import RtDataSource
+
+TYPES: dict[str, DataType] = {
+    "position": LongType(),
+    "timestamp": TimestampType(),
+    "session": StringType(),
+    "number": LongType(),
+    "topic": StringType(),
+    "value": BinaryType(),
+}
+ALL = tuple(TYPES.items())
+POSITION = ALL[:1]
+Schema = tuple[tuple[str, DataType], ...]
+
+
+@pytest.fixture(scope="module")
+def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
+    made = Feeds(tmp_path_factory.mktemp("reading"))
+    made.fill(80)
+    yield made
+    made.close()
+
+
+def reader(path: str, schema: Schema = ALL, **options: str) -> RtReader:
+    fields = [StructField(name, kind) for name, kind in schema]
+    return RtDataSource({"path": path, **options}).reader(StructType(fields))
+
+
+def opened(path: str) -> list[str]:
+    """The files below `path` that this process reads; the feeds themselves write theirs."""
+    found = []
+    for name in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            flags = int(Path(f"/proc/self/fdinfo/{name}").read_text().split()[3], 8)
+            if target.startswith(path) and flags & os.O_ACCMODE == os.O_RDONLY:
+                found.append(os.path.basename(target))
+    return found
+
+
+def positions(path: str, filters: list[Filter] | None = None, **options: str) -> list[int]:
+    planning = reader(path, POSITION, **options)
+    if filters is not None:
+        list(planning.pushFilters(filters))
+    parts = planning.partitions()
+    reading = pickle.loads(pickle.dumps(planning))  # noqa: S301
+    return [row for part in parts for batch in reading.read(part) for row in batch["position"].to_pylist()]
+
+
+def test_parts_together_hold_each_row_once_in_order(feeds: Feeds) -> None:
+    wanted = [row.position for row in feeds.rows()]
+    assert positions(feeds.path, minPartitions="7") == wanted
+    assert positions(feeds.path, maxPartitionBytes="5k") == wanted
+    assert len(reader(feeds.path, maxPartitionBytes="5k").partitions()) > 3
+
+
+def test_bounds_are_positions_or_times(feeds: Feeds) -> None:
+    rows = feeds.rows()
+    assert positions(feeds.path, startingOffsets="17", endingOffsets="90") == list(range(17, 90))
+    assert positions(feeds.path, startingOffsets="latest") == []
+    millis = rows[len(rows) // 2].timestamp_ns // 1_000_000
+    first = next(row.position for row in rows if row.timestamp_ns >= millis * 1_000_000)
+    assert positions(feeds.path, startingTimestamp=str(millis)) == list(range(first, len(rows)))
+    assert positions(feeds.path, endingTimestamp=str(millis)) == list(range(first))
+    assert positions(feeds.path, endingTimestamp=str(2**42)) == list(range(len(rows)))
+
+
+def test_filters_that_spark_hands_down_narrow_what_is_planned(feeds: Feeds) -> None:
+    filters = [IsNotNull(("position",)), GreaterThanOrEqual(("position",), 30)]
+    wanted = [row.position for row in feeds.rows(30)]
+    assert positions(feeds.path, filters) == wanted
+    assert positions(feeds.path, [EqualTo(("session",), "nobody")]) == []
+
+
+def test_spark_finds_no_filter_pushdown_where_it_wants_none(feeds: Feeds) -> None:
+    planning = reader(feeds.path)
+    assert planning.pushFilters.__func__ is DataSourceReader.pushFilters
+
+
+def test_a_query_without_rows_has_no_part_and_reads_what_is_none_of_ours(feeds: Feeds) -> None:
+    planning = reader(feeds.path, startingOffsets="latest")
+    assert planning.partitions() == []
+    assert list(planning.read(InputPartition(None))) == []
+    assert list(planning.read(None)) == []  # type: ignore[arg-type]
+
+
+def test_what_goes_to_executors_is_small_and_holds_nothing_open(feeds: Feeds) -> None:
+    planning = reader(feeds.path)
+    (part,) = planning.partitions()
+    assert len(pickle.dumps(part)) < 200
+    assert len(pickle.dumps(planning)) < 2000
+
+
+def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.publish("a", [bytes(2**20)] * 24, "t", range(24))
+    feeds.merge()
+    planning = reader(feeds.path)
+    (part,) = planning.partitions()
+    rows = planning.read(part)
+    next(rows)
+    assert opened(feeds.path) == ["log.0.0"]
+    rows.close()
+    assert opened(feeds.path) == []
+    feeds.close()
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        (ALL, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': wanted true or false"),
+        ((("key", BinaryType()),), {}, "the schema names a column 'key'"),
+        ((("value", StringType()),), {}, "the schema gives the column value another type"),
+        (POSITION * 2, {}, "the schema has no column, or one twice"),
+        (
+            ALL,
+            {"startingOffsets": "999999"},
+            "startingOffsets is at position 999999, but the log ends with",
+        ),
+        (ALL, {"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
+        (
+            ALL,
+            {"startingTimestamp": str(2**42)},
+            "no message has a timestamp at or after startingTimestamp",
+        ),
+        (ALL, {"consumer": "reader1"}, "consumer wants endpoints"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_says_so(
+    feeds: Feeds, schema: Schema, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(rt.RtError) as error:
+        reader(feeds.path, schema, **options).partitions()
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(rt.NotALog) as error:
+        reader(str(tmp_path)).partitions()
+    assert f"no log directory (at {tmp_path})" in str(error.value)
+
+
+def test_a_path_of_a_log_is_needed_before_anything_is_read() -> None:
+    with pytest.raises(rt.InvalidOption, match="neither path nor endpoints"):
+        RtDataSource({}).schema()
+
+
+def test_a_log_that_was_trimmed_when_it_is_planned_or_read_is_told_of_or_passed(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    first = feeds.fill(20)
+    feeds.roll()
+    second = feeds.fill(20)
+    planned = reader(feeds.path, POSITION, startingOffsets="5")
+    (part,) = planned.partitions()
+    careless = reader(feeds.path, POSITION, startingOffsets="5", failOnDataLoss="false")
+    feeds.trim(1)
+    said = f"position 5 is wanted, but the log has nothing before position {first.stop}: "
+    with pytest.raises(rt.Gap, match=said):
+        list(planned.read(part))
+    with pytest.raises(rt.Gap, match=said):
+        planned.partitions()
+    rows = [row for batch in careless.read(part) for row in batch["position"].to_pylist()]
+    assert rows == list(second)
+    assert positions(feeds.path, startingOffsets="5", failOnDataLoss="false") == list(second)
+    feeds.close()
