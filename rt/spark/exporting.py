@@ -1,0 +1,184 @@
+"""Exporting a merged log to Parquet: part by part, each once, before it is trimmed.
+
+Laws. A part is some range of positions that follows the one before. Spark reads it from the log, verified,
+and writes it beside what is exported; it counts when there is a row for each position. From then on it is up
+to `ExportTarget` that it is there once, and only then the nodes are told that they need not keep it for us.
+What cannot be read is an error that names it, or with `skip_lost` a line of the log.
+
+Columns: those of `format("rt")`, and timestamp_ns. `date` (in UTC, of the timestamp) and `topic` are the
+directories. Of these a topic of more than 80 bytes is cut and made unique by a hash, and an empty one is null
+to who reads; `full_topic` in the files is the topic as it was published.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rt.errors import Damaged, Gap
+from rt.events import SkipForward
+from rt.spark.export_target import ExportTarget, Part
+from rt.spark.log_source import LogSource, open_log
+from rt.spark.options import Directory, Nodes
+from rt.spark.planning import end_within
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger("rt.spark")
+
+PART_BYTES: Final = 256 * 2**20
+TOPIC_BYTES_MAX: Final = 80
+"""Escaped it may be three times as long, and a directory's name has 255 bytes."""
+SCHEMA: Final = (
+    "position bigint, timestamp timestamp, timestamp_ns bigint, session string, number bigint, "
+    "topic string, value binary"
+)
+_LOOK_SECONDS: Final = 1.0
+_DATE: Final = "date_from_unix_date(cast(floor(timestamp_ns / 86400000000000) as int))"
+_DIRECTORY: Final = (
+    f"if(octet_length(topic) <= {TOPIC_BYTES_MAX}, topic, concat(left(topic, 20), '~', sha2(topic, 256)))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """From where, and in which parts. `part_bytes` are of the log, about; `linger_seconds` is how long a part
+    that is smaller waits for more. `hold`: the name under which the nodes keep what is not exported.
+    """
+
+    where: Directory | Nodes
+    hold: str | None = None
+    part_bytes: int = PART_BYTES
+    linger_seconds: float = 60.0
+    skip_lost: bool = False
+
+
+class Exporter:
+    """One export. `wait` is called to let some seconds pass; what it raises ends the export between parts."""
+
+    def __init__(
+        self,
+        settings: ExportSettings,
+        target: ExportTarget,
+        spark: SparkSession,
+        *,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._spark = spark
+        self._wait = wait
+
+    def parts(self, *, once: bool) -> Iterator[Part]:
+        """Export part by part, each handed out when it is there; with `once`, to where the log ends now."""
+        log = open_log(self._settings.where)
+        try:
+            part = self._target.begin()
+            low, high = log.bounds()
+            position = low if part is None else part.end
+            self._hold(log, position)
+            if position > high:
+                raise Gap(
+                    f"exported is up to position {position}, but the log ends with {high}",
+                    event=SkipForward(high, position, "not there"),
+                    where=self._settings.where,
+                    hint="Is it another log? Give each its own target.",
+                )
+            last = high if once else None
+            while (end := self._next_end(log, position, last)) is not None:
+                yield (part := self._export(log, position, end))
+                position = part.end
+                self._hold(log, position)
+        finally:
+            log.close()
+
+    def _next_end(self, log: LogSource, position: int, last: int | None) -> int | None:
+        """Where the next part ends, once there is enough for one; None if `last` is exported."""
+        settings = self._settings
+        due: float | None = None
+        while last is None or position < last:
+            low, high = log.bounds()
+            end = high if last is None else last
+            start = max(position, low)
+            if start < end:
+                within = end_within(log.outline(start, end), start, end, settings.part_bytes)
+                due = time.monotonic() + settings.linger_seconds if due is None else due
+                if within < end or last is not None or time.monotonic() >= due:
+                    return within
+            self._wait(_LOOK_SECONDS)
+        return None
+
+    def _export(self, log: LogSource, start: int, end: int) -> Part:
+        """The positions from `start` to `end`, or what is left of them."""
+        low, high = log.bounds()
+        if start < low:
+            self._lost(start, min(low, end))
+        target = self._target
+        frame = self._rows(max(start, low), end)
+        url = target.storage.url(target.staging)
+        frame.write.mode("overwrite").partitionBy("date", "topic").option("compression", "zstd").parquet(url)
+        rows = self._check(url, max(start, low), end)
+        return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns())
+
+    def _rows(self, start: int, end: int) -> DataFrame:
+        where = self._settings.where
+        if isinstance(where, Directory):
+            said = {"path": where.path}
+        else:
+            said = {
+                "endpoints": ",".join(where.endpoints),
+                **{name: getattr(where, name) for name in ("stream", "ca", "cert", "key")},
+            }
+        frame = self._spark.read.format("rt").schema(SCHEMA).options(**said)
+        frame = frame.option("startingOffsets", str(start)).option("endingOffsets", str(end))
+        loss = "false" if self._settings.skip_lost else "true"
+        return (
+            frame.option("failOnDataLoss", loss)
+            .load()
+            .selectExpr(
+                *("position", "timestamp", "timestamp_ns", "session", "number", "value"),
+                *(f"{_DATE} date", f"{_DIRECTORY} topic", "topic full_topic"),
+            )
+            .sortWithinPartitions("date", "topic", "position")
+        )
+
+    def _check(self, url: str, start: int, end: int) -> int:
+        """How many rows were written; `rt.Damaged` unless it is one for each position."""
+        (found,) = (
+            self._spark.read.schema("position bigint")
+            .option("recursiveFileLookup", "true")
+            .parquet(url)
+            .selectExpr("count(position)", "min(position)", "max(position)", "count(distinct position)")
+            .collect()
+        )
+        rows, first, last, distinct = found
+        is_whole = (rows, distinct, first, last) == (end - start, end - start, start, end - 1)
+        if not is_whole and not (self._settings.skip_lost and rows == distinct):
+            raise Damaged(
+                "other rows were written than read",
+                path=url,
+                offset=0,
+                got=f"{rows} rows of {distinct} positions from {first} to {last}",
+                wanted=f"each position from {start} to {end - 1}",
+                hint="Nothing of that part is exported: try again.",
+            )
+        return int(rows)
+
+    def _hold(self, log: LogSource, position: int) -> None:
+        if self._settings.hold is not None:
+            log.hold(self._settings.hold, position)
+
+    def _lost(self, start: int, end: int) -> None:
+        event = SkipForward(start, end, "trimmed")
+        if not self._settings.skip_lost:
+            raise Gap(
+                f"positions {start} to {end - 1} were trimmed before they were exported",
+                event=event,
+                where=self._settings.where,
+                hint="Go on without them with --skip-lost; hold_limit says how much nodes hold back.",
+            )
+        logger.warning("data_loss where=%s event=%s", self._settings.where, event)

@@ -1,0 +1,71 @@
+"""`rt export` without Spark: how far an export is, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rt.cli.main import cli
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+from rt.spark.export_target import ExportTarget
+from rt.spark.storage import LocalStorage
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["export", *map(str, arguments)])
+
+
+def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
+    assert run(tmp_path, "--status").stdout == "nothing is exported yet\n"
+    assert json.loads(run(tmp_path, "--status", "--json").stdout) is None
+    target = ExportTarget(LocalStorage(str(tmp_path)))
+    target.begin()
+    target.commit(100, 1100, rows=990, log_end=5000, time_ns=1_700_000_000_123_000_000)
+
+    assert run(tmp_path, "--status").stdout == (
+        "exported up to position 1,100: 990 messages from 100 on (10 are lost), 0 files, 3,900 behind at "
+        "2023-11-14T22:13:20Z\n"
+    )
+    assert json.loads(run(f"file://{tmp_path}", "--status", "--json").stdout) == {
+        "start": 100,
+        "end": 1100,
+        "rows": 990,
+        "log_end": 5000,
+        "files": 0,
+        "lag": 3900,
+        "time": "2023-11-14T22:13:20.123Z",
+        "is_moved": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--status", "--stream", "s"], 2, "--status wants TARGET alone"),
+        (["--path", ".", "--conf", "x=1"], 2, "give a name that begins with spark., and a value"),
+        (["--path", ".", "--conf", "spark.x"], 2, "give a name that begins with spark., and a value"),
+        ([], 1, "neither path nor endpoints is given"),
+        (["--path", ".", "--endpoints", "n:1"], 1, "path and endpoints exclude each other"),
+        (["--endpoints", "n:1", "--stream", "s"], 1, "endpoints want ca, cert, key as well"),
+        (["--path", "/none"], 2, "does not exist"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, arguments: list[str], status: int, words: str
+) -> None:
+    found = run(tmp_path / "target", *arguments)
+    assert (found.exit_code, words in found.stderr) == (status, True), found.output
+    assert not (tmp_path / "target").exists()
+
+
+def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
+    init_ca(tmp_path)
+    cert, key = issue(tmp_path, Identity("s", "operator", "op"))[1:]
+    files = ("--ca", tmp_path / "ca.crt", "--cert", cert, "--key", key)
+    found = run(tmp_path / "target", "--endpoints", "127.0.0.1:1", "--stream", "s", *files)
+    assert found.exit_code == 1
+    assert "only for a subscriber the nodes hold anything back" in found.stderr

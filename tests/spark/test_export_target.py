@@ -1,0 +1,146 @@
+"""The target of an export: a part is there once, wherever the export was killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rt
+from rt.spark.export_target import STATE, ExportTarget, Part
+from rt.spark.storage import LocalStorage, is_local, open_storage
+
+PLACES = ("date=2026-01-31/topic=a", "date=2026-01-31/topic=b", "date=2026-02-01/topic=a")
+
+
+class Killed(Exception):
+    """Stands for a kill -9 before some write, move or removal."""
+
+
+class Killing(LocalStorage):
+    """Is killed instead of the `after`th thing that changes the target."""
+
+    def __init__(self, root: str, after: int) -> None:
+        super().__init__(root)
+        self.left = after
+
+    def _act(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def write(self, path: str, content: bytes) -> None:
+        self._act()
+        super().write(path, content)
+
+    def move(self, source: str, target: str) -> None:
+        self._act()
+        super().move(source, target)
+
+    def remove(self, path: str) -> None:
+        self._act()
+        super().remove(path)
+
+
+def stage(target: ExportTarget, text: str) -> None:
+    """As Spark does."""
+    root = Path(open_root(target), target.staging)
+    for place in PLACES:
+        (root / place).mkdir(parents=True, exist_ok=True)
+        (root / place / f"part-{text}.parquet").write_text(f"{text} {place}")
+    (root / "_SUCCESS").write_text("")
+
+
+def open_root(target: ExportTarget) -> str:
+    storage: Any = target.storage
+    return str(storage.root)
+
+
+def seen(root: Path) -> dict[str, list[str]]:
+    """By directory what readers of Parquet see, in the order of the files' names."""
+    return {
+        place: [path.read_text().removesuffix(f" {place}") for path in sorted((root / place).glob("*"))]
+        for place in PLACES
+    }
+
+
+def export(storage: LocalStorage, texts: list[str]) -> list[str]:
+    """Export what is not exported yet, part by part."""
+    target = ExportTarget(storage)
+    part = target.begin()
+    for number in range(0 if part is None else part.end, len(texts)):
+        stage(target, texts[number])
+        target.commit(number, number + 1, rows=1, log_end=9, time_ns=5)
+    return texts
+
+
+def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path) -> None:
+    texts = ["one", "two", "three"]
+    kills = 0
+    for after in range(60):
+        root = tmp_path / str(after)
+        storage = Killing(str(root), after)
+        try:
+            export(storage, texts)
+        except Killed:
+            kills += 1
+            for found in seen(root).values():
+                assert found == texts[: len(found)], "a file out of turn, or half of one"
+        export(LocalStorage(str(root)), texts)
+        assert seen(root) == dict.fromkeys(PLACES, texts), after
+        assert not (root / STATE / "staging").exists() or not os.listdir(root / STATE / "staging")
+    assert kills > 15
+
+
+def test_of_two_exports_to_one_target_the_first_one_stops(tmp_path: Path) -> None:
+    first, second = ExportTarget(LocalStorage(str(tmp_path))), ExportTarget(LocalStorage(str(tmp_path)))
+    first.begin()
+    second.begin()
+    stage(first, "one")
+    with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+        first.commit(0, 1, rows=1, log_end=1, time_ns=0)
+    stage(second, "one")
+    part = second.commit(0, 1, rows=1, log_end=1, time_ns=0)
+    assert (second.last(), second.is_moved(part)) == (part, True)
+    assert seen(tmp_path) == {place: ["one"] for place in PLACES}
+
+
+def test_what_is_known_of_many_parts_does_not_grow_for_ever(tmp_path: Path) -> None:
+    target = ExportTarget(LocalStorage(str(tmp_path)))
+    target.begin()
+    for number in range(103):
+        target.commit(number, number + 1, rows=0, log_end=200, time_ns=7)
+    assert target.last() == Part(102, 103, 0, 200, 7, ())
+    assert len(list((tmp_path / STATE).glob("part-*.json"))) == 100
+    assert len(list((tmp_path / STATE).glob("part-*.moved"))) == 100
+
+
+def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
+    export(LocalStorage(str(tmp_path)), ["one"])
+    (path,) = (tmp_path / STATE).glob("part-*.json")
+    path.write_bytes(path.read_bytes().replace(b'"end": 1', b'"end": 7'))
+    with pytest.raises(rt.Damaged, match="fails its checksum"):
+        ExportTarget(LocalStorage(str(tmp_path))).begin()
+
+
+def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
+    storage = Killing(str(tmp_path), 4)  # The third change is the description, the fourth the first move.
+    with pytest.raises(Killed):
+        export(storage, ["one"])
+    staged = sorted((tmp_path / STATE / "staging").rglob("*.parquet"))
+    staged[-1].unlink()
+    with pytest.raises(rt.Damaged, match="a file of an exported part is missing"):
+        ExportTarget(LocalStorage(str(tmp_path))).begin()
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [("/data/x", True), ("file:/data/x", True), ("file:///data/x", True), ("hdfs://n/x", False), ("x", True)],
+)
+def test_a_target_is_a_directory_or_a_url_of_hadoop(target: str, local: bool) -> None:
+    assert is_local(target) == local
+    if target.endswith("/data/x"):
+        storage: Any = open_storage(target, None)
+        assert (storage.root, storage.url("a=%")) == ("/data/x", "file:///data/x/a=%")
