@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,19 @@ def test_what_a_dead_disk_brings_late_is_not_published_again(sink: Sink, tmp_pat
     assert done(attempt(sink, tmp_path / "one", **rows)) == [0, COUNT]
 
     assert sink.written("late", 1) == rows_of(3, COUNT)
+
+
+def test_attempts_that_run_at_once_publish_each_row_once_in_one_order(sink: Sink, tmp_path: Path) -> None:
+    rows = {"name": "twins", "seed": 7, "partition": 2}
+    with ThreadPoolExecutor(3) as pool:
+        disks = [tmp_path / "one", tmp_path / "two", tmp_path / "one"]
+        found = [pool.submit(attempt, sink, disk, **rows, shuffle=n) for n, disk in enumerate(disks)]
+        assert [done(one.result()) for one in found] == [[0, COUNT]] * 3
+    orders = []
+    for shuffle in range(3):
+        orders.append(rows_of(7, COUNT))
+        random.Random(shuffle).shuffle(orders[-1])
+    assert sink.written("twins", 2) in orders
 
 
 def test_a_task_that_has_other_rows_the_second_time_publishes_nothing_and_says_so(
