@@ -12,7 +12,14 @@ import time
 
 import click
 
-from rt.cli.log_check import compare_lines, compare_object, verify_lines, verify_object
+from rt.cli.log_check import (
+    audit_lines,
+    audit_object,
+    compare_lines,
+    compare_object,
+    verify_lines,
+    verify_object,
+)
 from rt.cli.log_dump import batch_lines, batch_objects, message_lines, pages
 from rt.cli.log_stat import stat_lines, stat_object
 from rt.cli.options import DIRECTORY, POSITION, json_option, option
@@ -131,12 +138,24 @@ def _verified(directory: str, *, is_quiet: bool, as_json: bool) -> Report | None
 @log.command()
 @_directories
 @option("--quiet", is_flag=True, help="No progress bar.")
+@option(
+    "--spark", is_flag=True, help="Audit merged logs with Spark, segments in parallel; one DIR is enough."
+)
+@option("--master", help="With --spark: its master. Executors see each DIR under the same path.")
 @json_option
-def compare(directories: tuple[str, ...], quiet: bool, as_json: bool) -> None:
+def compare(
+    directories: tuple[str, ...], quiet: bool, spark: bool, master: str | None, as_json: bool
+) -> None:
     """Compare the bytes of two or more DIRs that should be copies of each other.
 
-    How far each has got, and what it has trimmed, is no difference. One makes the exit status 1.
+    How far each has got, and what it has trimmed, is no difference. One makes the exit status 1. With --spark
+    every byte is verified as well, and that positions are dense and sessions in order, without gap or repeat.
     """
+    if master is not None and not spark:
+        raise click.UsageError("--master goes with --spark.")
+    if spark:
+        _audit(directories, master, as_json=as_json)
+        return
     if len(directories) < 2:
         raise click.UsageError("Two directories or more are needed.")
     with progress("comparing", is_quiet=quiet) as bar:
@@ -144,4 +163,19 @@ def compare(directories: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     lines = [json.dumps(compare_object(found))] if as_json else compare_lines(found)
     click.echo("\n".join(lines))
     if found.differences:
+        raise click.exceptions.Exit(1)
+
+
+def _audit(directories: tuple[str, ...], master: str | None, *, as_json: bool) -> None:
+    from rt.cli.export import spark_session
+    from rt.spark.auditing import audit
+
+    session = spark_session("rt log compare", master, [])
+    try:
+        found = audit(directories, session)
+    finally:
+        session.stop()
+    lines = [json.dumps(audit_object(found))] if as_json else audit_lines(found)
+    click.echo("\n".join(lines))
+    if found.problems:
         raise click.exceptions.Exit(1)

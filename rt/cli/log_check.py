@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rt.cli.log_stat import identity_object, identity_text
 from rt.cli.text import escape, format_size, table
 from rt.log.compare import Comparison, Difference
 from rt.log.report import Problem, Report
 from rt.log.status import LogStatus, State
+
+if TYPE_CHECKING:
+    from rt.spark.auditing import Audit
 
 _COLUMNS = ("directory", "start", "end", "kept", "trimmed", "newest", "size")
 _NUMBERS = frozenset({"start", "end", "kept", "trimmed", "size"})
@@ -69,6 +73,32 @@ def compare_lines(comparison: Comparison) -> Iterator[str]:
         yield escape(str(difference))
     if not comparison.differences:
         yield f"no difference in {format_size(comparison.compared_bytes)} that more than one of them keeps"
+
+
+def audit_lines(audit: Audit) -> Iterator[str]:
+    """How far each log has got, what it keeps, and what is wrong with any of them."""
+    yield from table(_COLUMNS, [_row(log) for log in audit.logs], right=_NUMBERS)
+    for problem in audit.problems:
+        yield escape(str(problem))
+    if not audit.problems:
+        yield (
+            f"all copies are the same, positions dense, sessions in order: {audit.message_count:,} messages "
+            f"of {audit.sessions:,} sessions in {audit.segments:,} segments, "
+            f"{format_size(audit.read_bytes)} read"
+        )
+
+
+def audit_object(audit: Audit) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "is_good": not audit.problems,
+        "segments": audit.segments,
+        "sessions": audit.sessions,
+        "messages": audit.message_count,
+        "read_bytes": audit.read_bytes,
+        "logs": [_log_object(log) for log in audit.logs],
+        "problems": [asdict(problem) for problem in audit.problems],
+    }
 
 
 def _row(log: LogStatus) -> list[str]:

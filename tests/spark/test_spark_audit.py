@@ -1,0 +1,173 @@
+"""`rt log compare --spark`: whatever breaks a promise is found, within a segment and where two meet."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+
+import rt
+from rt.log.segment import SegmentId
+from rt.spark.audit import Found, join
+from rt.spark.auditing import Copy, audit_segment
+
+
+@pytest.fixture(scope="module")
+def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
+    made = Feeds(tmp_path_factory.mktemp("audit"))
+    for _ in range(4):
+        made.fill(30)
+        made.roll()
+    yield made
+    made.close()
+
+
+def segments(feeds: Feeds) -> list[SegmentId]:
+    return [SegmentId(0, y) for y in range(4)]
+
+
+def copy_of(path: str, segment: SegmentId) -> Copy:
+    return Copy(path, (Path(path) / segment.file_name).stat().st_size)
+
+
+def look(path: str, segment: SegmentId, *others: str) -> Found:
+    found = audit_segment(segment, [copy_of(each, segment) for each in (path, *others)])
+    assert found is not None
+    return found
+
+
+def all_found(feeds: Feeds) -> list[Found]:
+    return [look(feeds.path, segment) for segment in segments(feeds)]
+
+
+def test_a_log_that_keeps_its_promises_has_no_problem(feeds: Feeds) -> None:
+    found = all_found(feeds)
+    assert [one.problems for one in found] == [[]] * 4
+    assert list(join(found)) == []
+    assert sum(one.message_count for one in found) == len(feeds.rows())
+    assert {who.session for one in found for who in one.declared.values()} == {"a", "b", "c"}
+
+
+def test_a_segment_that_is_missing_between_others_is_told(feeds: Feeds) -> None:
+    first, _, third, _ = all_found(feeds)
+    (problem,) = join([first, third])
+    assert problem.what == f"starts at {third.first} where {first.end} must follow"
+
+
+def test_a_session_that_goes_on_elsewhere_is_told(feeds: Feeds) -> None:
+    found = all_found(feeds)
+    number, (first, last) = next(iter(found[2].drawn.items()))
+    block = first.block._replace(source_offset=first.block.source_offset + 8)
+    found[2].drawn[number] = (replace(first, block=block), last)
+    (problem,) = join(found)
+    assert "goes on at log.0.0" in problem.what
+    assert problem.path.endswith("log.0.2")
+
+
+def test_other_bytes_of_a_session_are_told(feeds: Feeds) -> None:
+    found = all_found(feeds)
+    number, (first, last) = next(iter(found[3].drawn.items()))
+    found[3].drawn[number] = (replace(first, block=first.block._replace(chain_start=7)), last)
+    (problem,) = join(found)
+    assert "with the chain 0x00000007" in problem.what
+
+
+def test_a_number_that_is_left_out_or_there_twice_is_told(feeds: Feeds) -> None:
+    for step in (-1, 1):
+        found = all_found(feeds)
+        number, (first, last) = next(iter(found[1].drawn.items()))
+        header = first.first._replace(first=first.first.first + step)
+        found[1].drawn[number] = (replace(first, first=header), last)
+        (problem,) = join(found)
+        assert f"number {header.first} of session" in problem.what
+
+
+def test_another_declaration_of_a_session_is_told(feeds: Feeds) -> None:
+    found = all_found(feeds)
+    number, who = next(iter(found[1].declared.items()))
+    found[1].declared[number] = replace(who, incarnation=bytes(16))
+    assert any("is declared as" in problem.what for problem in join(found))
+
+
+def test_a_dedup_id_has_dense_numbers_across_segments() -> None:
+    found = [
+        Found(SegmentId(0, y), f"log.0.{y}", y, y + 1, dedup={"d": (y * 5, y * 5 + 5)}) for y in range(3)
+    ]
+    assert list(join(found)) == []
+    found[2].dedup["d"] = (9, 15)
+    (problem,) = join(found)
+    assert problem.what == "number 9 of dedup id d where 10 must follow"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_is_told_with_its_file_whichever_copy_it_is_in(
+    feeds: Feeds, tmp_path: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    other = shutil.copytree(feeds.path, tmp_path / "other")
+    segment = draw.choice(segments(feeds))
+    path = other / segment.file_name
+    content = bytearray(path.read_bytes())
+    place = draw.randrange(len(content))
+    content[place] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+    compared = look(feeds.path, segment, str(other))
+    assert [(one.path, one.offset) for one in compared.problems] == [(str(path), place)]
+    alone = look(str(other), segment)
+    assert alone.problems[0].offset <= place
+
+
+def test_a_damaged_copy_is_told_and_another_one_followed_in_its_stead(feeds: Feeds, tmp_path: Path) -> None:
+    other = shutil.copytree(feeds.path, tmp_path / "other")
+    found = all_found(feeds)
+    for y, spoil in (
+        (1, Path.unlink),
+        (2, lambda path: path.write_bytes(path.read_bytes()[:-100] + bytes(100))),
+    ):
+        spoil(other / f"log.0.{y}")
+        segment = SegmentId(0, y)
+        again = audit_segment(segment, [Copy(str(other), 10**9), copy_of(feeds.path, segment)])
+        assert again is not None
+        assert [one.path for one in again.problems] == [str(other / segment.file_name)]
+        assert (again.first, again.end, again.is_whole) == (found[y].first, found[y].end, True)
+        found[y] = again
+    assert list(join(found)) == []
+
+
+def test_what_is_cut_off_is_told(feeds: Feeds, tmp_path: Path) -> None:
+    other = shutil.copytree(feeds.path, tmp_path / "other")
+    segment = SegmentId(0, 1)
+    size = copy_of(feeds.path, segment).size_bytes
+    with open(other / segment.file_name, "r+b") as file:
+        file.truncate(size - 100)
+    found = audit_segment(segment, [Copy(feeds.path, size), Copy(str(other), size)])
+    assert found is not None
+    assert [(one.what, one.offset) for one in found.problems] == [("cut off", size - 100)]
+
+
+@pytest.mark.slow
+def test_spark_audits_all_segments_of_all_copies(spark: object, feeds: Feeds, tmp_path: Path) -> None:
+    from pyspark.sql import SparkSession
+
+    from rt.cli.log_check import audit_lines, audit_object
+    from rt.spark.auditing import audit
+
+    assert isinstance(spark, SparkSession)
+    other = shutil.copytree(feeds.path, tmp_path / "other")
+    found = audit([feeds.path, str(other)], spark)
+    assert found.problems == ()
+    assert (found.segments, found.sessions, found.message_count) == (5, 3, len(feeds.rows()))
+    assert "positions dense, sessions in order" in list(audit_lines(found))[-1]
+    assert audit_object(found)["is_good"]
+
+    (other / "log.0.2").unlink()
+    found = audit([str(other), feeds.path], spark)
+    assert [problem.path for problem in found.problems] == [str(other / "log.0.2")]
+    with pytest.raises(rt.NotALog, match="only merged logs are audited"):
+        audit([feeds._publishers["a"].directory], spark)
