@@ -33,15 +33,16 @@ def decide(state: State, command: Decide) -> Operation | Lapsed | Refused:
     asked = state.asked.get(command.id)
     if asked is None:
         return Refused("that request does not wait, or was forgotten")
-    now_ns = state.decided_ns = max(state.decided_ns, command.at_ns)
+    now_ns = max(state.decided_ns, command.at_ns)
+    if not asked.command and asked.until_ns >= now_ns:
+        return Refused("that request was decided before")
+    state.decided_ns = now_ns
     for request in [request for request, one in state.asked.items() if one.until_ns < now_ns]:
         if state.asked[request].command and request != command.id:
             continue  # Whoever asked is to hear of it.
         del state.asked[request]
     if asked.until_ns < now_ns:
         return Lapsed(may_be_done=not asked.command)
-    if not asked.command:
-        return Refused("that request was decided before")
     state.asked[command.id] = asked._replace(command=b"")
     return decode_operation(asked.command)
 
