@@ -1,0 +1,148 @@
+"""JSON that gives back what it got: same value, same type, or `NotSerializable` before anything is written.
+
+What JSON has no word for is an object of one mark, "$", and what it is made of:
+
+    {"$": "tuple", "of": [1, 2]}          also "set", "frozenset"
+    {"$": "bytes", "of": "<base64>"}
+    {"$": "dict", "of": [[1, "one"]]}     keys that are no text, or a key "$"
+    {"$": "float", "of": "nan"}           "inf", "-inf"
+
+Subclasses are refused: they would come back as their base. So are values that hold themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from typing import Any, Final
+
+from rt.objects.errors import NotSerializable, StateDamaged
+
+INTEGER_BITS_MAX: Final = 14_000
+"""Python reads no decimal number of more than 4,300 digits."""
+
+_HINT: Final = "Register a serializer for the type, or store what it is made of."
+_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_decode_plain: Final = json.JSONDecoder().decode
+_NO_CHECK: Final = frozenset({str, bool, float, bytes, type(None)})
+_ZERO: Final = ord("0")
+_PLAIN: Final = frozenset({str, bool, int, type(None)})
+
+
+def check(value: object) -> None:
+    """Raise `NotSerializable` unless `decode(encode(value))` is `value` again."""
+    kind = type(value)
+    if kind in _NO_CHECK:
+        return
+    try:
+        _check(value)
+    except RecursionError:
+        raise NotSerializable("a value too deep to be stored, or one that holds itself") from None
+
+
+def encode(value: Any) -> bytes:
+    """`value` as JSON text."""
+    kind = type(value)
+    if kind is int:
+        return b"%d" % value
+    try:
+        return _encoder.encode(value if kind is str else plain(value)).encode()
+    except (RecursionError, ValueError) as error:
+        raise NotSerializable("a value that cannot be stored", got=str(error)[:200], hint=_HINT) from None
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` was given; `StateDamaged` for other bytes."""
+    if len(data) < 19 and data.isdigit() and data[0] != _ZERO:
+        return int(data)  # three times as fast
+    try:
+        value = _decode_plain(data.decode())
+        return from_plain(value) if b'"$"' in data else value
+    except (ValueError, RecursionError) as error:
+        raise StateDamaged("not a stored value", got=repr(data[:60]), wanted=str(error)[:200]) from None
+
+
+def plain(value: Any) -> Any:
+    """`value` as what JSON has words for."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else {"$": "float", "of": repr(value)}
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [plain(each) for each in value]
+    if kind is dict:
+        if "$" in value or not all(type(key) is str for key in value):
+            return {"$": "dict", "of": [[plain(key), plain(each)] for key, each in value.items()]}
+        return {key: plain(each) for key, each in value.items()}
+    if kind is bytes:
+        return {"$": "bytes", "of": base64.b64encode(value).decode()}
+    if kind is tuple:
+        return {"$": "tuple", "of": [plain(each) for each in value]}
+    if kind in {set, frozenset}:
+        # In an order that does not change from run to run, so that equal sets are equal bytes.
+        return {"$": kind.__name__, "of": sorted(map(plain, value), key=_encoder.encode)}
+    raise _refused(value)
+
+
+def from_plain(value: Any) -> Any:
+    """What `plain` was given; `ValueError` where it gave no such thing."""
+    if type(value) is list:
+        return [from_plain(each) for each in value]
+    if type(value) is not dict:
+        return value
+    if "$" not in value:
+        return {key: from_plain(each) for key, each in value.items()}
+    if value.keys() != {"$", "of"}:
+        raise ValueError('what is marked "$" has "of" and nothing else')
+    return _marked(value["$"], value["of"])
+
+
+def _marked(mark: object, of: Any) -> Any:
+    if mark in {"bytes", "float"} and type(of) is str:
+        try:
+            return base64.b64decode(of, validate=True) if mark == "bytes" else float(of)
+        except binascii.Error as error:
+            raise ValueError(str(error)) from None
+    if type(of) is not list:
+        raise ValueError(f"{mark!r} of {type(of).__name__}")
+    try:
+        match mark:
+            case "tuple":
+                return tuple(map(from_plain, of))
+            case "set":
+                return set(map(from_plain, of))
+            case "frozenset":
+                return frozenset(map(from_plain, of))
+            case "dict":
+                return {from_plain(key): from_plain(each) for key, each in of}
+            case _:
+                raise ValueError(f"an unknown mark, {mark!r}")
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _check(value: Any) -> None:
+    kind = type(value)
+    if kind in _NO_CHECK:
+        return
+    if kind is int:
+        if value.bit_length() > INTEGER_BITS_MAX:
+            raise NotSerializable("a whole number of more bits than can be stored", wanted=INTEGER_BITS_MAX)
+    elif kind is dict:
+        for key, each in value.items():
+            _check(key)
+            _check(each)
+    elif kind in {list, tuple, set, frozenset}:
+        for each in value:
+            _check(each)
+    else:
+        raise _refused(value)
+
+
+def _refused(value: object) -> NotSerializable:
+    kind = type(value)
+    got = f"{kind.__module__}.{kind.__qualname__}"
+    return NotSerializable("a value that would not come back as it is", got=got, hint=_HINT)

@@ -1,0 +1,164 @@
+"""A store in memory: for tests, and for state that need not outlive the process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+
+from rt.errors import Closed
+from rt.objects.errors import OutOfTurn
+from rt.objects.storing import CheckpointKind
+
+_Content = dict[str, dict[str, bytes]]
+
+
+class MemoryStore:
+    """Rows in dictionaries. A commit swaps in copies of the categories it touched.
+
+    `content` is what it begins with: `categories` of another store, copied.
+    """
+
+    def __init__(self, content: Mapping[str, Mapping[str, bytes]] | None = None) -> None:
+        self.store_id = uuid.uuid4().hex
+        self._content: _Content = {category: dict(rows) for category, rows in (content or {}).items() if rows}
+        self._writer: MemoryWriter | None = None
+        self._is_closed = False
+
+    def content(self) -> dict[str, dict[str, bytes]]:
+        """A copy of every row."""
+        return {category: dict(rows) for category, rows in self._content.items()}
+
+    def reader(self) -> MemoryReader:
+        """Sees every commit from the moment it is made."""
+        self._require_open()
+        return MemoryReader(self)
+
+    def begin(self, kind: CheckpointKind) -> MemoryWriter:
+        """Start a commit."""
+        self._require_open()
+        if self._writer is not None:
+            raise OutOfTurn("another commit is open", hint="Commit it or roll it back first.")
+        self._writer = MemoryWriter(self, kind)
+        return self._writer
+
+    def close(self) -> None:
+        """Roll back what is open; the content stays."""
+        if self._writer is not None:
+            self._writer.rollback()
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the store is closed")
+
+
+class MemoryReader:
+    """Reads what is committed."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    @property
+    def store_id(self) -> str:
+        """The store's."""
+        return self._store.store_id
+
+    def categories(self, prefix: str = "") -> Iterator[str]:
+        """Sorted."""
+        self._store._require_open()
+        return iter(sorted(each for each in self._store._content if each.startswith(prefix)))
+
+    def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
+        """Of the commit that is the last one now, whatever is committed while they are read."""
+        self._store._require_open()
+        return iter(self._store._content.get(category, {}).items())
+
+    def get(self, category: str, key: str) -> bytes | None:
+        """One row."""
+        self._store._require_open()
+        return self._store._content.get(category, {}).get(key)
+
+
+class MemoryWriter:
+    """A commit in the making: the touched categories as they will be."""
+
+    def __init__(self, store: MemoryStore, kind: CheckpointKind) -> None:
+        self._store = store
+        self._kind = kind
+        self._touched: _Content = {}
+
+    @property
+    def kind(self) -> CheckpointKind:
+        """Full or differential."""
+        return self._kind
+
+    @property
+    def store_id(self) -> str:
+        """The store's."""
+        return self._store.store_id
+
+    def put(self, category: str, key: str, data: bytes) -> None:
+        """Write a row."""
+        self._category(category)[key] = data
+
+    def put_many(self, category: str, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Write rows."""
+        with self._spent_on_error():
+            self._category(category).update(rows)
+
+    def delete_many(self, category: str, keys: Iterable[str]) -> None:
+        """Take rows away."""
+        with self._spent_on_error():
+            held = self._category(category)
+            for key in keys:
+                held.pop(key, None)
+
+    def clear(self, category: str) -> None:
+        """Take a category away."""
+        self._require_current()
+        self._touched[category] = {}
+
+    def commit(self) -> None:
+        """Swap it in."""
+        self._require_current()
+        begin = {} if self._kind is CheckpointKind.FULL else self._store._content
+        content = {**begin, **self._touched}
+        self._store._content = {category: rows for category, rows in content.items() if rows}
+        self._store._writer = None
+
+    def rollback(self) -> None:
+        """Forget it."""
+        if self._store._writer is self:
+            self._store._writer = None
+
+    def __enter__(self) -> MemoryWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rollback()
+
+    def _category(self, category: str) -> dict[str, bytes]:
+        self._require_current()
+        if category not in self._touched:
+            is_full = self._kind is CheckpointKind.FULL
+            self._touched[category] = {} if is_full else dict(self._store._content.get(category, {}))
+        return self._touched[category]
+
+    def _require_current(self) -> None:
+        if self._store._writer is not self:
+            raise OutOfTurn("the writer is spent", hint="Begin another one.")
+
+    def _spent_on_error(self) -> _SpentOnError:
+        return _SpentOnError(self)
+
+
+class _SpentOnError:
+    def __init__(self, writer: MemoryWriter) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._writer.rollback()

@@ -1,0 +1,326 @@
+"""The persisted object space: what changed since the last save goes into the next one, and nothing else.
+
+    state               version    1
+    state/index         <id>       {"kind": "List", "types": ["int"]}     types: the names of the serializers
+    state/item/<id>/…   …          the rows of an object: see the module of its kind
+
+Ids stand in keys and categories percent-encoded. An object that was loaded is read at its first `get`.
+
+A save goes: `save(writer)`, `writer.commit()`, then `on_saved()`, or `on_save_failed()` if the commit raised.
+Edits between `save` and its outcome belong to the next save. Whatever becomes of a commit, later saves make
+up for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from rt.errors import UnknownVersion
+from rt.objects.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
+from rt.objects.persisted import Kind, Persisted, StoredRows
+from rt.objects.registry import CLASSES, Registry, check_id, require
+from rt.objects.serializers import Of, Serializer, Serializers
+from rt.objects.storing import CheckpointKind, Rows, StateReader, StateWriter, Store
+
+VERSION: Final = 1
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An object that is in the store, and was not read yet. Its kind may be one of a newer rt."""
+
+    kind: str
+    types: tuple[str, ...]
+    row: bytes
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What differs from the store, besides what the objects say of themselves."""
+
+    index: dict[str, None] = field(default_factory=dict)
+    """Ids whose row in the index may differ."""
+    gone: dict[str, set[str]] = field(default_factory=dict)
+    """Ids of deleted objects, and the categories that may hold rows of them."""
+    objects: dict[str, Persisted] = field(default_factory=dict)
+    """Objects that changed."""
+
+    def join(self, later: _Changes) -> None:
+        """Take what came later in as well."""
+        self.index.update(later.index)
+        for object_id, categories in later.gone.items():
+            self.gone.setdefault(object_id, set()).update(categories)
+        self.objects = {
+            **{object_id: each for object_id, each in self.objects.items() if not each.is_deleted},
+            **later.objects,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A save whose outcome is not known yet."""
+
+    store_id: str
+    changes: _Changes
+    saved: list[Persisted]
+    wrote_version: bool
+
+
+class PersistedObjectSpace(Registry):
+    """Objects by id, in a store.
+
+    `serializers` turn elements into bytes. `prefix` stands before every category, so that others may use the
+    same store. Saves, loads and edits must not run at once; a commit may run in another thread meanwhile.
+    """
+
+    def __init__(self, serializers: Serializers | None = None, *, prefix: str = "") -> None:
+        super().__init__(serializers)
+        self._prefix: Final = prefix
+        self._changes = _Changes()
+        self._flight: _Flight | None = None
+        self._reader: StateReader | None = None
+        self._base: str | None = None  # the store that differences are to
+        self._version_is_stored = False
+
+    # Saving
+
+    def checkpoint(self, store: Store, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
+        """Save into `store`, commit, and tell the space how it ended; returns when it is durable.
+
+        Raises what `save` and `commit` raise; the space can be saved again in any case, unless the store is
+        dead.
+        """
+        writer = store.begin(kind)
+        self.save(writer)
+        try:
+            writer.commit()
+        except BaseException as error:
+            self.on_save_failed(
+                unknown_outcome=isinstance(error, CommitUnknown) or not isinstance(error, Exception)
+            )
+            raise
+        self.on_saved()
+
+    def save(self, writer: StateWriter) -> None:
+        """Put into `writer` what the store may not have, or, if the writer's kind is FULL, everything.
+
+        Values are serialized here and now. Commit the writer then, and call `on_saved` or `on_save_failed`:
+        before that, another save is `OutOfTurn`. So is a differential save into a store that this space was
+        neither loaded from nor fully saved into. Where this raises, the writer is rolled back, and nothing
+        else has happened.
+        """
+        with self._lock:
+            is_full = writer.kind is CheckpointKind.FULL
+            saved: list[Persisted] = []
+            try:
+                self._require_turn(writer)
+                wrote_version = self._write_index(writer, is_full=is_full)
+                self._write_objects(writer, saved, is_full=is_full)
+            except BaseException:
+                writer.rollback()
+                for each in saved:
+                    each.save_failed(unknown_outcome=False)
+                    each.mark_again()
+                raise
+            self._flight = _Flight(writer.store_id, self._changes, saved, wrote_version)
+            self._changes = _Changes()
+
+    def on_saved(self) -> None:
+        """The last save was committed. `OutOfTurn` if there was none, or its outcome was told already."""
+        with self._lock:
+            flight = self._end_flight()
+            self._base = flight.store_id
+            self._version_is_stored = self._version_is_stored or flight.wrote_version
+            for each in flight.saved:
+                each.saved()
+
+    def on_save_failed(self, *, unknown_outcome: bool = True) -> None:
+        """The last save was not committed, or, with `unknown_outcome`, that is not known.
+
+        What it held goes into the next one, with whatever was edited since. `OutOfTurn` as for `on_saved`.
+        """
+        with self._lock:
+            flight = self._end_flight()
+            for each in flight.saved:
+                each.save_failed(unknown_outcome=unknown_outcome)
+                if not each.is_deleted:
+                    each.mark_again()
+            flight.changes.join(self._changes)
+            self._changes = flight.changes
+
+    def _write_index(self, writer: StateWriter, *, is_full: bool) -> bool:
+        """Write the rows of the index; whether the version is among what was written."""
+        index = f"{self._prefix}state/index"
+        wants_version = is_full or not self._version_is_stored
+        if wants_version:
+            writer.put(f"{self._prefix}state", "version", b"%d" % VERSION)
+        if is_full:
+            writer.put_many(
+                index, ((_quoted(each), _index_row(found)) for each, found in self._objects.items())
+            )
+            return wants_version
+        gone = []
+        for object_id in self._changes.index:
+            if object_id in self._objects:
+                writer.put(index, _quoted(object_id), _index_row(self._objects[object_id]))
+            else:
+                gone.append(_quoted(object_id))
+        if gone:
+            writer.delete_many(index, gone)
+        for object_id, categories in self._changes.gone.items():
+            for category in sorted(categories):
+                writer.clear(self._base_of(object_id) + category)
+        return wants_version
+
+    def _write_objects(self, writer: StateWriter, saved: list[Persisted], *, is_full: bool) -> None:
+        """Write the objects' rows; `saved` gets each that wrote its own."""
+        if not is_full:
+            for each in self._changes.objects.values():
+                self._write_object(writer, each, is_full=False)
+                saved.append(each)
+            return
+        for object_id, found in self._objects.items():
+            if isinstance(found, Persisted):
+                self._write_object(writer, found, is_full=True)
+                saved.append(found)
+            else:
+                assert self._reader is not None
+                for category in self._stored_categories(object_id, found):
+                    place = self._base_of(object_id) + category
+                    writer.put_many(place, self._reader.rows(place))
+
+    def _write_object(self, writer: StateWriter, each: Persisted, *, is_full: bool) -> None:
+        try:
+            each.save(Rows(writer, self._base_of(each.id)), is_full=is_full)
+        except ObjectError as error:
+            if error.where is None:
+                error.where = f"object {each.id!r}"
+            raise
+
+    def _require_turn(self, writer: StateWriter) -> None:
+        if self._flight is not None:
+            raise OutOfTurn(
+                "the outcome of the last save is not told", hint="Call on_saved or on_save_failed first."
+            )
+        if writer.kind is not CheckpointKind.FULL and writer.store_id != self._base:
+            what = "differences to a store that this space does not come from"
+            raise OutOfTurn(
+                what, hint="Load the space from that store first, or save with CheckpointKind.FULL."
+            )
+
+    def _end_flight(self) -> _Flight:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            raise OutOfTurn("no save whose outcome is open", hint="Call it once after each save.")
+        return flight
+
+    # Loading
+
+    def load(self, reader: StateReader) -> None:
+        """Take the objects of a store, which may be empty. Once, before anything else (`OutOfTurn`).
+
+        Reads the index now, and an object at its first `get`; so the store must stay open. Raises
+        `StateDamaged`, `rt.UnknownVersion`.
+        """
+        with self._lock:
+            if self._objects or self._base is not None or self._changes.index or self._flight is not None:
+                raise OutOfTurn("the space is in use already", hint="Load into a new space.")
+            objects = {}
+            for key, row in reader.rows(f"{self._prefix}state/index"):
+                object_id, found = _read_index(key, row)
+                objects[object_id] = found
+            self._version_is_stored = self._read_version(reader, is_empty=not objects)
+            self._objects.update(objects)
+            self._reader = reader
+            self._base = reader.store_id
+
+    def _read_version(self, reader: StateReader, *, is_empty: bool) -> bool:
+        """Whether the store says a version; it must be ours, and said if there are objects."""
+        said = reader.get(f"{self._prefix}state", "version")
+        if said is None and not is_empty:
+            raise StateDamaged("the store has objects but no version", where=f"{self._prefix}state")
+        if said is not None and said != b"%d" % VERSION:
+            what = "an object space of another version"
+            raise UnknownVersion(what, got=repr(said[:20]), wanted=VERSION, hint="Use a newer rt.")
+        return said is not None
+
+    def _load(self, object_id: str, stored: _Stored, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted:
+        require(object_id, kind, stored.kind)
+        if len(stored.types) != len(of):
+            raise StateDamaged("the index names another number of types", where=object_id, got=stored.types)
+        assert self._reader is not None
+        chosen = [
+            self._serializer(object_id, each, name) for each, name in zip(of, stored.types, strict=True)
+        ]
+        made = CLASSES[kind](self, object_id, *chosen)
+        made.load(StoredRows(self._reader, self._base_of(object_id)))
+        return made
+
+    def _serializer(self, object_id: str, of: Of[Any], stored: str) -> Serializer[Any]:
+        return self._require_type(object_id, of, stored) or self._serializers.named(stored)
+
+    # Changes
+
+    def mark(self, changed: Persisted) -> bool:
+        """Have it in the next save."""
+        self._changes.objects[changed.id] = changed
+        return True
+
+    def _created(self, made: Persisted) -> None:
+        self._changes.index[made.id] = None
+        self._changes.objects[made.id] = made
+
+    def _deleted(self, object_id: str, found: Any) -> None:
+        self._changes.objects.pop(object_id, None)
+        if not isinstance(found, Persisted):
+            categories = set(self._stored_categories(object_id, found))
+        else:
+            found.detach()
+            if not found.may_be_stored:
+                if object_id not in self._changes.gone:
+                    self._changes.index.pop(object_id, None)
+                return
+            categories = set(found.PARTS)
+        self._changes.index[object_id] = None
+        self._changes.gone.setdefault(object_id, set()).update(categories)
+
+    def _stored_categories(self, object_id: str, found: _Stored) -> list[str]:
+        """The last parts of the categories that hold rows of it."""
+        if found.kind in _KINDS:
+            return list(CLASSES[_KINDS[found.kind]].PARTS)
+        assert self._reader is not None
+        base = self._base_of(object_id)
+        return [category.removeprefix(base) for category in self._reader.categories(base)]
+
+    def _base_of(self, object_id: str) -> str:
+        return f"{self._prefix}state/item/{_quoted(object_id)}/"
+
+
+def _quoted(object_id: str) -> str:
+    return object_id if object_id.isascii() and object_id.isalnum() else quote(object_id, safe="")
+
+
+def _index_row(found: Persisted | _Stored) -> bytes:
+    if isinstance(found, _Stored):
+        return found.row
+    return json.dumps({"kind": found.KIND.value, "types": found.types}, separators=(",", ":")).encode()
+
+
+def _read_index(key: str, row: bytes) -> tuple[str, _Stored]:
+    try:
+        object_id = unquote(key, errors="strict")
+        check_id(object_id)
+        if _quoted(object_id) != key:
+            raise ValueError("not an id")
+        said = json.loads(row)
+        kind, types = said["kind"], said["types"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise StateDamaged("a row of the index is damaged", where=key, got=str(error)[:200]) from error
+    if type(kind) is not str or type(types) is not list or not all(type(name) is str for name in types):
+        raise StateDamaged("a row of the index is damaged", where=key, got=repr(row[:100]))
+    return object_id, _Stored(kind, tuple(types), row)

@@ -1,0 +1,237 @@
+"""The store in a file: what is there when it is opened again, and what a bad disk or file does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.objects import CheckpointKind, CommitUnknown, PersistedObjectSpace, SqliteStore, StateDamaged
+from rt.objects.sqlite_store import APPLICATION_ID, WAL_BYTES_MAX
+
+FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(path) as made:
+        yield made
+
+
+def put(store: SqliteStore, key: str, data: bytes) -> None:
+    with store.begin(DIFFERENTIAL) as writer:
+        writer.put("a", key, data)
+        writer.commit()
+
+
+def test_what_was_committed_is_there_when_it_is_opened_again(path: Path) -> None:
+    with SqliteStore(path) as store:
+        put(store, "1", b"one")
+        store_id = store.store_id
+        store.begin(DIFFERENTIAL).put("a", "2", b"never committed")
+    with SqliteStore(path) as store:
+        assert dict(store.reader().rows("a")) == {"1": b"one"}
+        assert store.store_id == store_id
+
+
+def test_importing_rt_and_its_objects_loads_no_sqlite() -> None:
+    program = "import sys, rt, rt.objects; assert 'sqlite3' not in sys.modules; rt.objects.SqliteStore"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_second_one_is_refused(store: SqliteStore) -> None:
+    with pytest.raises(rt.DirectoryLocked):
+        SqliteStore(store.path)
+    put(store, "1", b"one")
+
+
+def test_a_program_that_holds_the_file_is_waited_for_and_then_named(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._write_connection.execute("PRAGMA busy_timeout = 1")
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(rt.DirectoryLocked, match="SQLITE_BUSY"):
+        store.begin(FULL)
+    other.close()
+    put(store, "1", b"one")
+
+
+def test_every_commit_is_synced_and_the_log_does_not_grow_for_ever(store: SqliteStore) -> None:
+    assert store._write_connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    for number in range(12):
+        put(store, str(number), os.urandom(2**20))
+    assert os.stat(f"{store.path}-wal").st_size <= WAL_BYTES_MAX + 2**21
+    assert len(list(store.reader().rows("a"))) == 12
+
+
+# Files that are not what they must be
+
+
+def test_a_database_of_somebody_else_is_left_alone(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(rt.FormatError, match="not an object store"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.write_bytes(b"some text " * 1000)
+    with pytest.raises(StateDamaged):
+        SqliteStore(path)
+    assert path.read_bytes() == b"some text " * 1000
+
+
+def test_a_newer_version_is_refused_by_its_number(path: Path) -> None:
+    SqliteStore(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(rt.UnknownVersion, match="got 7, wanted 1"):
+        SqliteStore(path)
+
+
+def test_a_directory_or_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(rt.StorageError):
+        SqliteStore(tmp_path / "directory")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(rt.StorageError):
+        SqliteStore(tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_process_killed_while_it_made_the_file_leaves_one_that_can_be_made(path: Path) -> None:
+    path.touch()
+    with SqliteStore(path) as store:
+        put(store, "1", b"one")
+    assert sqlite3.connect(path).execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+
+
+# Flipped bits
+
+
+def test_a_flipped_bit_in_a_value_is_never_served(path: Path) -> None:
+    with SqliteStore(path) as store:
+        put(store, "1", b"a value to be found" * 10)
+        put(store, "2", b"another")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"a value to be found") + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StateDamaged, match="checksum"):
+        SqliteStore(path)
+    with SqliteStore(path, check=False) as store:
+        reader = store.reader()
+        assert reader.get("a", "2") == b"another"
+        with pytest.raises(StateDamaged, match="checksum"):
+            reader.get("a", "1")
+        with pytest.raises(StateDamaged, match="checksum"):
+            list(reader.rows("a"))
+
+
+def test_a_flipped_bit_anywhere_is_found_or_harmless(path: Path) -> None:
+    rows = {str(number): b"value %d" % number for number in range(40)}
+    with SqliteStore(path) as store, store.begin(FULL) as writer:
+        writer.put_many("a", rows.items())
+        writer.commit()
+    whole = path.read_bytes()
+    found = 0
+    for offset in range(0, len(whole), 41):
+        data = bytearray(whole)
+        data[offset] ^= 1 << offset % 8
+        path.write_bytes(data)
+        try:
+            with SqliteStore(path) as store:
+                assert dict(store.reader().rows("a")) == rows, offset
+        except rt.RtError:
+            found += 1
+    assert found > 10
+
+
+def test_a_file_cut_short_is_found(path: Path) -> None:
+    with SqliteStore(path) as store, store.begin(FULL) as writer:
+        writer.put_many("a", ((str(number), bytes(100)) for number in range(1000)))
+        writer.commit()
+    os.truncate(path, path.stat().st_size // 8192 * 4096)
+    with pytest.raises(StateDamaged):
+        SqliteStore(path)
+
+
+# A bad disk
+
+
+def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStore) -> None:
+    space = PersistedObjectSpace()
+    space.load(store.reader())
+    items = space.create_list("items")
+    items.append("kept")
+    space.checkpoint(store)
+    pages = store._write_connection.execute("PRAGMA page_count").fetchone()[0]
+    store._write_connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    items.append("x" * 100_000)
+    for _ in range(2):
+        with pytest.raises(rt.DiskFull):
+            space.checkpoint(store)
+    store._write_connection.execute("PRAGMA max_page_count = 1000000")
+    items.append("last")
+    space.checkpoint(store)
+    again = PersistedObjectSpace()
+    again.load(store.reader())
+    assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
+
+
+def test_a_write_that_fails_in_the_commit_leaves_the_outcome_unknown_and_the_store_dead(path: Path) -> None:
+    store = SqliteStore(path)
+    space = PersistedObjectSpace()
+    space.load(store.reader())
+    items = space.create_list("items")
+    items.append("kept")
+    space.checkpoint(store)
+    items.append("x" * 100_000)
+    writer = store.begin(DIFFERENTIAL)
+    space.save(writer)
+    size = os.stat(f"{path}-wal").st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, hard))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(CommitUnknown) as caught:
+            writer.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "on_save_failed" in str(caught.value)
+    space.on_save_failed(unknown_outcome=True)
+    with pytest.raises(rt.StorageFailed, match="failed before"):
+        store.begin(DIFFERENTIAL)
+    store.close()
+    with SqliteStore(path) as store:
+        items.append("last")
+        space.checkpoint(store)
+        again = PersistedObjectSpace()
+        again.load(store.reader())
+        assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
+
+
+def test_a_forked_child_cannot_use_it(store: SqliteStore) -> None:
+    put(store, "1", b"one")
+    store._pid += 1  # what a child finds
+    with pytest.raises(rt.Closed):
+        store.begin(FULL)
+    with pytest.raises(rt.Closed):
+        store.reader()
+    store._pid -= 1
+    put(store, "2", b"two")

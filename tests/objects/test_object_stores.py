@@ -1,0 +1,183 @@
+"""What every store must do, on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, SqliteStore, Store
+from rt.objects.storing import StateReader
+
+FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
+
+
+def memory_store(_: Path) -> Store:
+    return MemoryStore()
+
+
+def sqlite_store(directory: Path) -> Store:
+    return SqliteStore(directory / "deep" / "state.db")
+
+
+@pytest.fixture(params=[memory_store, sqlite_store])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    make: Callable[[Path], Store] = request.param
+    made = make(tmp_path)
+    yield made
+    made.close()
+
+
+def content(reader: StateReader) -> dict[str, dict[str, bytes]]:
+    return {category: dict(reader.rows(category)) for category in reader.categories()}
+
+
+def fill(store: Store, rows: dict[str, dict[str, bytes]]) -> None:
+    writer = store.begin(FULL)
+    for category, held in rows.items():
+        writer.put_many(category, held.items())
+    writer.commit()
+
+
+def test_a_new_store_is_empty(store: Store) -> None:
+    reader = store.reader()
+    assert content(reader) == {}
+    assert reader.get("a", "1") is None
+    assert list(reader.rows("a")) == []
+
+
+def test_rows_are_there_after_the_commit_and_not_before(store: Store) -> None:
+    reader, writer = store.reader(), store.begin(DIFFERENTIAL)
+    writer.put("a", "1", b"one")
+    writer.put_many("b", [("2", b""), ("\0é/%", b"\0\xff")])
+    assert content(reader) == {}
+    writer.commit()
+    assert content(reader) == {"a": {"1": b"one"}, "b": {"2": b"", "\0é/%": b"\0\xff"}}
+    assert reader.get("b", "2") == b""
+
+
+def test_a_differential_commit_changes_what_is_there(store: Store) -> None:
+    fill(store, {"a": {"1": b"one", "2": b"two", "3": b"three"}, "b": {"1": b"b"}, "c": {"1": b"c"}})
+    writer = store.begin(DIFFERENTIAL)
+    writer.put("a", "2", b"2")
+    writer.delete_many("a", ["1", "never"])
+    writer.clear("b")
+    writer.clear("nothing")
+    writer.commit()
+    assert content(store.reader()) == {"a": {"2": b"2", "3": b"three"}, "c": {"1": b"c"}}
+
+
+def test_a_full_commit_leaves_nothing_else(store: Store) -> None:
+    fill(store, {"a": {"1": b"one"}, "b": {"1": b"b"}})
+    writer = store.begin(FULL)
+    writer.put("a", "2", b"two")
+    assert content(store.reader()) == {"a": {"1": b"one"}, "b": {"1": b"b"}}
+    writer.commit()
+    assert content(store.reader()) == {"a": {"2": b"two"}}
+
+
+def test_changes_take_effect_in_their_order(store: Store) -> None:
+    fill(store, {"a": {"1": b"one"}})
+    writer = store.begin(DIFFERENTIAL)
+    writer.clear("a")
+    writer.put("a", "1", b"new")
+    writer.put("a", "2", b"two")
+    writer.delete_many("a", ["2"])
+    writer.put("a", "1", b"newer")
+    writer.commit()
+    assert content(store.reader()) == {"a": {"1": b"newer"}}
+
+
+def test_what_is_rolled_back_never_was(store: Store) -> None:
+    fill(store, {"a": {"1": b"one"}})
+    writer = store.begin(FULL)
+    writer.put("a", "2", b"two")
+    writer.rollback()
+    writer.rollback()
+    assert content(store.reader()) == {"a": {"1": b"one"}}
+
+
+def test_a_writer_is_spent_after_its_end(store: Store) -> None:
+    committed, rolled_back = store.begin(FULL), None
+    committed.commit()
+    rolled_back = store.begin(FULL)
+    rolled_back.rollback()
+    for spent in (committed, rolled_back):
+        for use in (
+            spent.commit,
+            lambda spent=spent: spent.put("a", "1", b""),
+            lambda spent=spent: spent.put_many("a", []),
+            lambda spent=spent: spent.delete_many("a", []),
+            lambda spent=spent: spent.clear("a"),
+        ):
+            with pytest.raises(OutOfTurn, match="spent"):
+                use()
+
+
+def test_there_is_one_writer_at_a_time(store: Store) -> None:
+    first = store.begin(DIFFERENTIAL)
+    with pytest.raises(OutOfTurn, match="another commit is open"):
+        store.begin(DIFFERENTIAL)
+    first.put("a", "1", b"one")
+    first.commit()
+    store.begin(DIFFERENTIAL).rollback()
+    assert content(store.reader()) == {"a": {"1": b"one"}}
+
+
+@pytest.mark.parametrize("method", ["put_many", "delete_many"])
+def test_rows_that_cannot_be_had_spend_the_writer(store: Store, method: str) -> None:
+    def rows() -> Iterator[object]:
+        yield ("1", b"one") if method == "put_many" else "1"
+        raise ZeroDivisionError
+
+    fill(store, {"a": {"1": b"before"}})
+    writer = store.begin(DIFFERENTIAL)
+    with pytest.raises(ZeroDivisionError):
+        getattr(writer, method)("a", rows())
+    with pytest.raises(OutOfTurn):
+        writer.commit()
+    assert content(store.reader()) == {"a": {"1": b"before"}}
+
+
+def test_categories_are_had_by_prefix(store: Store) -> None:
+    fill(store, {name: {"1": b""} for name in ("a", "a/b", "a/c", "ab", "b", "é")})
+    reader = store.reader()
+    assert list(reader.categories("a/")) == ["a/b", "a/c"]
+    assert list(reader.categories("é")) == ["é"]
+    assert list(reader.categories("c")) == []
+    assert len(list(reader.categories())) == 6
+
+
+def test_many_rows_come_back_as_they_went(store: Store) -> None:
+    rows = {str(number): b"%d" % number for number in range(10_000)}
+    fill(store, {"many": rows})
+    assert dict(store.reader().rows("many")) == rows
+    writer = store.begin(DIFFERENTIAL)
+    writer.delete_many("many", list(rows)[1:])
+    writer.commit()
+    assert content(store.reader()) == {"many": {"0": b"0"}}
+
+
+def test_readers_and_writers_name_their_store(store: Store) -> None:
+    writer = store.begin(FULL)
+    assert writer.store_id == store.reader().store_id
+    assert writer.store_id != MemoryStore().store_id
+    assert writer.kind is FULL
+    writer.rollback()
+
+
+def test_a_closed_store_says_so(store: Store) -> None:
+    reader, writer = store.reader(), store.begin(FULL)
+    store.close()
+    store.close()
+    writer.rollback()
+    for use in (
+        store.reader,
+        lambda: store.begin(FULL),
+        lambda: list(reader.rows("a")),
+        lambda: reader.get("a", "1"),
+    ):
+        with pytest.raises(rt.Closed):
+            use()
