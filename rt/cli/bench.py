@@ -98,3 +98,21 @@ def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> No
 
     run = SparkBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
     run.run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@directory_option
+@rounds_option(20)
+@click.option(
+    "--items",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(100, 100_000_000),
+    help="Elements of each object.",
+)
+@json_option
+def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> None:
+    """Save large objects of an object space after a few edits."""
+    from rt.bench.objects import ObjectsBench
+
+    ObjectsBench(directory, rounds=rounds, items=items).run(lambda figure: show(figure, as_json=as_json))

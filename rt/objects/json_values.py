@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from rt.objects.errors import NotSerializable, StateDamaged
 
-INTEGER_BITS_MAX: Final = 14_000
-"""Python reads no decimal number of more than 4,300 digits."""
+INTEGER_BITS_MAX: Final = 14_284
+"""Of numbers with 4,300 decimal digits at most: Python reads no longer ones."""
 
 _HINT: Final = "Register a serializer for the type, or store what it is made of."
 _encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -45,9 +45,9 @@ def check(value: object) -> None:
 def encode(value: Any) -> bytes:
     """`value` as JSON text."""
     kind = type(value)
-    if kind is int:
-        return b"%d" % value
     try:
+        if kind is int:
+            return b"%d" % value
         return _encoder.encode(value if kind is str else plain(value)).encode()
     except (RecursionError, ValueError) as error:
         raise NotSerializable("a value that cannot be stored", got=str(error)[:200], hint=_HINT) from None
@@ -101,7 +101,7 @@ def from_plain(value: Any) -> Any:
 
 
 def _marked(mark: object, of: Any) -> Any:
-    if mark in {"bytes", "float"} and type(of) is str:
+    if type(of) is str and mark in ("bytes", "float"):
         try:
             return base64.b64decode(of, validate=True) if mark == "bytes" else float(of)
         except binascii.Error as error:

@@ -1,0 +1,63 @@
+"""The benchmark of the object space gives its figures; how much a save writes depends on the edits alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rt.cli.bench import objects
+from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
+
+
+def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        objects, ["--dir", str(tmp_path), "--rounds", "2", "--items", "1000", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
+    for kind in ("list", "queue", "dictionary"):
+        assert f"1,000 items: {kind}, save after 10 edits" in names
+    assert len(names) == 2 * 9 + 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("items", [100, 20_000])
+def test_ten_edits_cost_ten_rows_however_many_there_are(items: int) -> None:
+    store = MemoryStore()
+    space = PersistedObjectSpace()
+    listed, queue, held = space.create_list("l"), space.create_queue("q"), space.create_dictionary("d")
+    listed.extend(range(items))
+    queue.extend(range(items))
+    held.update(dict.fromkeys(range(items), 0))
+    space.checkpoint(store, CheckpointKind.FULL)
+    for number in range(5):
+        listed[number * 7] = -1
+        listed.append(-2)
+        queue.dequeue()
+        queue.enqueue(-1)
+        held[number * 7] = -1
+        held[-1 - number] = -2
+    writer = store.begin(CheckpointKind.DIFFERENTIAL)
+    touched: list[object] = []
+    put, put_many, delete_many = writer.put, writer.put_many, writer.delete_many
+
+    def note_put(category: str, key: str, data: bytes) -> None:
+        touched.append(key)
+        put(category, key, data)
+
+    writer.put = note_put  # type: ignore[method-assign]
+    writer.put_many = lambda category, rows: put_many(category, noted(rows))  # type: ignore[method-assign]
+    writer.delete_many = lambda category, keys: delete_many(category, noted(keys))  # type: ignore[method-assign]
+
+    def noted(rows: object) -> list[object]:
+        listed_rows = list(rows)  # type: ignore[call-overload]
+        touched.extend(listed_rows)
+        return listed_rows
+
+    space.save(writer)
+    writer.commit()
+    space.on_saved()
+    assert len(touched) == 10 + 1 + 10 + 2 + 10  # rows; the list's length; the queue's head and tail

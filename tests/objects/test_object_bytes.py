@@ -1,0 +1,195 @@
+"""How values, pairs and numbers become bytes, and that they come back as they were."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rt.objects import ANY, BytesSerializer, JsonSerializer, NotSerializable, Serializers, StateDamaged
+from rt.objects.pairs import Pairs
+from rt.objects.slot_keys import NUMBER_MAX, decode, encode
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=20)
+)
+KEYS = st.recursive(
+    SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.just("$"), inner, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.sets(KEYS, max_size=4)
+        | st.frozensets(KEYS, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, and of the same types all through."""
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, dict):
+        return all(same(a, b) for a, b in zip(one.items(), other.items(), strict=True))
+    if isinstance(one, list | tuple):
+        return all(map(same, one, other))
+    if isinstance(one, set | frozenset):
+        return sorted(map(repr, map(type, one))) == sorted(map(repr, map(type, other)))
+    return not isinstance(one, float) or math.copysign(1, one) == math.copysign(1, other)
+
+
+@given(VALUES)
+@example({"$": "tuple", "of": []})
+@example({1: "a", "1": "b"})
+@example([(), set(), frozenset(), {}, [], b"", "", 0, -0.0, 1e308, 10**4299, "\ud800", "\0"])
+@example([math.inf, -math.inf])
+def test_what_json_takes_comes_back_as_it_was(value: Any) -> None:
+    ANY.check(value)
+    assert same(ANY.load(ANY.dump(value)), value)
+
+
+def test_a_number_that_is_none_comes_back_as_one() -> None:
+    assert math.isnan(ANY.load(ANY.dump(math.nan)))
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Colour.RED,
+        Text("x"),
+        OrderedDict(),
+        bytearray(b"x"),
+        1j,
+        range(3),
+        int,
+        1 << 20_000,
+        itself(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_not_come_back_is_refused_on_its_own_and_inside_others(value: Any) -> None:
+    for each in (value, [value], (1, value), {"key": value}, {(1, 2): [value]}):
+        with pytest.raises(NotSerializable):
+            ANY.check(each)
+        with pytest.raises(NotSerializable):
+            ANY.dump(each)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"nul",
+        b"01",
+        b"\xff",
+        b'{"$":"tuple"}',
+        b'{"$":"tuple","of":3}',
+        b'{"$":"x","of":[]}',
+        b'{"$":"bytes","of":"?"}',
+        b'{"$":"bytes","of":[1]}',
+        b'{"$":"float","of":"x"}',
+        b'{"$":"set","of":[[1]]}',
+        b'{"$":"dict","of":[[1]]}',
+        b'{"$":[],"of":[]}',
+        b'{"$":[],"of":"x"}',
+        b"[" * 100_000,
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
+    with pytest.raises(StateDamaged):
+        ANY.load(data)
+
+
+def test_a_stored_value_of_another_type_is_refused() -> None:
+    serializers = Serializers()
+    for kind, data in ((int, b'"1"'), (int, b"true"), (str, b"1"), (bool, b"1"), (float, b'"x"')):
+        with pytest.raises(StateDamaged, match="another type"):
+            serializers.of(kind).load(data)
+    own = JsonSerializer(
+        "own", complex, to_plain=lambda z: [z.real, z.imag], from_plain=lambda plain: complex(*plain)
+    )
+    assert own.load(own.dump(1 + 2j)) == 1 + 2j
+    with pytest.raises(StateDamaged, match="own"):
+        own.load(b"[1,2,3]")
+
+
+@given(VALUES, VALUES, st.binary(max_size=10))
+def test_pairs_come_back_as_they_were(key: Any, value: Any, data: bytes) -> None:
+    raw = BytesSerializer("bytes")
+    for pairs, pair in (
+        (Pairs(ANY, ANY), (key, value)),
+        (Pairs(ANY, raw), (key, data)),
+        (Pairs(raw, ANY), (data, value)),
+        (Pairs(raw, raw), (data, data)),
+    ):
+        assert same(pairs.load(pairs.dump(*pair)), pair)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x05\0\0\0abcd", b"\xff\xff\xff\xff"])
+def test_bytes_that_are_no_pair_are_refused(data: bytes) -> None:
+    raw = BytesSerializer("bytes")
+    for pairs in (Pairs(raw, raw), Pairs(ANY, ANY)):
+        with pytest.raises(StateDamaged):
+            pairs.load(data)
+
+
+@given(st.integers(-NUMBER_MAX, NUMBER_MAX))
+def test_numbers_come_back_from_their_keys(number: int) -> None:
+    assert decode(encode(number)) == number
+
+
+def test_keys_are_what_others_wrote_them_as() -> None:
+    told = {
+        9: "9",
+        10: "a",
+        35: "z",
+        36: "A",
+        61: "Z",
+        62: "10",
+        3843: "ZZ",
+        3844: "100",
+        0: "0",
+        -1: "-1",
+        -62: "-10",
+    }
+    assert {number: encode(number) for number in told} == told
+
+
+@pytest.mark.parametrize(
+    "key", ["", "-", "--1", "01", "-01", "00", "-0", " 1", "1 ", "é", "+1", "1.0", "Z" * 11, "Z" * 400]
+)
+def test_what_is_nobodys_key_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="base-62"):
+        decode(key)
