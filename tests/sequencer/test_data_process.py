@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from replicator.handshake import PushHello
 from replicator.items import Life, Place
 from replicator.session_marks import read_marks
 from replicator.session_receiver import SessionReceiver
-from rt.errors import Damaged, DiskFull, Fenced, RtError, Timeout
+from rt.epochs import epoch_of
+from rt.errors import ClusterMismatch, Damaged, DiskFull, Fenced, RtError, Timeout
 from rt.log.chain import chain_of_segment
 from rt.log.directory import read_header
 from rt.log.disk import REAL
@@ -37,6 +39,7 @@ from sequencer.commands import (
     Open,
     Range,
     Release,
+    Reset,
     decode_command,
     encode_command,
 )
@@ -51,6 +54,7 @@ from sequencer.orders import MergeOrder, SessionEnd, encode_order
 from sequencer.outcomes import Changed, Opened, Refused
 from sequencer.state import Configuration, State
 from sequencer.state_encoding import encode_state
+from sequencer.supervision import StartAgain
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,40 @@ class Played:
 
     async def __aexit__(self, *_: object) -> None:
         await self.data._close()
+
+
+@pytest.mark.parametrize(("epoch", "ends"), [(1, False), (2, False), (epoch_of(1 << 16, 7), True)])
+def test_the_process_begins_anew_where_control_comes_back_from_a_force(
+    config: NodeConfig, epoch: int, ends: bool
+) -> None:
+    async def play() -> None:
+        async with Played(config) as played:
+            state, said = new_state(), snapshot_of(new_state())
+            said.snapshot.epoch_id = 1
+            played.say(said)
+            do_open(state, "a")
+            later = snapshot_of(state)
+            later.snapshot.epoch_id = epoch
+            played.say(later)
+            assert isinstance(played.data.failure, StartAgain) == ends
+            assert played.data.tasks.stopping.is_set() == ends
+            assert (played.data.replica.state == state) == (not ends), "nothing of it is heard before"
+
+    asyncio.run(play())
+
+
+def test_the_process_ends_where_the_cluster_went_on_without_its_data(config: NodeConfig) -> None:
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            apply(state, Join(config.name, played.data._disk))
+            apply(state, Reset(False, 1 << 16, 7, bytes(16), "n9"))
+            os.makedirs(os.path.join(config.sessions_directory, "1"))
+            played.say(snapshot_of(state))
+            assert isinstance(played.data.failure, ClusterMismatch)
+            assert played.data.merger is None, "nothing is opened"
+
+    asyncio.run(play())
 
 
 def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(config):

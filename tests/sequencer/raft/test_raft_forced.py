@@ -414,3 +414,20 @@ def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
     giver.forget_idle(IDLE_S + 2.0)
     assert giver._readers == {}
     giver.close()
+
+
+def test_a_disk_whose_join_is_committed_is_no_new_one_though_it_has_not_said_that_it_knows(
+    clock: Clock,
+) -> None:
+    driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
+    driven.adopt()
+    for peer in ("n2", "n3"):
+        driven.wire.drop(peer)
+    driven.step()
+    driven.up("n2", claims={"n2": Claim(disk_id("n2"))})
+    driven.step()
+    assert isinstance(driven.node.force(b"forced"), NoMajority)
+    driven.wire.drop("n2")
+    driven.up("n2", claims={"n2": Claim(disk_id("n2", 1))})
+    driven.step()
+    force(driven)
