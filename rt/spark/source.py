@@ -15,11 +15,12 @@ from rt.spark.log_source import open_log
 from rt.spark.options import parse_options
 from rt.spark.reading import RtReader
 from rt.spark.sink_options import parse_write_options
-from rt.spark.streaming import RtStreamReader
-from rt.spark.writing import RtStreamWriter, RtWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from rt.spark.streaming import RtStreamReader
+    from rt.spark.writing import RtStreamWriter, RtWriter
 
 
 class RtDataSource(DataSource):
@@ -40,16 +41,22 @@ class RtDataSource(DataSource):
         return RtReader(parse_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> RtStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+        """For `spark.readStream`; PySpark before 4.2 lacks what streams need."""
+        from rt.spark.streaming import RtStreamReader
+
         return RtStreamReader(parse_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> RtWriter:
         """For `df.write`; `rt.spark.sink_options` says with which options."""
+        from rt.spark.writing import RtWriter
+
         options = parse_write_options(self.options, streaming=False)
         return RtWriter(options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RtStreamWriter:  # noqa: N802
         """For `df.writeStream`."""
+        from rt.spark.writing import RtStreamWriter
+
         options = parse_write_options(self.options, streaming=True)
         return RtStreamWriter(options, schema, overwrite=overwrite)
 

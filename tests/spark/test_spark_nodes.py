@@ -85,7 +85,7 @@ def test_a_stream_reads_from_nodes_that_hold_what_it_may_need_again(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(200), "the query does not end"
+    assert query.awaitTermination(600), "the query does not end"
     assert got == list(range(end))
     progress = "".join(str(each) for each in query.recentProgress)
     assert nodes.files["key"] not in progress

@@ -243,7 +243,7 @@ def run(
         .trigger(**(trigger or {"availableNow": True}))
         .start()
     )
-    assert query.awaitTermination(200), "the query does not end"
+    assert query.awaitTermination(600), "the query does not end"
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 
@@ -16,6 +17,7 @@ def local_session(
     # Before the JVM starts, or the workers run whatever python3 is first in the path.
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    environment["SPARK_HOME"] = _home(os.path.join(directory, "home"))
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -39,3 +41,12 @@ def local_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _home(path: str) -> str:
+    """Spark as it is installed, without the zip file whose modules each new worker would compile anew."""
+    installed = os.path.dirname(pyspark.__file__)
+    os.makedirs(path, exist_ok=True)
+    for name in ("bin", "jars"):
+        os.symlink(os.path.join(installed, name), os.path.join(path, name))
+    return path
