@@ -96,10 +96,19 @@ class Ledger:
         done = self.done().batch
         return sorted(batch for name in self._names() if name.isdecimal() and (batch := int(name)) > done)
 
-    def orders(self, batch: int) -> dict[int, Order]:
-        """By partition, what was begun of a batch."""
-        names = self._names(str(batch))
-        return {int(name): self._read(batch, int(name)) for name in names if name.isdecimal()}
+    def partitions(self, batch: int) -> set[int]:
+        """Those that were begun of a batch."""
+        return {int(name) for name in self._names(str(batch)) if name.isdecimal()}
+
+    def order(self, batch: int, partition: int) -> Order | None:
+        """What was begun of a partition; None if nothing was."""
+        path = os.path.join(self.path, str(batch), str(partition))
+        with storage_errors(path, "reading an order of rows"):
+            try:
+                with open(path, "rb") as file:
+                    return _decoded(file.read(), path)
+            except FileNotFoundError:
+                return None
 
     def claim(self, batch: int, partition: int, order: Order) -> tuple[Order, bool]:
         """Note the order of a partition, durably; the one that counts, and whether it was here before."""
@@ -109,7 +118,14 @@ class Ledger:
         checksum = crc32c(content, crc32c(head)).to_bytes(4, "little")
         if self._make(os.path.join(str(batch), str(partition)), head + checksum + content):
             return order, False
-        return self._read(batch, partition), True
+        claimed = self.order(batch, partition)
+        if claimed is None:
+            raise WriteConflict(
+                f"batch {batch} is done, and another one behind it",
+                where=self.path,
+                hint="Nothing is to be done: this attempt came too late.",
+            )
+        return claimed, True
 
     def finish(self, done: Done) -> None:
         """Note that a batch is merged whole; it may be said twice. What lies behind it is removed."""
@@ -133,22 +149,6 @@ class Ledger:
                 elif name.endswith(_DONE) and int(name.removesuffix(_DONE)) < batch:
                     with contextlib.suppress(FileNotFoundError):
                         os.remove(path)
-
-    def _read(self, batch: int, partition: int) -> Order:
-        path = os.path.join(self.path, str(batch), str(partition))
-        with storage_errors(path, "reading an order of rows"), open(path, "rb") as file:
-            data = file.read()
-        start = _HEADER.size + 4
-        if len(data) < start:
-            raise _damaged(path)
-        magic, first, count, query_bytes = _HEADER.unpack_from(data)
-        checksum = int.from_bytes(data[start - 4 : start], "little")
-        content = data[start:]
-        digest_bytes = count * DIGEST_BYTES
-        is_whole = magic == _MAGIC and len(content) == digest_bytes + query_bytes
-        if not is_whole or checksum != crc32c(content, crc32c(data[: start - 4])):
-            raise _damaged(path)
-        return Order(content[digest_bytes:].decode(), first, content[:digest_bytes])
 
     def _names(self, below: str = "") -> list[str]:
         path = os.path.join(self.path, below)
@@ -204,6 +204,19 @@ def _sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _decoded(data: bytes, path: str) -> Order:
+    start = _HEADER.size + 4
+    if len(data) < start:
+        raise _damaged(path)
+    magic, first, count, query_bytes = _HEADER.unpack_from(data)
+    checksum = int.from_bytes(data[start - 4 : start], "little")
+    content, digest_bytes = data[start:], count * DIGEST_BYTES
+    is_whole = magic == _MAGIC and len(content) == digest_bytes + query_bytes
+    if not is_whole or checksum != crc32c(content, crc32c(data[: start - 4])):
+        raise _damaged(path)
+    return Order(content[digest_bytes:].decode(), first, content[:digest_bytes])
 
 
 def _damaged(path: str) -> Damaged:

@@ -76,10 +76,14 @@ class _Writer:
         where = f"partition {partition} of batch {batch} of {options.name}"
         with Spool(spool_directory(options), options.topic) as spool:
             spool.fill(batches)
-            order = ledger.orders(batch).get(partition)
+            order = ledger.order(batch, partition)
             if order is None:
                 first = next_number(ledger, query, batch, partition)
-                check_untouched(options, tls, place, first)
+                try:
+                    check_untouched(options, tls, place, first)
+                except WriteConflict:
+                    if ledger.order(batch, partition) is None:  # Else another attempt has just begun.
+                        raise
                 order, _ = ledger.claim(batch, partition, Order(query, first, bytes(spool.digests)))
             if order.query != query:
                 raise other_query(ledger, order.query, query)
@@ -95,7 +99,7 @@ class _Writer:
         done, ledger = self.ledger.done(), self.ledger
         if len(parts) != len(messages) or not parts:
             raise RtError("a task did not say what it has written", where=f"batch {batch}")
-        begun = set(ledger.orders(batch))
+        begun = ledger.partitions(batch)
         if begun != {part.partition for part in parts}:
             raise WriteConflict(
                 f"batch {batch} was cut into other partitions when it was written before",

@@ -26,7 +26,7 @@ def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
         claims = list(pool.map(lambda mark: ledger.claim(0, 3, order(5, 4, mark)), range(8)))
     (winner,) = [claimed for claimed, was_here in claims if not was_here]
     assert {claimed for claimed, _ in claims} == {winner}
-    assert ledger.orders(0) == {3: winner}
+    assert (ledger.partitions(0), ledger.order(0, 3), ledger.order(0, 4)) == ({3}, winner, None)
     assert (winner.count, winner.end) == (4, 9)
     assert ledger.begun() == [0]
 
@@ -39,7 +39,7 @@ def test_a_batch_is_done_once_and_what_lies_behind_it_is_forgotten(ledger: Ledge
         ledger.finish(Done("query", batch, {0: batch + 1}))
     assert ledger.done() == Done("query", 2, {0: 3})
     assert ledger.begun() == []
-    assert (ledger.orders(1), ledger.orders(2)) == ({}, {0: order(2, 1)})
+    assert (ledger.partitions(1), ledger.order(1, 0), ledger.order(2, 0)) == (set(), None, order(2, 1))
     with pytest.raises(rt.WriteConflict, match="batch 2 is done already, and was another one"):
         ledger.finish(Done("query", 2, {0: 4}))
 
@@ -52,7 +52,7 @@ def test_damage_is_an_error_and_never_an_order(ledger: Ledger, place: int) -> No
     content[place] ^= 64
     path.write_bytes(content)
     with pytest.raises(rt.Damaged, match="fails its checksum"):
-        ledger.orders(0)
+        ledger.order(0, 0)
 
 
 def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
