@@ -105,8 +105,9 @@ class Persisted:
     def save(self, rows: Rows, *, is_full: bool) -> None:
         """Write what the store may not have, or all of it into a store that is empty (`is_full`).
 
-        Where this raises, the object is as before. Else one of `saved` and `save_failed` must follow.
+        One of `saved` and `save_failed` must follow; the latter where this raises, too, at whatever point.
         """
+        self._flight_was_stored = self._may_be_stored
         if is_full:
             self._write_whole(rows)
         elif self._is_whole():
@@ -116,9 +117,8 @@ class Persisted:
             self._write_whole(rows)
         else:
             self._write_changes(rows)
-        self._take_off()
-        self._flight_was_stored = self._may_be_stored
         self._may_be_stored = True
+        self._take_off()
         self._is_marked = False
 
     def saved(self) -> None:
@@ -155,15 +155,18 @@ class Persisted:
         raise NotImplementedError
 
     def _take_off(self) -> None:
-        """Put what may differ aside, and count as stored what was just written."""
+        """Put what may differ aside, and count as stored what was just written.
+
+        The flight is noted first, so that `_turn_back` undoes what an interrupt left half done.
+        """
         raise NotImplementedError
 
     def _land(self) -> None:
-        """What was put aside is stored."""
+        """What was put aside is stored. Twice is as once."""
         raise NotImplementedError
 
     def _turn_back(self, *, unknown_outcome: bool) -> None:
-        """Join what was put aside with what was edited since."""
+        """Join what was put aside, if anything was, with what was edited since. Twice is as once."""
         raise NotImplementedError
 
     def _load(self, rows: StoredRows) -> None:

@@ -141,13 +141,15 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
         self._flight = None
 
     def _turn_back(self, *, unknown_outcome: bool) -> None:
-        flight, self._flight = self._flight, None
-        assert flight is not None
+        flight = self._flight
+        if flight is None:
+            return
         self._written = flight.written
         self._low = flight.low
         self._high = max(self._high, flight.high) if unknown_outcome else flight.high
         self._stored_head = None if unknown_outcome else flight.stored_head
         self._stored_tail = None if unknown_outcome else flight.stored_tail
+        self._flight = None
 
     def _load(self, rows: StoredRows) -> None:
         head, tail = rows.number(METADATA, "head"), rows.number(METADATA, "tail")

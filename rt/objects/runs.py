@@ -102,19 +102,21 @@ class Run(Persisted, Generic[T]):
         self._edited = None
 
     def _land(self) -> None:
-        assert self._stored_length is not None
-        self._stored_end = self._stored_length
+        if self._stored_length is not None:
+            self._stored_end = self._stored_length
         self._flight = None
 
     def _turn_back(self, *, unknown_outcome: bool) -> None:
-        flight, self._flight = self._flight, None
-        assert flight is not None
+        flight = self._flight
+        if flight is None:
+            return
         self._kept = min(self._kept, flight.kept)
         if flight.edited:
             self._edited = flight.edited | (self._edited or set())
         self._stored_length = None if unknown_outcome else flight.stored_length
         if not unknown_outcome:
             self._stored_end = flight.stored_end
+        self._flight = None
 
     def _load(self, rows: StoredRows) -> None:
         length = rows.number(METADATA, self.LENGTH)

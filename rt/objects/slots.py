@@ -138,18 +138,20 @@ class Edits:
 
     def land(self) -> None:
         """What was put aside is stored."""
-        assert self._flight is not None
-        self._stored_end = self._flight.written_end
-        self._flight = None
+        if self._flight is not None:
+            self._stored_end = self._flight.written_end
+            self._flight = None
 
     def turn_back(self, *, unknown_outcome: bool) -> None:
-        """Join it with what was edited since."""
-        flight, self._flight = self._flight, None
-        assert flight is not None
+        """Join it, if anything was, with what was edited since."""
+        flight = self._flight
+        if flight is None:
+            return
         if self.edited is not None:
             self.edited = None if flight.edited is None else self.edited | flight.edited
         if not unknown_outcome:
             self._stored_end = flight.stored_end
+        self._flight = None
 
     def loaded(self, slots_end: int) -> None:
         """Nothing differs."""

@@ -117,27 +117,31 @@ class PersistedObjectSpace(Registry):
         with self._lock:
             is_full = writer.kind is CheckpointKind.FULL
             saved: list[Persisted] = []
+            changes, is_idle = self._changes, self._flight is None
             try:
                 self._require_turn(writer)
                 wrote_version = self._write_index(writer, is_full=is_full)
                 self._write_objects(writer, saved, is_full=is_full)
+                self._flight = _Flight(writer.store_id, changes, saved, wrote_version)
+                self._changes = _Changes()
             except BaseException:
                 writer.rollback()
+                if is_idle:
+                    self._flight, self._changes = None, changes
                 for each in saved:
                     each.save_failed(unknown_outcome=False)
                     each.mark_again()
                 raise
-            self._flight = _Flight(writer.store_id, self._changes, saved, wrote_version)
-            self._changes = _Changes()
 
     def on_saved(self) -> None:
         """The last save was committed. `OutOfTurn` if there was none, or its outcome was told already."""
         with self._lock:
-            flight = self._end_flight()
-            self._base = flight.store_id
-            self._version_is_stored = self._version_is_stored or flight.wrote_version
+            flight = self._require_flight()
             for each in flight.saved:
                 each.saved()
+            self._version_is_stored = self._version_is_stored or flight.wrote_version
+            self._base = flight.store_id
+            self._flight = None
 
     def on_save_failed(self, *, unknown_outcome: bool = True) -> None:
         """The last save was not committed, or, with `unknown_outcome`, that is not known.
@@ -145,13 +149,14 @@ class PersistedObjectSpace(Registry):
         What it held goes into the next one, with whatever was edited since. `OutOfTurn` as for `on_saved`.
         """
         with self._lock:
-            flight = self._end_flight()
+            flight = self._require_flight()
             for each in flight.saved:
                 each.save_failed(unknown_outcome=unknown_outcome)
                 if not each.is_deleted:
                     each.mark_again()
             flight.changes.join(self._changes)
             self._changes = flight.changes
+            self._flight = None
 
     def _write_index(self, writer: StateWriter, *, is_full: bool) -> bool:
         """Write the rows of the index; whether the version is among what was written."""
@@ -178,16 +183,16 @@ class PersistedObjectSpace(Registry):
         return wants_version
 
     def _write_objects(self, writer: StateWriter, saved: list[Persisted], *, is_full: bool) -> None:
-        """Write the objects' rows; `saved` gets each that wrote its own."""
+        """Write the objects' rows; `saved` gets each before it writes its own."""
         if not is_full:
             for each in self._changes.objects.values():
-                self._write_object(writer, each, is_full=False)
                 saved.append(each)
+                self._write_object(writer, each, is_full=False)
             return
         for object_id, found in self._objects.items():
             if isinstance(found, Persisted):
-                self._write_object(writer, found, is_full=True)
                 saved.append(found)
+                self._write_object(writer, found, is_full=True)
             else:
                 assert self._reader is not None
                 for category in self._stored_categories(object_id, found):
@@ -213,11 +218,10 @@ class PersistedObjectSpace(Registry):
                 what, hint="Load the space from that store first, or save with CheckpointKind.FULL."
             )
 
-    def _end_flight(self) -> _Flight:
-        flight, self._flight = self._flight, None
-        if flight is None:
+    def _require_flight(self) -> _Flight:
+        if self._flight is None:
             raise OutOfTurn("no save whose outcome is open", hint="Call it once after each save.")
-        return flight
+        return self._flight
 
     # Loading
 

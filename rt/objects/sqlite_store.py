@@ -17,13 +17,13 @@ import os
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from rt.errors import Closed, DirectoryLocked, DiskFull, FormatError, RtError, StorageFailed, UnknownVersion
-from rt.log.checksum import crc32c
 from rt.log.disk import REAL, storage_errors
 from rt.objects.errors import CommitUnknown, OutOfTurn, StateDamaged
+from rt.objects.sqlite_rows import SqliteReader, SqliteWriter, category_checksum, row_checksum
 from rt.objects.storing import CheckpointKind
 
 APPLICATION_ID: Final = 0x72744F53
@@ -32,11 +32,7 @@ VERSION: Final = 1
 WAL_BYTES_MAX: Final = 8 * 2**20
 """What the write-ahead log may grow to before a commit copies it into the file."""
 
-_READ_AT_ONCE: Final = 4096
-_WRITE_AT_ONCE: Final = 4096
 _BUSY_S: Final = 5.0
-_PUT: Final = "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)"
-_DELETE: Final = "DELETE FROM rows WHERE category = ? AND key = ?"
 _SCHEMA: Final = (
     "CREATE TABLE information (store_id TEXT NOT NULL)",
     """CREATE TABLE rows (category TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
@@ -91,8 +87,7 @@ class SqliteStore:
             raise OutOfTurn("another commit is open", hint="Commit it or roll it back first.")
         with self._errors("beginning a commit"):
             self._write_connection.execute("BEGIN IMMEDIATE")
-        self._writer = SqliteWriter(self, kind)
-        return self._writer
+        return SqliteWriter(self, kind)
 
     def close(self) -> None:
         """Roll back what is open, and let the file go."""
@@ -174,14 +169,14 @@ class SqliteStore:
         before, begin = None, 0
         for category, key, value, checksum in connection.execute("SELECT * FROM rows"):
             if category != before:
-                before, begin = category, _category_checksum(str(category))
+                before, begin = category, category_checksum(str(category))
             self._verify(category, key, value, checksum, begin)
 
     def _verify(self, category: object, key: object, value: object, checksum: object, begin: int) -> None:
         if (
             not isinstance(key, str)
             or not isinstance(value, bytes)
-            or _checksum(begin, key, value) != checksum
+            or row_checksum(begin, key, value) != checksum
         ):
             where = f"{self.path}, {category}, {str(key)[:100]}"
             raise StateDamaged("a row fails its checksum", where=where, hint=_RESTORE)
@@ -280,166 +275,6 @@ class SqliteStore:
         return StorageFailed(f"the disk failed while {doing}", where=self.path, got=got, hint=hint)
 
 
-class SqliteReader:
-    """Reads what is committed."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
-
-    @property
-    def store_id(self) -> str:
-        """The store's."""
-        return self._store.store_id
-
-    def categories(self, prefix: str = "") -> Iterator[str]:
-        """One look into the tree for each."""
-        found = self._all("SELECT category FROM rows WHERE category >= ? ORDER BY category LIMIT 1", prefix)
-        while found and (category := str(found[0][0])).startswith(prefix):
-            yield category
-            found = self._all(
-                "SELECT category FROM rows WHERE category > ? ORDER BY category LIMIT 1", category
-            )
-
-    def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
-        """Some thousands at a time, all of one commit if none is made meanwhile; each verified."""
-        begin = _category_checksum(category)
-        columns = "SELECT key, value, checksum FROM rows WHERE category = ?"
-        end = "ORDER BY key LIMIT ?"
-        found = self._all(f"{columns} {end}", category, _READ_AT_ONCE)
-        while found:
-            for key, value, checksum in found:
-                self._store._verify(category, key, value, checksum, begin)
-                yield key, value
-            if len(found) < _READ_AT_ONCE:
-                return
-            found = self._all(f"{columns} AND key > ? {end}", category, found[-1][0], _READ_AT_ONCE)
-
-    def get(self, category: str, key: str) -> bytes | None:
-        """One row."""
-        found = self._all("SELECT value, checksum FROM rows WHERE category = ? AND key = ?", category, key)
-        if not found:
-            return None
-        value, checksum = found[0]
-        self._store._verify(category, key, value, checksum, _category_checksum(category))
-        return bytes(value)
-
-    def _all(self, statement: str, *values: object) -> list[Any]:
-        store = self._store
-        store._require_usable()
-        with store._reading, store._errors("reading"):
-            return store._read_connection.execute(statement, values).fetchall()
-
-
-class SqliteWriter:
-    """A commit in the making: a transaction of SQLite's, with what was put last still in memory."""
-
-    def __init__(self, store: SqliteStore, kind: CheckpointKind) -> None:
-        self._store = store
-        self._kind = kind
-        self._waiting: list[tuple[str, str, bytes, int]] = []
-        if kind is CheckpointKind.FULL:
-            self._run("DELETE FROM rows")
-
-    @property
-    def kind(self) -> CheckpointKind:
-        """Full or differential."""
-        return self._kind
-
-    @property
-    def store_id(self) -> str:
-        """The store's."""
-        return self._store.store_id
-
-    def put(self, category: str, key: str, data: bytes) -> None:
-        """Write a row."""
-        self._require_current()
-        self._waiting.append((category, key, data, _checksum(_category_checksum(category), key, data)))
-        if len(self._waiting) >= _WRITE_AT_ONCE:
-            self._flush()
-
-    def put_many(self, category: str, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Write rows."""
-        self._require_current()
-        begin = _category_checksum(category)
-        waiting = self._waiting
-        try:
-            for key, data in rows:
-                waiting.append((category, key, data, _checksum(begin, key, data)))
-                if len(waiting) >= _WRITE_AT_ONCE:
-                    self._flush()
-        except BaseException:
-            self.rollback()
-            raise
-
-    def delete_many(self, category: str, keys: Iterable[str]) -> None:
-        """Take rows away."""
-        self._require_current()
-        try:
-            gone = [(category, key) for key in keys]
-        except BaseException:
-            self.rollback()
-            raise
-        self._flush()
-        self._run(_DELETE, gone)
-
-    def clear(self, category: str) -> None:
-        """Take a category away."""
-        self._require_current()
-        self._flush()
-        self._run("DELETE FROM rows WHERE category = ?", [(category,)])
-
-    def commit(self) -> None:
-        """Commit and sync."""
-        self._require_current()
-        self._flush()
-        self._store._writer = None
-        self._store._commit()
-
-    def rollback(self) -> None:
-        """Forget it."""
-        if self._store._writer is self:
-            self._store._writer = None
-            self._waiting.clear()
-            if not self._store._is_closed and os.getpid() == self._store._pid:
-                self._store._roll_back()
-
-    def __enter__(self) -> SqliteWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rollback()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            self._run(_PUT, self._waiting)
-            self._waiting.clear()
-
-    def _run(self, statement: str, many: Sequence[tuple[str | bytes | int, ...]] | None = None) -> None:
-        connection = self._store._write_connection
-        try:
-            with self._store._errors("writing"):
-                if many is None:
-                    connection.execute(statement)
-                else:
-                    connection.executemany(statement, many)
-        except BaseException:
-            self.rollback()
-            raise
-
-    def _require_current(self) -> None:
-        self._store._require_usable()
-        if self._store._writer is not self:
-            raise OutOfTurn("the writer is spent", hint="Begin another one.")
-
-
 def _number(connection: sqlite3.Connection, pragma: str) -> int:
     (number,) = connection.execute(f"PRAGMA {pragma}").fetchone()
     return int(number)
-
-
-def _category_checksum(category: str) -> int:
-    return crc32c(f"{category}\0".encode())
-
-
-def _checksum(begin: int, key: str, value: bytes) -> int:
-    return crc32c(value, crc32c(f"{key}\0".encode(), begin))

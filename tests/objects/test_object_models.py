@@ -12,7 +12,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -20,7 +19,9 @@ from object_models import SUBJECTS, Subject, outcome
 
 from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
 
-KINDS = st.sampled_from(CheckpointKind) | st.just(CheckpointKind.DIFFERENTIAL)
+KINDS = st.sampled_from([CheckpointKind.DIFFERENTIAL] * 4 + [CheckpointKind.FULL])
+ENDS = st.sampled_from(["applied", "applied", "failed", "unknown", "unknown, applied"])
+"""What becomes of a commit: whether it was applied, and whether the space is told the truth of it."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -40,44 +41,48 @@ class Machine(RuleBasedStateMachine):
         self.object: Any = self.subject.create(self.space, "it")
         self.model = self.subject.model()
         self.committed: Any = None  # what a look at the object said when what is stored was saved
-        self.writer: Any = None
-        self.saved: Any = None
 
-    @rule(data=st.data(), count=st.integers(1, 4))
-    def edit(self, data: Any, count: int) -> None:
-        if self.object is None:
-            return
+    @rule(data=st.data())
+    def edit(self, data: Any) -> None:
+        self.edit_with(data)
+
+    @rule(data=st.data(), count=st.integers(2, 4))
+    def edit_more(self, data: Any, count: int) -> None:
         for _ in range(count):
+            self.edit_with(data)
+
+    def edit_with(self, data: Any) -> None:
+        if self.object is not None:
             theirs, ours = data.draw(st.sampled_from(self.subject.edits))(data.draw)
             assert outcome(theirs, self.object) == outcome(ours, self.model)
 
-    @precondition(lambda self: self.writer is None)
-    @rule(kind=KINDS)
-    def save(self, kind: CheckpointKind) -> None:
-        self.writer = self.store.begin(kind)
-        self.space.save(self.writer)
-        self.saved = self.look()
-
-    @precondition(lambda self: self.writer is not None)
-    @rule(is_applied=st.sampled_from([True, True, False]), is_told=st.sampled_from([True, True, False]))
-    def end_save(self, is_applied: bool, is_told: bool) -> None:
-        if is_applied:
-            self.writer.commit()
-            self.committed = self.saved
+    @rule(data=st.data(), kind=KINDS, during=st.integers(0, 2), end=ENDS)
+    def checkpoint(self, data: Any, kind: CheckpointKind, during: int, end: str) -> None:
+        writer = self.store.begin(kind)
+        self.space.save(writer)
+        saved = self.look()
+        for _ in range(during):
+            self.edit_with(data)
+        if "applied" in end:
+            writer.commit()
+            self.committed = saved
         else:
-            self.writer.rollback()
-        if is_applied and is_told:
+            writer.rollback()
+        if end == "applied":
             self.space.on_saved()
         else:
-            self.space.on_save_failed(unknown_outcome=is_applied or not is_told)
-        self.writer = None
+            self.space.on_save_failed(unknown_outcome=end != "failed")
         self.check_store()
+
+    def teardown(self) -> None:
+        """Whatever became of the checkpoints before, this one holds all."""
+        if hasattr(self, "space"):
+            self.space.checkpoint(self.store)
+            self.committed = self.look()
+            self.check_store()
 
     @rule()
     def crash(self) -> None:
-        if self.writer is not None:
-            self.writer.rollback()
-            self.writer = None
         self.space = PersistedObjectSpace()
         self.space.load(self.store.reader())
         if self.committed is None:
@@ -88,15 +93,12 @@ class Machine(RuleBasedStateMachine):
             assert self.look() == self.committed
         self.model = copy.deepcopy(self.modelled())
 
-    @rule()
-    def delete(self) -> None:
+    @rule(is_made_again=st.booleans())
+    def delete(self, is_made_again: bool) -> None:
         if self.object is not None:
             self.space.delete("it")
             self.object = None
-
-    @rule()
-    def create(self) -> None:
-        if self.object is None:
+        if is_made_again:
             self.object, self.model = self.subject.create(self.space, "it"), self.subject.model()
 
     @invariant()

@@ -120,7 +120,9 @@ def test_a_process_killed_while_it_made_the_file_leaves_one_that_can_be_made(pat
     path.touch()
     with SqliteStore(path) as store:
         put(store, "1", b"one")
-    assert sqlite3.connect(path).execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    connection.close()
 
 
 # Flipped bits

@@ -123,15 +123,13 @@ def move_first_to_last(linked: Any) -> None:
 PLACES = st.integers(0, 8)
 
 LIST_EDITS = [
-    one("append", ITEMS),
-    one("append", ITEMS),
-    one("extend", MANY),
+    *[one("append", ITEMS)] * 4,
+    *[one("extend", MANY)] * 3,
     one("insert", INDEXES, ITEMS),
-    one("__setitem__", INDEXES, ITEMS),
-    one("__setitem__", INDEXES, ITEMS),
+    *[one("__setitem__", INDEXES, ITEMS)] * 6,
     one("__delitem__", INDEXES),
     one("__delitem__", SLICES),
-    one("pop"),
+    *[one("pop")] * 3,
     one("pop", INDEXES),
     one("remove", ITEMS),
     one("reverse"),
@@ -141,9 +139,8 @@ LIST_EDITS = [
 ]
 
 SET_EDITS = [
-    one("add", NUMBERS, answers=False),
-    one("add", NUMBERS, answers=False),
-    one("discard", NUMBERS, answers=False),
+    *[one("add", NUMBERS, answers=False)] * 4,
+    *[one("discard", NUMBERS, answers=False)] * 3,
     one("remove", NUMBERS),
     one("clear"),
     one("update", st.sets(NUMBERS)),
@@ -160,9 +157,8 @@ SET_EDITS = [
 ]
 
 DICTIONARY_EDITS = [
-    one("__setitem__", NUMBERS, ITEMS),
-    one("__setitem__", NUMBERS, ITEMS),
-    one("__delitem__", NUMBERS),
+    *[one("__setitem__", NUMBERS, ITEMS)] * 5,
+    *[one("__delitem__", NUMBERS)] * 3,
     one("pop", NUMBERS),
     one("pop", NUMBERS, st.none()),
     one("setdefault", NUMBERS, ITEMS),
@@ -200,10 +196,9 @@ SUBJECTS = {
         lambda space, name: space.get_queue(name),
         deque,
         [
-            two(method("enqueue"), method("append"), ITEMS),
-            two(method("enqueue"), method("append"), ITEMS),
-            two(method("dequeue"), method("popleft")),
-            one("extend", MANY),
+            *[two(method("enqueue"), method("append"), ITEMS)] * 3,
+            *[two(method("dequeue"), method("popleft"))] * 4,
+            *[one("extend", MANY)] * 3,
             one("clear"),
             two(method("peek"), lambda model: model[0]),
         ],
@@ -213,10 +208,9 @@ SUBJECTS = {
         lambda space, name: space.get_stack(name),
         list,
         [
-            two(method("push"), method("append"), ITEMS),
-            two(method("push"), method("append"), ITEMS),
-            one("pop"),
-            one("extend", MANY),
+            *[two(method("push"), method("append"), ITEMS)] * 3,
+            *[one("pop")] * 4,
+            *[one("extend", MANY)] * 2,
             one("clear"),
             two(method("peek"), lambda model: model[-1]),
         ],

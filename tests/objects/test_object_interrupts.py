@@ -1,0 +1,134 @@
+"""An interrupt at any line of a save, or of what follows it, loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, PersistedObjectSpace
+
+KINDS = ["list", "queue", "stack", "linked_list", "set", "sorted_dictionary"]
+
+
+def put(held: Any, values: str) -> None:
+    if "dictionary" in type(held).__name__.lower():
+        held.update(dict.fromkeys(values, 1))
+    elif hasattr(held, "update"):
+        held.update(values)
+    else:
+        held.extend(values)
+
+
+TAKE = {
+    "list": lambda held: held.pop(),
+    "queue": lambda held: held.dequeue(),
+    "stack": lambda held: held.pop(),
+    "linked_list": lambda held: held.remove_first(),
+    "set": lambda held: held.remove("a"),
+    "sorted_dictionary": lambda held: held.pop("b"),
+}
+
+
+def edited() -> tuple[MemoryStore, PersistedObjectSpace]:
+    """A space that was saved, and has been edited since."""
+    store = MemoryStore()
+    space = PersistedObjectSpace()
+    for kind in KINDS:
+        put(getattr(space, f"create_{kind}")(kind), "abc")
+    space.create_list("gone").append(1)
+    space.checkpoint(store, CheckpointKind.FULL)
+    for kind in KINDS:
+        held = getattr(space, f"get_{kind}")(kind)
+        TAKE[kind](held)
+        put(held, "x")
+    space.delete("gone")
+    space.create_list("new").append(1)
+    return store, space
+
+
+def interrupted(line: int, call: Callable[[], object]) -> bool:
+    """Call it, with an interrupt at the `line`-th line of the object space's code; whether it came so far."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if "/rt/objects/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def check(store: MemoryStore, space: PersistedObjectSpace) -> None:
+    """Whatever happened, the next checkpoint makes the store what the space is."""
+    for kind in KINDS:
+        put(getattr(space, f"get_{kind}")(kind), "z")
+    space.checkpoint(store)
+    again = PersistedObjectSpace()
+    again.load(store.reader())
+    assert sorted(again.ids()) == sorted([*KINDS, "new"])
+    for kind in KINDS:
+        assert list(getattr(again, f"get_{kind}")(kind)) == list(getattr(space, f"get_{kind}")(kind)), kind
+    whole = MemoryStore()
+    space.checkpoint(whole, CheckpointKind.FULL)
+    assert whole.content() == store.content()
+
+
+@pytest.mark.parametrize("kind", CheckpointKind)
+def test_an_interrupt_anywhere_in_a_save_loses_nothing(kind: CheckpointKind) -> None:
+    line, was_interrupted = 0, True
+    while was_interrupted:
+        line += 1
+        store, space = edited()
+        writer = store.begin(kind)
+        was_interrupted = interrupted(line, lambda space=space, writer=writer: space.save(writer))
+        if was_interrupted:
+            writer.rollback()
+        else:
+            writer.commit()
+        try:
+            space.on_save_failed(unknown_outcome=not was_interrupted)
+        except OutOfTurn:
+            assert was_interrupted
+        check(store, space)
+    assert line > 100
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_an_interrupt_anywhere_in_telling_the_outcome_loses_nothing(is_good: bool) -> None:
+    line, was_interrupted = 0, True
+    while was_interrupted:
+        line += 1
+        store, space = edited()
+        writer = store.begin(CheckpointKind.DIFFERENTIAL)
+        space.save(writer)
+        for kind in ("list", "queue", "stack", "linked_list"):
+            TAKE[kind](getattr(space, f"get_{kind}")(kind))
+        if is_good:
+            writer.commit()
+        else:
+            writer.rollback()
+        tell = space.on_saved if is_good else space.on_save_failed
+        was_interrupted = interrupted(line, tell)
+        if was_interrupted:
+            with contextlib.suppress(OutOfTurn):
+                tell()
+        check(store, space)
+    assert line > 30
