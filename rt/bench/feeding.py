@@ -2,7 +2,7 @@
 
     python -m rt.bench.feeding DIRECTORY MEGABYTES_PER_SECOND SECONDS
 
-A line on stdout says that the log is there, before the first message.
+Some messages come first; then a line on stdout says that they are there, and one on stdin begins the rest.
 """
 
 from __future__ import annotations
@@ -32,16 +32,22 @@ def feed(root: str, bytes_per_second: float, seconds: float) -> None:
     )
     merged = MergedLog(os.path.join(root, "merged"), cluster_id=os.urandom(16), stream="bench")
     with publisher, merged:
+        _add(publisher, merged, list(itertools.islice(values, _DISTINCT)))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
+        sys.stdin.readline()
         begin, count = time.monotonic(), 0
         while (passed := time.monotonic() - begin) < seconds:
             due = int(bytes_per_second * passed / VALUE_BYTES) - count
-            publisher.publish_many(list(itertools.islice(values, due)), topic=TOPIC)
-            publisher.flush()
-            merged.merge_all([publisher.directory], block_bytes=BLOCK_BYTES)
+            _add(publisher, merged, list(itertools.islice(values, due)))
             count += due
             time.sleep(_TURN_SECONDS)
+
+
+def _add(publisher: Publisher, merged: MergedLog, values: list[bytes]) -> None:
+    publisher.publish_many(values, topic=TOPIC)
+    publisher.flush()
+    merged.merge_all([publisher.directory], block_bytes=BLOCK_BYTES)
 
 
 if __name__ == "__main__":
