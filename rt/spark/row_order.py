@@ -9,7 +9,9 @@ rows are `rt.WriteConflict`, and nothing is published.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeAlias
 
@@ -22,14 +24,23 @@ DIGEST_BYTES = 16
 Digests: TypeAlias = bytes | bytearray
 """One digest behind the other, in the order of the rows."""
 
+_HEAD = struct.Struct("<?qI")
 _DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
 
 
-def digest(value: bytes, topic: bytes, timestamp_ns: int | None) -> bytes:
-    """What tells a row from every other one. `timestamp_ns` is None where the rows have none."""
-    found = blake2b(b"%d %s %s " % (len(topic), str(timestamp_ns).encode(), topic), digest_size=DIGEST_BYTES)
-    found.update(value)
-    return found.digest()
+def digests_of(
+    values: Sequence[bytes], topics: Sequence[bytes], timestamps_ns: Sequence[int | None]
+) -> bytes:
+    """What tells each row from every other one. A timestamp is None where the rows have none."""
+    pack = _HEAD.pack
+    return b"".join(
+        [
+            blake2b(
+                pack(stamp is not None, stamp or 0, len(topic)) + topic + value, digest_size=DIGEST_BYTES
+            ).digest()
+            for value, topic, stamp in zip(values, topics, timestamps_ns, strict=True)
+        ]
+    )
 
 
 def order_of(wanted: Digests, got: Digests, *, where: str) -> NDArray[np.int64] | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rt.errors import InvalidMessage, InvalidOption
 from rt.log.disk import storage_errors
-from rt.spark.row_order import digest
+from rt.spark.row_order import digests_of
 
 _KINDS: Final = {
     "value": ("binary", "string"),
@@ -81,8 +81,10 @@ class Spool:
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
                     ready = self._ready(batch)
-                    for row in _rows(ready):
-                        self.digests += digest(row.value, row.topic.encode(), row.timestamp_ns)
+                    values, topics, stamps = ready.columns
+                    self.digests += digests_of(
+                        values.to_pylist(), topics.cast(pa.binary()).to_pylist(), stamps.to_pylist()
+                    )
                     out.write_batch(ready)
             self._file.flush()
 
