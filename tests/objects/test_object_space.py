@@ -422,6 +422,77 @@ def test_a_commit_of_unknown_outcome_heals(
     assert full.content() == store.content()
 
 
+def fill(made: Any, values: list[int]) -> None:
+    made.update(dict.fromkeys(values, 0)) if hasattr(made, "update") else made.extend(values)
+
+
+def take(made: Any, count: int) -> None:
+    """Take the newest out, of a queue the oldest."""
+    name = {"queue": "dequeue", "linked_list": "remove_last", "dictionary": "popitem"}.get(made.id, "pop")
+    for _ in range(count):
+        getattr(made, name)()
+
+
+def checkpoint_failing(space: PersistedObjectSpace, store: MemoryStore, end: str) -> None:
+    writer = store.begin(DIFFERENTIAL)
+    space.save(writer)
+    writer.commit() if "applied" in end else writer.rollback()
+    space.on_save_failed(unknown_outcome=end != "failed")
+
+
+def check_whole(space: PersistedObjectSpace, store: MemoryStore) -> None:
+    space.checkpoint(store)
+    full = MemoryStore()
+    space.checkpoint(full, FULL)
+    assert store.content() == full.content()
+
+
+ENDS = ["failed", "unknown", "unknown, applied"]
+
+
+@pytest.mark.parametrize("kind", ["list", "stack", "queue", "linked_list", "set", "dictionary"])
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDS, ENDS)))
+@pytest.mark.parametrize(("grown", "taken"), [(3, 5), (3, 2), (0, 2), (2, 0)])
+def test_failures_in_a_row_heal(kind: str, first: str, second: str, grown: int, taken: int) -> None:
+    store = MemoryStore()
+    space = new(store)
+    made = make(space, kind, kind)
+    fill(made, [1, 2, 3, 4])
+    space.checkpoint(store)
+    fill(made, list(range(10, 10 + grown)))
+    checkpoint_failing(space, store, first)
+    take(made, taken)
+    checkpoint_failing(space, store, second)
+    check_whole(space, store)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_a_failed_save_had_is_in_the_next_one(store: MemoryStore, end: str) -> None:
+    space = new(store)
+    items, held, linked = space.create_list("l"), space.create_dictionary("d"), space.create_linked_list("k")
+    array, members = space.create_array("a", 4, 0), space.create_set("s")
+    for made in (items, held, linked, members):
+        fill(made, [1, 2, 3, 4])
+    fill(space.create_list("doomed before"), [1])
+    fill(space.create_list("doomed during"), [1])
+    space.checkpoint(store)
+    space.delete("doomed before")
+    items[1] = array[2] = held[3] = "in the save"
+    node = linked.find(2)
+    assert node is not None
+    node.value = "in the save"
+    members.remove(1)
+    writer = store.begin(DIFFERENTIAL)
+    space.save(writer)
+    items[2] = array[0] = held[4] = "during the save"
+    members.add(5)
+    linked.remove_first()
+    space.delete("doomed during")
+    writer.commit() if "applied" in end else writer.rollback()
+    space.on_save_failed(unknown_outcome=end != "failed")
+    check_whole(space, store)
+
+
 @pytest.mark.parametrize("is_applied", [False, True])
 def test_an_object_made_in_a_save_of_unknown_outcome_and_deleted_then_leaves_nothing(
     is_applied: bool,
