@@ -77,7 +77,9 @@ def test_flights_are_counted_by_a_streaming_query_as_in_the_file(
 ) -> None:
     live = spark.readStream.format("rt").options(**options_of(sink, "counter"), maxOffsetsPerTrigger="200000")
     fields = live.load().selectExpr("topic", "split(cast(value as string), ',') fields", "value")
-    by_month = fields.selectExpr("topic", "fields[1] month", "length(value) size").groupBy("topic", "month")
+    by_month = fields.selectExpr("topic", "get(fields, 1) month", "length(value) size").groupBy(
+        "topic", "month"
+    )
     query = (
         by_month.agg({"*": "count", "size": "sum"})
         .writeStream.format("memory")
