@@ -87,6 +87,7 @@ def _order(state: State, command: Merge, taken: list[Taken]) -> MergeOrder:
         merged = _begin_segment(state, command.sequenced_ns)
     offset = 0 if begins or merged.segment is None else merged.offset
     blocks = tuple(_blocks(state, command, taken))
+    end_offset = merged.offset if merged.segment is not None else 0
     return MergeOrder(
         command.number,
         command.sequenced_ns,
@@ -97,7 +98,7 @@ def _order(state: State, command: Merge, taken: list[Taken]) -> MergeOrder:
         blocks,
         merged.chain,
         merged.total_bytes,
-        merged.offset,
+        end_offset,
         tuple(
             SessionEnd(one.session_id, one.x, one.y, one.end, one.end_number)
             for one in (result.one for result in taken)

@@ -45,7 +45,10 @@ class OrderBlock:
 
 @dataclass(frozen=True, slots=True)
 class MergeOrder:
-    """What instruction `instruction` writes: at `offset` of the merged segment, 0 if it begins it."""
+    """What instruction `instruction` writes: at `offset` of the merged segment, 0 if it begins it.
+
+    If that is `end_offset`, it writes nothing; at 0 then, and no segment, if none has begun.
+    """
 
     instruction: int
     sequenced_ns: int

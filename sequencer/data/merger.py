@@ -294,8 +294,10 @@ class Merger:
         """See whether the first order, or the end of all, follows what is here."""
         here = self._place()
         end, reached = self._end
-        begin = _begin(self._orders[0]) if self._orders else end
-        first = self._orders[0].first_position if self._orders else reached.position
+        # Before any segment has begun there are orders that need no place.
+        order = next((one for one in self._orders if one.end_offset), None)
+        begin = end if order is None else _begin(order)
+        first = reached.position if order is None else order.first_position
         self.gap = begin if begin is not None and not self._reaches(here, begin, first) else None
         is_cleared = end is None and self._cleared is not None
         is_there = here == end or is_cleared
@@ -380,7 +382,7 @@ class Merger:
         writer = self._writer
         assert writer is not None
         here = self._place()
-        if (order.blocks or order.offset == 0) and (here is None or here < _end(order)):
+        if order.offset < order.end_offset and (here is None or here < _end(order)):
             if not self._write(writer, order):
                 return False
             is_new = here is None or here <= _begin(order)

@@ -279,6 +279,54 @@ def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_
         merger.close()
 
 
+def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node() -> None:
+    story, reached = cleared_story()
+    cleared = story.state.cleared
+    empty = without_bytes(story.state)
+    behind = reached._replace(instruction=empty.instruction)
+    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    written = story.sessions[1]
+    written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
+    story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
+    files = []
+    for orders, is_at in (([empty], reached), ([], behind)):  # One node was away when it was merged.
+        disk = MemoryDisk()
+        story.put_sessions(disk)
+        merger = open_merger(disk, story)
+        try:
+            merger.begin([], None, is_at, cleared)
+            for order in [*orders, story.orders[-1]]:
+                merger.add(order)
+            merger.wait_written(story.state.instruction)
+            assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
+        finally:
+            merger.close()
+        files.append(merged_files(disk))
+    assert files[0] == files[1]
+    assert len(files[0][SegmentId(7, 0)]) == story.end.offset
+
+
+def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything_is_written() -> None:
+    story, _ = cleared_story()
+    empty = without_bytes(story.state)
+    must(WasReset, apply(story.state, Reset(False, 1 << 16, 77, REQUEST, "n1")))
+    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    written = story.sessions[1]
+    written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
+    story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
+    disk = MemoryDisk()  # A new one, or of a node that was away when the log was cleared.
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    try:
+        merger.begin([empty, story.orders[-1]], story.end, story.reached, story.state.cleared)
+        assert merger.gap is None
+        merger.wait_written(story.state.instruction)
+        assert (merger.failure, merger.written) == (None, story.reached)
+        assert set(merged_files(disk)) == {SegmentId(1 << 16, 0)}
+    finally:
+        merger.close()
+
+
 def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
     story = Story.drawn()
     must(WasReset, apply(story.state, Reset(False, 1 << 16, 77, REQUEST, "n1")))
