@@ -199,6 +199,8 @@ class Data:
         self.link.send(pb.ToControl(propose=command))
 
     def _on_message(self, message: pb.ToData) -> None:
+        if self.failure is not None:
+            return  # What control goes on to say may be of another line of epochs than what is known here.
         if message.HasField("snapshot") and self._is_forced_apart(message.snapshot.epoch_id):
             self._end(StartAgain("the cluster was forced to go on: whoever is connected is to come again"))
             return

@@ -151,6 +151,13 @@ def test_the_process_begins_anew_where_control_comes_back_from_a_force(
             assert isinstance(played.data.failure, StartAgain) == ends
             assert played.data.tasks.stopping.is_set() == ends
             assert (played.data.replica.state == state) == (not ends), "nothing of it is heard before"
+            command = encode_command(opening("b"))
+            played.say(pb.ToData(applied=pb.Applied(index=said.snapshot.index + 1, command=command)))
+            known = played.data.replica.state
+            assert known is not None
+            assert (known.session_of("b") is None) == ends, (
+                "nor what is applied behind it, whatever its index"
+            )
 
     asyncio.run(play())
 
