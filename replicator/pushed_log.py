@@ -133,6 +133,7 @@ class PushedLog:
             if line_of(start.epoch) != line_of(self._epoch):
                 for node in self._epochs:
                     self.levels.leave(node)
+                self.levels.merged_place = NOWHERE  # There they may lack what was merged in the other line.
             self._epoch = start.epoch
         self._epochs[start.node] = start.epoch
         self.levels.start(start.node, start.members, start.place)

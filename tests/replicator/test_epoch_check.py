@@ -125,6 +125,25 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
     asyncio.run(play())
 
 
+def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behind_one(tmp_path: Path) -> None:
+    end = Place(0, 0, 128)
+    merged = PushProgress(end, 10, merged=end, merged_x=0, merged_number=10)
+
+    async def play() -> None:
+        log = PushedLog(publish(REAL, 10, root=str(tmp_path)), "s")
+        log.start(PushStart(CLUSTER, 1, 3, "n1"))
+        log.report("n1", merged)
+        assert log.levels.safe("n2") == end, "others bring it"
+        log.start(PushStart(CLUSTER, FORCED, 3, "n2"))
+        assert log.levels.safe("n2") < end, "nobody does"
+        log.report("n2", PushProgress(end, 10))
+        assert log.levels.safe("n2") == end
+        assert log.levels.merged.number == 10, "what was told stays so"
+        log.close()
+
+    asyncio.run(play())
+
+
 def test_a_node_may_say_no_epoch_that_there_is_not() -> None:
     replace(start(1), epoch=(1 << 63) - 1)
     with pytest.raises(ValueError, match="epoch"):
