@@ -121,6 +121,11 @@ class Refused:
     is_fenced: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NotWaiting(Refused):
+    """A request of an operator was decided before, or is not known: what came of it is not said."""
+
+
 Outcome: TypeAlias = (
     Merged
     | Opened

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sequencer.commands import Ask, Decide, Operation, decode_operation, encode_command
-from sequencer.outcomes import Lapsed, Outcome, Refused, Waits
+from sequencer.outcomes import Lapsed, NotWaiting, Outcome, Refused, Waits
 from sequencer.state import ASKED_MAX, Asked, State
 
 
@@ -32,10 +32,10 @@ def decide(state: State, command: Decide) -> Operation | Lapsed | Refused:
     """What is to be carried out now. Requests whose time is over are forgotten, whatever they were."""
     asked = state.asked.get(command.id)
     if asked is None:
-        return Refused("that request does not wait, or was forgotten")
+        return NotWaiting("that request does not wait, or was forgotten")
     now_ns = max(state.decided_ns, command.at_ns)
     if not asked.command and asked.until_ns >= now_ns:
-        return Refused("that request was decided before")
+        return NotWaiting("that request was decided before")
     state.decided_ns = now_ns
     for request in [request for request, one in state.asked.items() if one.until_ns < now_ns]:
         if state.asked[request].command and request != command.id:

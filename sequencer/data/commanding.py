@@ -18,7 +18,7 @@ from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.commands import REQUEST_BYTES, Ask, Command, Decide, Operation, encode_command
 from sequencer.data.replica import Replica
-from sequencer.outcomes import Lapsed, Outcome, Refused
+from sequencer.outcomes import Lapsed, NotWaiting, Outcome, Refused
 from sequencer.state import State
 
 PROPOSE_AGAIN_S: Final = 1.0
@@ -39,6 +39,8 @@ class Commanding:
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """A command was applied here."""
         match command, outcome:
+            case Decide(), NotWaiting():
+                pass  # The one before it counts, which may have been in a snapshot: nobody here knows then.
             case (Decide(request), _) | (Ask(request), Refused() | Lapsed()):
                 waiting = self._waiting.get(request)
                 if waiting is not None and not waiting.done():

@@ -869,6 +869,31 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
     asyncio.run(play())
 
 
+def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(config, monkeypatch):
+    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
+    monkeypatch.setattr(commanding, "DECIDED_S", 0.0)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
+            log = Log(played)
+            changing = asyncio.ensure_future(
+                played.data.commanding.run(Configure(roll_minutes=5), timeout_s=0.2)
+            )
+            await log.until_asked(Configure(roll_minutes=5))
+            state = new_state()
+            apply(state, log.last)
+            apply(state, Decide(log.last.id, 1))  # The control process ended behind it.
+            played.say(snapshot_of(state))
+            log.apply(Decide(log.last.id, 1))  # Another leader's.
+            with pytest.raises(Timeout, match="look whether it was"):
+                await changing
+            assert played.data.replica.state.configuration.roll_minutes == 5
+
+    asyncio.run(play())
+
+
 class Log:
     """What is committed behind a first snapshot, and the requests that were proposed for it."""
 
