@@ -4,7 +4,8 @@ Pure. A request may be late: it waited for a leader, or was cut off with the nod
 waits in the state until the leader, which knows the nodes' clocks, decides. Laws. It is carried out once at
 most, however often it is in the log; and only by a decision that the leader made before the request's time
 was over. How late that decision itself may be is up to consensus: one that was logged when all nodes stopped
-is applied when they go on.
+is applied when they go on. Time is that of a majority's clocks, and never goes back here: where these jumped
+ahead and were set right, requests of the time until they are there again may come later by that jump.
 """
 
 from __future__ import annotations
