@@ -167,7 +167,7 @@ def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -
         other.path.write_bytes(b"x")
         deadline = time.monotonic() + WAIT_SECONDS
         writes = 0
-        while not other.seen or other.seen[-1] != b"x":
+        while not writes or other.seen[-1:] != [b"x"]:
             awaited.path.write_bytes(str(writes := writes + 1).encode())
             assert time.monotonic() < deadline
         last = str(writes).encode()

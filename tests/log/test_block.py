@@ -62,7 +62,7 @@ DECLARES = HEADER._replace(
     kind=BlockKind.DECLARATION, message_count=0, skip=0, length_bytes=64, chain_start=0, chain_end=0
 )
 SEED = batch_seed(segment_seed(CLUSTER, 0, 7), 64)
-LONGEST = Declaration("a" * 128 + "~" + "b" * 126, INCARNATION, "d" * 128)
+LONGEST = Declaration("a" * 128 + "~" + "b" * 126, INCARNATION, "d" * 128 + "~" + "e" * 126)
 
 
 def test_a_header_is_96_bytes() -> None:
@@ -249,7 +249,8 @@ def content_of(name: bytes, dedup: bytes = b"", sizes: tuple[int, int] | None = 
         (content_of(b"a~b~c"), "names no session"),
         (content_of(b"a" * 128 + b"~" + b"b" * 127), "names no session"),
         (content_of(b"feed", b"../x"), "names no session"),
-        (content_of(b"feed", b"a~b"), "names no session"),
+        (content_of(b"feed", b"a~b~c"), "names no session"),
+        (content_of(b"feed", b"~b"), "names no session"),
         (content_of(b"feed", b"\xff"), "names no session"),
         (content_of(b"feed", b"", (5, 0)), "wrong length"),
         (content_of(b"feed", b"", (400, 0)), "wrong length"),
@@ -293,7 +294,8 @@ def test_garbage_content_whose_checksum_holds_raises_nothing_else(content: bytes
         {"session": ""},
         {"session": "a" * 129},
         {"dedup_id": ""},
-        {"dedup_id": "a~b"},
+        {"dedup_id": "a~"},
+        {"dedup_id": "a" * 128 + "~" + "b" * 127},
         {"incarnation": bytes(15)},
         {"incarnation": b""},
     ],
