@@ -63,16 +63,18 @@ class Belonging:
         self._known = wanted
 
     def _is_empty(self) -> bool:
-        copies = any(name.isdecimal() for name in os.listdir(self._sessions))
-        return not copies and not is_log_directory(REAL, self._merged)
+        with storage_errors(self._sessions, "looking for what is here"):
+            return not self._copies() and not is_log_directory(REAL, self._merged)
+
+    def _copies(self) -> list[str]:
+        return sorted(name for name in os.listdir(self._sessions) if name.isdecimal())
 
     def _set_aside(self, request: bytes) -> None:
         """Each is one rename: a crash between them leaves the rest for the next start."""
         aside = os.path.join(os.path.dirname(self._merged), f"before-{request.hex()}")
         with storage_errors(aside, "setting aside what is of before a force"):
             REAL.make_directory(aside)
-            copies = [name for name in os.listdir(self._sessions) if name.isdecimal()]
-            for path in [self._merged, *(os.path.join(self._sessions, name) for name in sorted(copies))]:
+            for path in [self._merged, *(os.path.join(self._sessions, name) for name in self._copies())]:
                 if os.path.isdir(path):
                     logger.warning("set_aside_by_force path=%s aside=%s", path, aside)
                     REAL.rename(path, os.path.join(aside, os.path.basename(path)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sequencing import must, new_state
 
-from rt.errors import ClusterMismatch, Damaged
+from rt.errors import ClusterMismatch, Damaged, StorageError
 from rt.log.disk import REAL
 from sequencer.apply import apply
 from sequencer.commands import Join, Reset
@@ -109,3 +109,11 @@ def test_a_note_of_the_force_that_cannot_be_read_is_damage(tmp_path: Path, conte
     (node.sessions / FILE).write_bytes(content)
     with pytest.raises(Damaged):
         node.check(new_state())
+
+
+def test_a_directory_that_cannot_be_listed_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, is_empty=True)
+    belonging = Belonging("n2", DISK, str(node.sessions), str(node.merged))
+    node.sessions.rmdir()
+    with pytest.raises(StorageError, match="sessions"):
+        belonging.check(forced())
