@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from receiving_node import free_port, make_pki, tls_of
+from receiving_node import make_pki, tls_of
 from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
 
 from rt.cli.main import cli
@@ -29,6 +29,7 @@ from sequencer.rest.endpoints import ENDPOINTS
 from sequencer.rest.node_view import Client, NodeView
 from sequencer.rest.tunnel import TUNNEL_ROLES, rest_service
 from sequencer.state import Hold
+from sequencer.testing.loopback import free_port
 
 COMMAND = ("status", "--insecure", "--endpoints")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from receiving import files_of, messages, publish
-from receiving_node import CLUSTER, FakeNode, free_port, make_pki, tls_of, until
+from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt
 from replicator import pull_client
@@ -27,6 +27,7 @@ from rt.net.rpc import serve
 from rt.positions import ACKNOWLEDGED, BEGUN, acknowledged_path, begun_path, write_position
 from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLog
+from sequencer.testing.loopback import free_port
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from receiving import files_of, publish
-from receiving_node import FakeNode, free_port, make_pki, tls_of, until
+from receiving_node import FakeNode, make_pki, tls_of, until
 
 import rt
 from replicator.push_client import PushClient
@@ -19,6 +19,7 @@ from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.log.verify import verify
 from rt.log.writer import LogWriter
+from sequencer.testing.loopback import free_port
 
 
 @pytest.fixture(scope="module")

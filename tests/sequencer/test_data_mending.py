@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from receiving import CLUSTER, WHOLE, files_of, give, items_of, publish, session_copy
-from receiving_node import FakeNode, free_port, make_pki, tls_of, until
+from receiving_node import FakeNode, make_pki, tls_of, until
 
 from replicator.group_sync import GroupSync
 from replicator.items import Life
@@ -28,6 +28,7 @@ from sequencer.data.peers import fetch_copy, fetch_segment
 from sequencer.data.scrubbing import Scrubber, Target
 from sequencer.state import Life as OpenLife
 from sequencer.state import Session
+from sequencer.testing.loopback import free_port
 
 FIRST, SECOND = SegmentId(0, 0), SegmentId(0, 1)
 

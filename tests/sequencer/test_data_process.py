@@ -15,7 +15,7 @@ import pytest
 from batches import CLUSTER
 from nodes_bench import Story, wait_until
 from receiving import files_of, give, items_of, publish, session_copy
-from receiving_node import free_port, make_pki
+from receiving_node import make_pki
 from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening
 
 from replicator.handshake import PushHello
@@ -55,6 +55,7 @@ from sequencer.outcomes import Changed, Opened, Refused
 from sequencer.state import Configuration, State
 from sequencer.state_encoding import encode_state
 from sequencer.supervision import StartAgain
+from sequencer.testing.loopback import free_port
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from batches import CLUSTER
 from nodes_bench import IDENTITY, MERGED, Story, begin, open_merger
-from receiving_node import FakeNode, free_port, make_pki, tls_of, until
+from receiving_node import FakeNode, make_pki, tls_of, until
 from sequencing import must
 
 from rt.log.disk import REAL
@@ -29,6 +29,7 @@ from sequencer.data.process import Data
 from sequencer.orders import encode_order
 from sequencer.outcomes import Trimmed
 from sequencer.state_encoding import encode_state
+from sequencer.testing.loopback import free_port
 
 BEFORE = SegmentId(0, 3)
 

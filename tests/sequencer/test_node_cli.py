@@ -30,6 +30,7 @@ from sequencer.config import NodeConfig
 from sequencer.node_cli import node
 from sequencer.node_logs import JsonLines, TextLines
 from sequencer.supervision import ExitStatus
+from sequencer.testing.loopback import free_port
 
 WAIT_S: Final = 60.0
 
@@ -267,12 +268,6 @@ def running(arguments: list[str], log: Path) -> Iterator[Node]:
     finally:
         node.process.kill()
         node.process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def listens(port: int) -> bool:

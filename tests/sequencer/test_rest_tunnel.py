@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from click.testing import CliRunner, Result
-from receiving_node import free_port, make_pki, tls_of, until
+from receiving_node import make_pki, tls_of, until
 from rest_node import Served, serving
 
 from rt.cli.main import main
@@ -29,6 +29,7 @@ from sequencer.rest.answering import REQUESTS_PER_IDENTITY_MAX, Answering
 from sequencer.rest.endpoints import ENDPOINTS
 from sequencer.rest.exchange import Reply, Request
 from sequencer.rest.tunnel import TUNNEL_ROLES, Tunnel
+from sequencer.testing.loopback import free_port
 
 WAIT_S = 60
 PATHS = [endpoint.path for endpoint in ENDPOINTS]

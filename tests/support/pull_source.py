@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from receiving_node import CLUSTER, FakeNode, free_port, tls_of
+from receiving_node import CLUSTER, FakeNode, tls_of
 
 import rt
 from rt.log.segment import SegmentId
 from rt.net.tls import TLS
 from rt.testing.merged import MergedLog
+from sequencer.testing.loopback import free_port
 
 
 class PullSource:

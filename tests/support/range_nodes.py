@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from receiving_node import FakeNode, free_port, make_pki, tls_of
+from receiving_node import FakeNode, make_pki, tls_of
+
+from sequencer.testing.loopback import free_port
 
 
 class RangeNodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -30,6 +29,7 @@ from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import Durations
 from sequencer.rest.trims import NO_TRIMS
 from sequencer.state import Consumed, End, Hold, Life, MergedEnd, MergedSegment, Session, State
+from sequencer.testing.loopback import free_ports
 
 CLUSTER = bytes(range(0x40, 0x50))
 SECOND = 10**9
@@ -235,15 +235,6 @@ async def serving(pki: Path, directory: Path, **settings: Any) -> AsyncIterator[
 
 def tls_of(pki: Path, name: str) -> TLS:
     return TLS(pki / "ca.crt", pki / f"{name}.crt", pki / f"{name}.key")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody had just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 async def ask(

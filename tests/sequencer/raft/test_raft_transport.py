@@ -44,6 +44,7 @@ from sequencer.raft.messages import (
     VoteReply,
 )
 from sequencer.raft.transport import SETUPS_MAX, TlsMesh
+from sequencer.testing.loopback import free_port
 
 HOST = "127.0.0.1"
 CLAIM = Claim(b"D" * 16, Place(3, 2))
@@ -157,12 +158,6 @@ def net(node_tls: dict[str, TLS]) -> Iterator[Net]:
     yield made
     for mesh in made.inboxes:
         mesh.close()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return sock.getsockname()[1]
 
 
 @contextlib.contextmanager

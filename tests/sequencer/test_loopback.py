@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rt.errors import Timeout
+from sequencer.testing import loopback
+from sequencer.testing.loopback import BLOCK, free_port, free_ports
+
+
+def test_a_port_is_not_given_again_before_its_whole_block_was() -> None:
+    ports = [free_port() for _ in range(BLOCK // 2)]
+    assert len(set(ports)) == len(ports)
+
+
+def test_two_processes_are_never_given_the_same_port() -> None:
+    ask = f"from sequencer.testing.loopback import *; print(free_ports({BLOCK // 2})); input()"
+    with contextlib.ExitStack() as stack:
+        others = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(3)
+        ]
+        given = [set(free_ports(BLOCK // 2))]
+        for other in others:
+            assert other.stdout is not None
+            given.append({int(port) for port in other.stdout.readline().strip("[]\n").split(",")})
+    assert len(set.union(*given)) == sum(map(len, given)) == 4 * (BLOCK // 2)
+
+
+def test_a_port_that_is_listened_on_is_left_out() -> None:
+    with contextlib.ExitStack() as stack:
+        listening = [
+            stack.enter_context(socket.create_server(("127.0.0.1", free_port()))).getsockname()[1]
+            for _ in range(20)
+        ]
+        assert not set(free_ports(BLOCK)) & set(listening)
+
+
+def test_a_block_without_a_free_port_is_told_and_another_taken_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loopback, "_is_free", lambda _: False)
+        with pytest.raises(Timeout, match="listened on"):
+            free_port()
+    assert free_port()
