@@ -277,7 +277,7 @@ def test_a_log_and_its_copy_that_are_being_written_have_no_difference(
     tmp_path: Path, sessions: list[Path]
 ) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="c", batch_bytes=20_000) as publisher:
-        for _ in range(60):
+        for _ in range(20):
             publisher.publish_many([bytes(1000)] * 100)
     header = read_header(REAL, publisher.directory, SegmentId(0, 0))
     assert header is not None
@@ -292,10 +292,10 @@ def test_a_log_and_its_copy_that_are_being_written_have_no_difference(
             for lag, log in enumerate(logs):
                 if index >= lag:
                     log.merge(publisher.directory, places[index - lag], places[index - lag + 1])
-                    if (index - lag) % 20 == 19:
+                    if (index - lag) % 10 == 9:
                         log.roll()
-            if index % 40 == 39:
-                logs[0].trim(SegmentId(0, index // 40))
+            if index % 15 == 14:
+                logs[0].trim(SegmentId(0, index // 20))
             assert start >= 64
         done.append(True)
 

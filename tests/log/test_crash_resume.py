@@ -272,7 +272,7 @@ def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_goes
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [receive_in_turns, receive_and_trim])
 def test_a_second_power_cut_while_a_copy_is_resumed_loses_nothing_either(run: Step) -> None:
-    assert sweep(run, check_copy, seeds=range(2), recover=receive_once_more, recover_cuts=3) > 300
+    assert sweep(run, check_copy, seeds=range(2), recover=receive_once_more, recover_cuts=1) > 100
 
 
 @pytest.mark.slow
@@ -283,9 +283,9 @@ def test_a_second_power_cut_while_a_merger_resumes_loses_nothing_either() -> Non
         seeds=range(2),
         prepare=prepare_source,
         recover=merge_once_more,
-        recover_cuts=3,
+        recover_cuts=1,
     )
-    assert checked > 300
+    assert checked > 100
 
 
 def test_the_sweep_finds_a_writer_that_resumes_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
