@@ -39,6 +39,7 @@ from rt.log.table import Identity
 from rt.log.writer import Frames, LogWriter
 from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLog
+from sequencer.testing.leftovers import nothing_left
 
 DEADLINE_SECONDS = 60
 DATA = Path("s/sessions/feed")
@@ -753,10 +754,11 @@ def processes() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         started.append(subprocess.Popen(command(*arguments), **(pipes | options)))
         return started[-1]
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+    with nothing_left():  # A push client outlives its publisher until the nodes have everything.
+        yield start
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.slow
