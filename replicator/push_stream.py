@@ -139,6 +139,7 @@ class PushStream:
         call: Any = self._channel.get().stream_stream(PUSH_METHOD)()
         try:
             start = await self._start(call)
+            self.node = start.node
             self._log.start(start)
             self._check_is_wanted(start.place)
             self._begin(start)
@@ -191,7 +192,6 @@ class PushStream:
             self._log.path,
             start.place,
         )
-        self.node = start.node
         self.refused = None
         self._failures = 0
         self._start_seconds = START_SECONDS_MIN

@@ -100,17 +100,18 @@ class Fetching:
             return
         meta = SnapshotMeta(hello.cluster, hello.epoch, piece.snapshot, piece.length, piece.digest)
         try:
-            received = self._take(meta, piece, now)
+            incoming, is_new = self._take(meta, piece)
         except (FormatError, DiskFull, Closed) as error:
             self._on_failed(error)
             return
-        if received < meta.length:
-            self._ask_again_at = now + ASK_AGAIN_S
-            self._send(peer, AskState(received, meta.digest))
-        else:
+        if incoming.received == meta.length:
             self._install(meta)
+        elif is_new:  # Of one that brings nothing the next is asked for in a while, by `ask`.
+            self._patient_until = now + PATIENCE_S
+            self._ask_again_at = now + ASK_AGAIN_S
+            self._send(peer, AskState(incoming.received, meta.digest))
 
-    def _take(self, meta: SnapshotMeta, piece: StatePiece, now: float) -> int:
+    def _take(self, meta: SnapshotMeta, piece: StatePiece) -> tuple[Incoming, bool]:
         if self._incoming is None or self._incoming.meta != meta:
             newest = self._snapshots.newest
             if newest is not None and meta.place.index <= newest.place.index:
@@ -121,10 +122,7 @@ class Fetching:
                 )
             self._incoming = self._snapshots.receive(meta)
         before = self._incoming.received
-        received = self._incoming.write(piece.offset, piece.data)
-        if received > before:
-            self._patient_until = now + PATIENCE_S
-        return received
+        return self._incoming, self._incoming.write(piece.offset, piece.data) > before
 
     def _install(self, meta: SnapshotMeta) -> None:
         incoming = self._incoming

@@ -302,6 +302,8 @@ def test_a_start_that_the_cluster_wants_no_more_is_fenced_and_the_next_one_goes_
                 client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
                 with pytest.raises(rt.Fenced, match="nothing more of this start"):
                     await client.run()
+                assert client._log is not None
+                assert not client._log._epochs  # Of no node that it left does it keep anything.
                 record = read_progress(publisher.directory)
                 assert record is not None
                 assert record.state is PushState.FENCED

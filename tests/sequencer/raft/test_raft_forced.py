@@ -344,6 +344,27 @@ def test_a_peer_that_sends_a_state_from_before_does_no_harm(clock: Clock, index:
     assert of_kind(driven.step() + driven.step(), AskState)
 
 
+def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> None:
+    """A peer that sends them would be asked as fast as it answers."""
+    driven = Driven(clock, config_of("n1", ["n1", "n2", "n3"]))
+    driven.adopt()
+    for peer in ("n2", "n3"):
+        driven.wire.drop(peer)
+    driven.step()
+    driven.up("n2", epoch=2)
+    driven.step()
+    clock.advance(60)
+    assert of_kind(driven.step() + driven.step(), AskState)
+    place = Place(9, 4)
+    (asks,) = of_kind(driven.hear_all("n2", StatePiece(place, 1000, bytes(32), 0, bytes(10))), AskState)
+    assert asks.offset == 10
+    for offset, data in ((10, b""), (0, bytes(10)), (500, bytes(10))):
+        assert not of_kind(driven.hear_all("n2", StatePiece(place, 1000, bytes(32), offset, data)), AskState)
+    clock.advance(2)
+    (asks,) = of_kind(driven.step() + driven.step(), AskState)
+    assert asks.offset == 10
+
+
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """States take many pieces, and longer than from one snapshot to the next."""
