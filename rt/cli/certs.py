@@ -6,6 +6,7 @@ Data goes to stdout, words to stderr. Deciding and writing is in `rt.net.certs`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,8 +19,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from rt.errors import CertificateError
 from rt.net.certs import CA_DAYS, LEAF_DAYS, Address, init_ca, issue
+from rt.net.cluster_secrets import api_of, keep
 from rt.net.identity import ROLES, Identity, Role, identity_of, reading
 from rt.net.material import State, certificates_in, read_file, state_of
+from rt.net.wanted import read_order
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _DAYS = click.IntRange(min=1, max=36500)
@@ -75,6 +78,19 @@ def issue_(
     identity = Identity(stream, role, name, frozenset(dedup))
     issued = issue(directory, identity, dns=dns, ips=ip, loopback=loopback, days=days, renew=renew)
     _wrote(issued.cert, issued.key)
+
+
+@certs.command()
+@click.argument("order", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def kubernetes(order: Path) -> None:
+    """Keep the certificates that FILE wants in Secrets; for the job of the Helm chart, in a pod.
+
+    Those that are there, with time left, stay as they are. The CA is made if its Secret is empty.
+    """
+    wanted = read_order(read_file(order).decode(errors="replace"), where=order)
+    changed = keep(wanted, api_of(os.environ))
+    kept = 1 + len(wanted.certificates) - len(changed)
+    click.echo(f"Made {', '.join(changed) or 'none'}; {kept} stayed as they were.", err=True)
 
 
 @certs.command()

@@ -1,0 +1,244 @@
+"""Certificates in Secrets: what is kept, what is made anew, and what the API of a cluster may answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rt.cli.main import cli
+from rt.errors import CertificateError
+from rt.net.certs import init_ca, issue
+from rt.net.cluster_secrets import ApiRefused, ClusterApi, Secret, api_of, keep
+from rt.net.identity import Identity
+from rt.net.material import check
+from rt.net.wanted import read_order, why_anew
+
+DAY = timedelta(days=1)
+ORDER: dict[str, Any] = {
+    "stream": "s",
+    "ca": "rt-ca",
+    "days": 90,
+    "renew_days": 30,
+    "certificates": [
+        {"secret": "rt-0", "role": "node", "name": "n0", "dedup": [], "dns": ["n0.x"], "ips": ["127.0.0.1"]},
+        {"secret": "feed", "role": "publisher", "name": "n0", "dedup": ["d"], "dns": [], "ips": []},
+    ],
+}
+
+
+def order(**changes: Any) -> Any:
+    return read_order(json.dumps(ORDER | changes), where="order")
+
+
+class Secrets:
+    """Stands for `ClusterApi`; every change makes another version."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, dict[str, bytes]] = {"rt-ca": {}, "rt-0": {}, "feed": {}}
+        self.versions = dict.fromkeys(self.data, 1)
+
+    def get(self, name: str) -> Secret:
+        return Secret(dict(self.data[name]), str(self.versions[name]))
+
+    def fill(self, name: str, data: Any, *, version: str) -> None:
+        assert version == str(self.versions[name])
+        self.data[name] |= data
+        self.versions[name] += 1
+
+
+def kept(secrets: Secrets, *, now: datetime | None = None, **changes: Any) -> list[str]:
+    return keep(order(**changes), secrets, now=now)  # type: ignore[arg-type]
+
+
+def test_what_is_missing_is_made_once_by_one_ca() -> None:
+    secrets = Secrets()
+
+    assert kept(secrets) == ["rt-ca", "rt-0", "feed"]
+    assert kept(secrets) == []
+
+    for name, uri in (("rt-0", "rt://s/node/n0"), ("feed", "rt://s/publisher/n0")):
+        has = secrets.data[name]
+        credentials = check(has["ca.crt"], has["tls.crt"], has["tls.key"], now=datetime.now(UTC))
+        assert credentials.identity.uri == uri
+        assert has["ca.crt"] == secrets.data["rt-ca"]["tls.crt"]
+    assert "tls.key" in secrets.data["rt-ca"]
+
+
+def test_only_what_ends_soon_or_names_something_else_is_made_anew() -> None:
+    secrets, now = Secrets(), datetime.now(UTC)
+    kept(secrets, now=now)
+    other = [ORDER["certificates"][0] | {"dns": ["n0.y"]}, ORDER["certificates"][1]]
+
+    assert kept(secrets, certificates=other) == ["rt-0"]
+    assert kept(secrets, now=now + 59 * DAY, certificates=other) == []
+    assert kept(secrets, now=now + 61 * DAY, certificates=other) == ["rt-0", "feed"]
+
+
+def test_another_ca_in_its_secret_makes_all_certificates_anew(tmp_path: Path) -> None:
+    secrets = Secrets()
+    kept(secrets)
+    init_ca(tmp_path)
+    cert, key = (tmp_path / "ca.crt").read_bytes(), (tmp_path / "ca.key").read_bytes()
+    # The old one's certificate stays trusted beside it while clients have theirs.
+    secrets.data["rt-ca"] = {"tls.crt": cert + secrets.data["rt-ca"]["tls.crt"], "tls.key": key}
+
+    assert kept(secrets) == ["rt-0", "feed"]
+    assert secrets.data["feed"]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
+
+
+def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -> None:
+    secrets = Secrets()
+    kept(secrets)
+    secrets.data["feed"]["tls.key"] = secrets.data["rt-0"]["tls.key"]
+
+    assert kept(secrets) == ["feed"]
+    secrets.data["rt-ca"]["tls.crt"] = b"nonsense"
+    with pytest.raises(CertificateError):
+        kept(secrets)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stream": "no/name"},
+        {"days": 30},
+        {"days": "90"},
+        {"certificates": [ORDER["certificates"][0], ORDER["certificates"][0]]},
+        {"certificates": [ORDER["certificates"][1] | {"secret": "rt-ca"}]},
+        {"certificates": [ORDER["certificates"][0] | {"ips": ["nowhere"]}]},
+        {"certificates": [ORDER["certificates"][0] | {"role": "king"}]},
+        {"certificates": [ORDER["certificates"][0] | {"dns": [1]}]},
+        {"certificates": ["rt-0"]},
+        {"more": 1},
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CertificateError):
+        order(**changes)
+
+
+def test_an_empty_secret_and_one_without_its_ca_say_why() -> None:
+    wanted = order().certificates[0]
+
+    assert why_anew({}, wanted, ca=b"", renew_days=1, now=datetime.now(UTC)) == "there is none"
+    has = {"ca.crt": b"a", "tls.crt": b"b", "tls.key": b"c"}
+    assert why_anew(has, wanted, ca=b"d", renew_days=1, now=datetime.now(UTC)) == "the CA is another one"
+    assert "not valid" in str(why_anew(has, wanted, ca=b"a", renew_days=1, now=datetime.now(UTC)))
+
+
+class Answers(BaseHTTPRequestHandler):
+    """The part of Kubernetes' API that is asked for."""
+
+    secrets: dict[str, dict[str, Any]]
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_PATCH(self) -> None:
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(body)
+
+    def _answer(self, body: dict[str, Any] | None = None) -> None:
+        prefix, name = self.path.rsplit("/", 1)
+        secret = self.secrets.get(name)
+        if prefix != "/api/v1/namespaces/prod/secrets" or self.headers["Authorization"] != "Bearer secret":
+            status = 403
+        elif secret is None:
+            status = 404
+        elif body is not None and body["metadata"] != secret["metadata"]:
+            status = 409
+        else:
+            status = 200
+            if body is not None:
+                version = int(secret["metadata"]["resourceVersion"]) + 1
+                secret["data"] = {**secret.get("data", {}), **body["data"]}
+                secret["metadata"] = {"resourceVersion": str(version)}
+        content = json.dumps(secret if status == 200 else {}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[ThreadingHTTPServer, Path]]:
+    """A server with three empty Secrets, and the service account of a pod."""
+    init_ca(tmp_path / "pki")
+    ca, cert, key = issue(tmp_path / "pki", Identity("api", "node", "api"), loopback=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    names = ("rt-ca", "rt-0", "feed")
+    Answers.secrets = {name: {"metadata": {"resourceVersion": "1"}} for name in names}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    account = tmp_path / "account"
+    account.mkdir()
+    for name, text in (("ca.crt", ca.read_text()), ("namespace", "prod"), ("token", "secret")):
+        (account / name).write_text(text)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server, account
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def environment(server: ThreadingHTTPServer) -> dict[str, str]:
+    return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.server_port)}
+
+
+def test_the_command_fills_the_secrets_of_its_own_namespace(
+    cluster: tuple[ThreadingHTTPServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, account = cluster
+    path = tmp_path / "wanted.json"
+    path.write_text(json.dumps(ORDER))
+    monkeypatch.setattr("rt.cli.certs.api_of", lambda variables: api_of(variables, account=account))
+
+    runs = [
+        CliRunner().invoke(cli, ["certs", "kubernetes", str(path)], env=environment(server)) for _ in range(2)
+    ]
+
+    assert [run.exit_code for run in runs] == [0, 0], runs[0].output
+    assert "Made rt-ca, rt-0, feed; 0 stayed" in runs[0].stderr
+    assert "Made none; 3 stayed" in runs[1].stderr
+    assert b"BEGIN CERTIFICATE" in base64.b64decode(Answers.secrets["feed"]["data"]["tls.crt"])
+
+
+def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHTTPServer, Path]) -> None:
+    server, account = cluster
+    api = api_of(environment(server), account=account)
+    version = api.get("rt-0").version
+    api.fill("rt-0", {"a": b"b"}, version=version)
+
+    with pytest.raises(ApiRefused, match="409"):
+        api.fill("rt-0", {"a": b"c"}, version=version)
+    with pytest.raises(ApiRefused, match="The chart makes it"):
+        api.get("other")
+    (account / "token").write_text("wrong")
+    with pytest.raises(ApiRefused, match="The Role of the service account"):
+        api_of(environment(server), account=account).get("rt-0")
+    Answers.secrets["rt-0"] = {"data": {"a": "?"}, "metadata": {"resourceVersion": "1"}}
+    with pytest.raises(ApiRefused, match="no Secret"):
+        api.get("rt-0")
+
+
+def test_outside_of_a_pod_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ApiRefused, match="does not run in a pod"):
+        api_of({})
+    with pytest.raises(ApiRefused, match="no service account"):
+        ClusterApi("127.0.0.1", 1, account=tmp_path)
