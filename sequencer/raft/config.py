@@ -22,7 +22,8 @@ class RaftConfig:
     members: Mapping[str, str]
     """Address "host:port" of each member by name, this one's too; 1, 3, 5 or 7 of them.
 
-    The names are the cluster's from its bootstrap on: a node with others refuses to start.
+    The names are the cluster's from its bootstrap on: a node with others refuses to start. Only a cluster
+    of one takes more: it stands still with them until an epoch is forced.
     """
     directory: str
     """Where the log, the snapshots and the identity of this disk are kept; nothing else may be there."""

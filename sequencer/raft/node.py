@@ -867,6 +867,9 @@ class RaftNode:
         )
         if cut is not None:
             logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])
+        if any(claim.disk == NO_ID for claim in self.state.disks.values()) and not own.is_blank:
+            missing = sorted(name for name, claim in self.state.disks.items() if claim.disk == NO_ID)
+            logger.warning("members_without_disk names=%s", ",".join(missing))
 
 
 def _answer(done: Future[bool], is_so: bool) -> None:

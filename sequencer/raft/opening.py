@@ -20,7 +20,7 @@ from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import NO_ID, NOWHERE
+from sequencer.raft.messages import NO_ID, NOWHERE, Claim
 from sequencer.raft.snapshots import SnapshotStore
 from sequencer.raft.state import ClusterState, decode_state
 
@@ -158,8 +158,21 @@ def _state_of(
         raise Damaged(
             "a snapshot holds another state than it says", path=config.directory, offset=0, hint=_WIPE
         )
+    state = grown(config, state)
     check_members(config, state)
     return state, machine_bytes
+
+
+def grown(config: RaftConfig, state: ClusterState) -> ClusterState:
+    """The state of a cluster of this node alone, with the further members of the configuration.
+
+    No disk of theirs counts, and this one is no majority any more: nobody is elected until an operator forces
+    an epoch here, which begins with all that there was. What was not of one node is left as it is.
+    """
+    if set(state.disks) != {config.name}:
+        return state
+    others = {name: Claim(NO_ID, NOWHERE) for name in config.members if name != config.name}
+    return replace(state, disks={**state.disks, **others})
 
 
 def check_members(config: RaftConfig, state: ClusterState) -> None:
@@ -173,7 +186,7 @@ def check_members(config: RaftConfig, state: ClusterState) -> None:
             where=config.directory,
             got=", ".join(sorted(state.disks)),
             wanted=", ".join(sorted(config.members)),
-            hint="Start the node with the cluster's members; a reset changes them.",
+            hint="Start the node with the cluster's members. Only a cluster of one node takes more.",
         )
 
 

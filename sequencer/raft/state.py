@@ -80,7 +80,7 @@ class ClusterState:
     cluster: bytes
     epoch: int
     disks: dict[str, Claim]
-    """For each member the disk that counts, and where it joined. The names never change."""
+    """For each member the disk that counts, and where it joined. The names never change in an epoch."""
     index: int = 0
     """Commands given out so far."""
     applied: Place = INITIAL

@@ -452,3 +452,53 @@ def test_a_disk_whose_join_is_committed_is_no_new_one_though_it_has_not_said_tha
     driven.up("n2", claims={"n2": Claim(disk_id("n2", 1))})
     driven.step()
     force(driven)
+
+
+# More members
+
+
+def test_a_cluster_of_one_grows_with_all_that_it_had_when_an_epoch_is_forced_there(clock: Clock) -> None:
+    cluster = Lockstep(clock, ["n1"])
+    cluster.commit(b"one")
+    cluster.names, cluster.generations = ["n1", "n2", "n3"], dict.fromkeys(("n1", "n2", "n3"), 0)
+    cluster.isolate("n1")  # It refuses who is no member.
+    for name in ("n2", "n3"):
+        cluster.start(name)
+    cluster.idle(3)
+    assert cluster.members["n1"].commands == [b"one"]
+    cluster.heal()
+    cluster.restart("n1")
+    cluster.idle(10)
+    assert cluster.leader is None, "nobody but n1 has a say, and it is no majority"
+    assert epochs(cluster) == {"n1": 1, "n2": 0, "n3": 0}
+    force(cluster.members["n1"])
+    cluster.run(lambda: all_in(cluster, FORCED))
+    cluster.commit(b"two")
+    cluster.converge()
+    for name in cluster.names:
+        assert cluster.members[name].commands == [b"one", b"forced", b"two"]
+        cluster.restart(name)
+    cluster.kill(cluster.lead().name)
+    cluster.commit(b"three", via=next(iter(cluster.members)))
+
+
+def test_a_cluster_of_one_that_is_to_grow_waits_for_another_node(clock: Clock) -> None:
+    cluster = Lockstep(clock, ["n1"])
+    cluster.commit(b"one")
+    cluster.names = ["n1", "n2", "n3"]
+    cluster.restart("n1")
+    cluster.idle(3)
+    assert isinstance(cluster.members["n1"].node.force(b"forced"), NoMajority)
+    cluster.names = ["n1"]
+    cluster.restart("n1")  # As before: nothing has happened.
+    cluster.commit(b"two")
+    assert cluster.members["n1"].commands == [b"one", b"two"]
+
+
+def test_a_cluster_of_three_takes_no_more(clock: Clock) -> None:
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    cluster.converge()
+    cluster.names = ["n1", "n2", "n3", "n4", "n5"]
+    with pytest.raises(ClusterMismatch, match="Only a cluster of one node takes more"):
+        cluster.restart("n1")
