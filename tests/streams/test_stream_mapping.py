@@ -1,0 +1,90 @@
+"""Which queue carries a stream, and the names of both."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rt.errors import InvalidName, InvalidOption
+from rt.streams.ids import RING_SIZE, SequenceToken, StreamId, stream_of
+from rt.streams.mapping import HashRingQueueMapper, PartitionedQueueMapper, RingRange
+
+
+@given(st.text(max_size=20))
+def test_every_topic_is_one_stream_and_no_other(topic: str) -> None:
+    assert stream_of(topic).topic == topic
+
+
+def test_a_name_that_would_be_another_streams_topic_is_refused() -> None:
+    for namespace, key in (("a/b", "c"), ("", "a/b")):
+        with pytest.raises(ValueError, match="the first '/' ends a namespace"):
+            StreamId(namespace, key)
+    assert stream_of(StreamId("", "/x").topic) == StreamId("", "/x")
+
+
+def test_a_streams_hash_never_changes() -> None:
+    assert StreamId("trades", "AAPL").ring_hash == 3_995_971_450
+
+
+def test_queues_lie_at_equal_distances_on_the_ring() -> None:
+    mapper = HashRingQueueMapper(8)
+    assert [queue.ring_position for queue in mapper.queues] == [536_870_913 * index for index in range(8)]
+    assert [str(queue) for queue in mapper.queues][:2] == ["queue-0", "queue-1"]
+    assert HashRingQueueMapper(1).queues[0].ring_position == 0
+
+
+def test_a_stream_lies_in_the_first_queue_at_or_behind_its_hash_round_the_ring() -> None:
+    mapper = HashRingQueueMapper(2, "q")
+    first, second = mapper.queues
+    for place, queue in [
+        (0, first),
+        (1, second),
+        (0x80000001, second),
+        (0x80000002, first),
+        (2**32 - 1, first),
+    ]:
+        assert mapper.queue_at(place) == queue
+
+
+@given(st.integers(1, 300), st.integers(0, RING_SIZE - 1))
+def test_the_ring_finds_what_a_search_of_all_queues_finds(count: int, place: int) -> None:
+    mapper = HashRingQueueMapper(count)
+    behind = [queue for queue in mapper.queues if queue.ring_position >= place]
+    assert mapper.queue_at(place) == (behind or list(mapper.queues))[0]
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, RING_SIZE - 1), min_size=2, max_size=6, unique=True))
+def test_parts_that_make_the_ring_have_every_queue_once(count: int, cuts: list[int]) -> None:
+    mapper = HashRingQueueMapper(count)
+    cuts.sort()
+    parts = [RingRange(a, b) for a, b in zip(cuts, [*cuts[1:], cuts[0]], strict=True)]
+    found = [queue for part in parts for queue in mapper.queues_in(part)]
+    assert sorted(found) == list(mapper.queues)
+    assert mapper.queues_in(RingRange(7, 7)) == mapper.queues
+
+
+def test_partitions_keep_their_names() -> None:
+    mapper = PartitionedQueueMapper(["east", "west"])
+    assert [mapper.partition_of(queue) for queue in mapper.queues] == ["east", "west"]
+    with pytest.raises(IndexError, match="no queue of this mapper"):
+        mapper.partition_of(HashRingQueueMapper(2).queues[0])
+
+
+@pytest.mark.parametrize("count", [0, -1, 65_537, 2**40])
+def test_a_number_of_queues_that_cannot_be_is_refused(count: int) -> None:
+    with pytest.raises(InvalidOption, match="not a number of queues"):
+        HashRingQueueMapper(count)
+
+
+def test_partitions_that_no_queue_can_be_called_after_are_refused() -> None:
+    with pytest.raises(InvalidOption, match="named twice"):
+        PartitionedQueueMapper(["a", "a"])
+    with pytest.raises(InvalidName):
+        PartitionedQueueMapper(["../a"])
+    with pytest.raises(ValueError, match="not on the ring"):
+        RingRange(0, 2**33)
+
+
+def test_tokens_are_ordered_by_number_and_then_by_index() -> None:
+    token = SequenceToken(7)
+    assert SequenceToken(6, 9) < token < token.next < SequenceToken(8)
+    assert [str(token), str(token.next)] == ["7", "7.1"]
