@@ -111,6 +111,13 @@ class Subscriber:
         while (batch := await self._next(math.inf, None)) is not None:
             yield batch
 
+    async def next_batch(
+        self, timeout: float | None = None, max_messages: int | None = None
+    ) -> MessageBatch | None:
+        """The next messages in columns; None after `timeout` seconds (None: no limit), or `close`."""
+        now = asyncio.get_running_loop().time()
+        return await self._next(math.inf if timeout is None else now + timeout, max_messages)
+
     async def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
         """Up to `max_messages`, waiting at most `timeout` seconds (None: for ever) for the first.
 

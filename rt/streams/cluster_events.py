@@ -1,0 +1,91 @@
+"""From the columns of a log to batches of events, one for each stream.
+
+Law: the events of a stream keep their order; what cannot be split is an event all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rt.log.messages import MessageBatch
+from rt.streams.batches import EventBatch
+from rt.streams.ids import StreamId, stream_of
+
+Split: TypeAlias = Callable[[bytes], Sequence[Any]]
+"""The events that a message's value carries, one at least."""
+
+_STREAMS_MAX: Final = 100_000
+"""Names that are remembered, so that each is made once."""
+_VALUE_BYTES: Final = 64
+"""About what Python needs for an event beside its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The event that stands for a message which `split` could not take apart."""
+
+    value: bytes
+    reason: str
+
+
+def events_of(batch: MessageBatch, streams: dict[str, StreamId], split: Split | None) -> list[EventBatch]:
+    """Its messages by streams. `streams` remembers their names from call to call."""
+    if len(streams) > _STREAMS_MAX:
+        streams.clear()
+    whole = list(_by_topic(batch, streams))
+    return whole if split is None else [_taken_apart(each, split) for each in whole]
+
+
+def _by_topic(batch: MessageBatch, streams: dict[str, StreamId]) -> Iterator[EventBatch]:
+    sizes = np.diff(batch.value_offsets)
+    if batch.topic_index is None or len(batch.topic_names) == 1:
+        size = int(sizes.sum()) + _VALUE_BYTES * len(batch)
+        numbers: Sequence[int] = range(int(batch.positions[0]), batch.end)
+        if len(numbers) != len(batch):
+            numbers = batch.positions.tolist()
+        yield EventBatch(_named(batch.topic_names[0], streams), numbers, batch.values, None, size)
+        return
+    order = np.argsort(batch.topic_index, kind="stable")
+    index = batch.topic_index[order]
+    edges = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(order)]
+    positions = batch.positions[order].tolist()
+    read = batch.values
+    values = [read[place] for place in order.tolist()]
+    ends = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))[edges].tolist()
+    topics = index[edges[:-1]].tolist()
+    for at, topic in enumerate(topics):
+        start, stop = edges[at], edges[at + 1]
+        size = ends[at + 1] - ends[at] + _VALUE_BYTES * (stop - start)
+        stream = _named(batch.topic_names[topic], streams)
+        yield EventBatch(stream, positions[start:stop], values[start:stop], None, size)
+
+
+def _named(topic: str, streams: dict[str, StreamId]) -> StreamId:
+    stream = streams.get(topic)
+    if stream is None:
+        stream = streams[topic] = stream_of(topic)
+    return stream
+
+
+def _taken_apart(batch: EventBatch, split: Split) -> EventBatch:
+    numbers: list[int] = []
+    indexes: list[int] = []
+    events: list[Any] = []
+    for number, value in zip(batch.sequence_numbers, batch.events, strict=True):
+        carried = _split(split, value)
+        numbers += [int(number)] * len(carried)
+        indexes += range(len(carried))
+        events += carried
+    return EventBatch(batch.stream, numbers, events, indexes, batch.size_bytes + _VALUE_BYTES * len(events))
+
+
+def _split(split: Split, value: bytes) -> Sequence[Any]:
+    # Whatever it raises, the message is not to vanish.
+    try:
+        return split(value) or [Unreadable(value, "it carries no event")]
+    except Exception as error:  # noqa: BLE001
+        return [Unreadable(value, f"{type(error).__name__}: {error}")]

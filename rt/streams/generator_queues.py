@@ -1,0 +1,139 @@
+"""Queues that make up their events: for tests and load.
+
+Law: event `number` of a queue is a function of its number, so that everything can be read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+from rt.streams.adapters import QueueRead, StreamDirection
+from rt.streams.batches import EventBatch
+from rt.streams.errors import NotWritable
+from rt.streams.ids import QueueId, SequenceToken, StreamId
+from rt.streams.mapping import HashRingQueueMapper, QueueMapper
+
+EventMaker: TypeAlias = Callable[[QueueId, int], tuple[StreamId, Any]]
+"""The stream and the event of that number; numbers begin at 0."""
+
+_EVENT_BYTES: Final = 64
+
+
+class GeneratorQueues:
+    """`count` queues. Factory and adapter in one.
+
+    A queue has `events` events (None: no end), all there at once, or `rate_per_s` of them a second from when
+    the queue is first opened. Streams lie where they are made, whatever the mapper says.
+    """
+
+    name: Final = "generator"
+    is_rewindable: Final = True
+    direction: Final = StreamDirection.READ_ONLY
+
+    def __init__(
+        self,
+        make: EventMaker,
+        count: int = 1,
+        *,
+        events: int | None = 100,
+        rate_per_s: float | None = None,
+        prefix: str = "generator",
+    ) -> None:
+        self.mapper: QueueMapper = HashRingQueueMapper(count, prefix)
+        self.make = make
+        self._events = events
+        self._rate_per_s = rate_per_s
+        self._began: dict[QueueId, float] = {}
+
+    async def adapter(self) -> GeneratorQueues:
+        """Itself."""
+        return self
+
+    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
+        """Raises: these queues are only read."""
+        raise NotWritable("a generator takes no events", where=f"{queue}, {stream}", got=len(events))
+
+    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> GeneratorReader:
+        """Open the queue."""
+        self._began.setdefault(queue, asyncio.get_running_loop().time())
+        return GeneratorReader(self, queue, start or SequenceToken(0), None)
+
+    async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> GeneratorReader:
+        """Read a stream again."""
+        return GeneratorReader(self, queue, start, stream)
+
+    async def close(self) -> None:
+        """Nothing is to be let go of."""
+
+    def end(self, queue: QueueId) -> int | None:
+        """One past the last event that there is by now; None: they have no end."""
+        if self._rate_per_s is None:
+            return self._events
+        passed = asyncio.get_running_loop().time() - self._began[queue]
+        made = int(passed * self._rate_per_s)
+        return made if self._events is None else min(made, self._events)
+
+    def wait_s(self, queue: QueueId, number: int) -> float | None:
+        """Until that event is there; None: it never will be."""
+        if self._rate_per_s is None or (self._events is not None and number >= self._events):
+            return None
+        due = self._began[queue] + (number + 1) / self._rate_per_s
+        return max(0.001, due - asyncio.get_running_loop().time())
+
+
+class GeneratorReader:
+    """Reads one of them, or one stream of it: receiver and history in one."""
+
+    def __init__(
+        self, queues: GeneratorQueues, queue: QueueId, start: SequenceToken, only: StreamId | None
+    ) -> None:
+        self._queues = queues
+        self._queue = queue
+        self._at = start.sequence_number + (start.event_index > 0)
+        self._only = only
+
+    @property
+    def known_end(self) -> SequenceToken | None:
+        """Where it ends by now."""
+        end = self._queues.end(self._queue)
+        return None if end is None else SequenceToken(end)
+
+    async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
+        """What comes next; None after `timeout` seconds without any."""
+        if (read := self._take(events_max)).batches:
+            await asyncio.sleep(0)
+            return read
+        wait = self._queues.wait_s(self._queue, self._at)
+        await asyncio.sleep(timeout if wait is None else min(wait, timeout))
+        return read if (read := self._take(events_max)).batches else None
+
+    async def read(self, events_max: int) -> QueueRead:
+        """The stream's next events, of so many of the queue's."""
+        await asyncio.sleep(0)
+        return self._take(events_max)
+
+    async def acknowledge(self, low: SequenceToken) -> None:
+        """Nothing: they can be made again at any time."""
+
+    async def close(self) -> None:
+        """Nothing is to be let go of."""
+
+    def _take(self, events_max: int) -> QueueRead:
+        end = self._queues.end(self._queue)
+        stop = self._at + events_max if end is None else max(self._at, min(self._at + events_max, end))
+        found: dict[StreamId, tuple[list[int], list[Any]]] = {}
+        make, queue = self._queues.make, self._queue
+        for number in range(self._at, stop):
+            stream, event = make(queue, number)
+            numbers, events = found.setdefault(stream, ([], []))
+            numbers.append(number)
+            events.append(event)
+        self._at = stop
+        batches = [
+            EventBatch(stream, numbers, events, None, _EVENT_BYTES * len(events))
+            for stream, (numbers, events) in found.items()
+            if self._only is None or stream == self._only
+        ]
+        return QueueRead(batches, SequenceToken(stop))

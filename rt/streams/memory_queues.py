@@ -1,0 +1,127 @@
+"""Queues in memory: for tests, and for streams within a process.
+
+An event is gone when it was acknowledged; nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rt.errors import Overloaded
+from rt.streams.adapters import HistoryReader, QueueRead, StreamDirection
+from rt.streams.batches import EventBatch
+from rt.streams.errors import NotRewindable
+from rt.streams.ids import QueueId, SequenceToken, StreamId
+from rt.streams.mapping import HashRingQueueMapper, QueueMapper
+
+EVENTS_MAX: Final = 16_384
+"""That a queue holds."""
+
+
+class MemoryQueues:
+    """`count` queues. Factory and adapter in one, which hosts within a process may share."""
+
+    name: Final = "memory"
+    is_rewindable: Final = False
+    direction: Final = StreamDirection.READ_WRITE
+
+    def __init__(self, count: int = 8, *, prefix: str = "memory", events_max: int = EVENTS_MAX) -> None:
+        self.mapper: QueueMapper = HashRingQueueMapper(count, prefix)
+        self._queues = {queue: _Queue(queue, events_max) for queue in self.mapper.queues}
+
+    async def adapter(self) -> MemoryQueues:
+        """Itself."""
+        return self
+
+    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
+        """Append the events. `rt.Overloaded`, with none taken, if the queue has no room for all."""
+        self._queues[queue].append(stream, list(events))
+
+    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> MemoryReceiver:
+        """Open the queue at `start`, or at its oldest event."""
+        return MemoryReceiver(self._queues[queue], start)
+
+    async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> HistoryReader:
+        """Raises: what was acknowledged is gone."""
+        raise NotRewindable("a queue in memory cannot be read again", where=f"{queue}, {stream}", got=start)
+
+    async def close(self) -> None:
+        """Nothing is to be let go of."""
+
+
+class _Queue:
+    """Batches that are not acknowledged; event i of the queue's life has the sequence number i."""
+
+    def __init__(self, queue: QueueId, events_max: int) -> None:
+        self.queue = queue
+        self.events_max = events_max
+        self.batches: deque[EventBatch] = deque()
+        self.start = 0
+        self.end = 0
+        self.grown = asyncio.Event()
+        """Set, and another one, when something was appended."""
+
+    def append(self, stream: StreamId, events: list[Any]) -> None:
+        if not events:
+            return
+        if self.end - self.start + len(events) > self.events_max:
+            raise Overloaded(
+                "a queue in memory is full",
+                where=self.queue,
+                got=f"{self.end - self.start:,} events and {len(events):,} more",
+                wanted=f"at most {self.events_max:,}",
+                hint="Wait until consumers have got on.",
+            )
+        numbers = range(self.end, self.end + len(events))
+        self.batches.append(EventBatch(stream, numbers, events, None, 64 * len(events)))
+        self.end += len(events)
+        self.grown.set()
+        self.grown = asyncio.Event()
+
+
+class MemoryReceiver:
+    """Reads one of them."""
+
+    def __init__(self, queue: _Queue, start: SequenceToken | None) -> None:
+        self._queue = queue
+        self._at = SequenceToken(queue.start) if start is None else max(start, SequenceToken(queue.start))
+
+    @property
+    def known_end(self) -> SequenceToken:
+        """Where it ends."""
+        return SequenceToken(self._queue.end)
+
+    async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
+        """What comes next; None after `timeout` seconds without any."""
+        if (read := self._read(events_max)) is not None:
+            return read
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._queue.grown.wait()
+        return self._read(events_max)
+
+    async def acknowledge(self, low: SequenceToken) -> None:
+        """Forget what lies before `low`."""
+        queue = self._queue
+        while queue.batches and queue.batches[0].last < low:
+            queue.start += len(queue.batches.popleft())
+
+    async def close(self) -> None:
+        """Nothing is to be let go of."""
+
+    def _read(self, events_max: int) -> QueueRead | None:
+        taken: list[EventBatch] = []
+        for batch in self._queue.batches:
+            if events_max <= 0:
+                break
+            if (new := batch.behind(self._at)) is not None:
+                taken.append(new.slice(0, events_max))
+                events_max -= len(taken[-1])
+        if not taken:
+            return None
+        self._at = SequenceToken(taken[-1].last.sequence_number + 1)
+        return QueueRead(taken, self._at)
