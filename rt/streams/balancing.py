@@ -112,10 +112,10 @@ class FixedBalancer:
 
     async def stop(self) -> None:
         """Give them up."""
-        queues, self._queues = self._queues, {}
         for listener in tuple(self._listeners):
-            for queue in queues:
+            for queue in self._queues:
                 await listener.release(queue)
+        self._queues = {}
         self._listeners.clear()
 
     def _has(self, name: str) -> bool:

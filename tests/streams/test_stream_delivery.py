@@ -1,0 +1,449 @@
+"""Publishing, subscribing, resuming: what a consumer gets, in virtual time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from stream_consumers import Collector, until
+
+from rt.errors import Closed, InvalidOption, Overloaded
+from rt.streams.adapters import QueueGap, QueueRead
+from rt.streams.batches import EventBatch
+from rt.streams.errors import (
+    ConsumerGone,
+    DeliveryFailed,
+    NoSuchSubscription,
+    NotRewindable,
+    NotWritable,
+    SubscriptionFaulted,
+)
+from rt.streams.generator_queues import GeneratorQueues
+from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.memory_queues import MemoryQueues
+from rt.streams.observing import DeadLetter
+from rt.streams.options import StreamOptions
+from rt.streams.provider import StreamProvider, memory_stores
+from rt.testing import virtual_time
+
+EARLIEST = StartPosition.EARLIEST_AVAILABLE
+
+
+def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
+    return StreamId("n", "one"), number
+
+
+def in_memory(program: Callable[[StreamProvider], Awaitable[None]], **settings: Any) -> StreamProvider:
+    """Run it with a provider of two queues in memory."""
+    options = StreamOptions(**settings.pop("options", {}))
+    provider = StreamProvider("p", MemoryQueues(2), options=options, **settings)
+
+    async def main() -> None:
+        async with provider:
+            await program(provider)
+
+    virtual_time.run(main())
+    return provider
+
+
+def generated(
+    program: Callable[[StreamProvider], Awaitable[None]], queues: GeneratorQueues, **settings: Any
+) -> None:
+    options = StreamOptions(**settings.pop("options", {}))
+
+    async def main() -> None:
+        async with StreamProvider("p", queues, options=options, **settings) as provider:
+            await program(provider)
+
+    virtual_time.run(main())
+
+
+def test_every_event_after_subscribe_is_handed_out_in_order() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream, other = provider.stream("n", "a"), provider.stream("n", "b")
+        await stream.publish(["before"])
+        got, also = Collector(), Collector()
+        await stream.subscribe(got)
+        await stream.publish([1, 2])
+        await other.publish(["b"])
+        await other.subscribe(also)
+        await stream.publish([3])
+        await until(lambda: 3 in got.events)
+        assert got.events[-3:] == [1, 2, 3]
+        assert also.events in (["b"], [])
+
+    in_memory(program)
+
+
+def test_earliest_available_begins_with_what_is_still_there() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream, got = provider.stream("n", "a"), Collector()
+        await stream.publish([1, 2])
+        await asyncio.sleep(5)
+        await stream.subscribe(got, start=EARLIEST)
+        await stream.publish([3])
+        await until(lambda: 3 in got.events)
+        assert got.events == [1, 2, 3]
+
+    in_memory(program)
+
+
+def test_a_subscription_may_begin_in_the_past_with_a_token_that_is_included() -> None:
+    async def program(provider: StreamProvider) -> None:
+        got = Collector()
+        await asyncio.sleep(1)
+        await provider.stream("n", "one").subscribe(got, start=SequenceToken(40))
+        await until(lambda: len(got.events) == 60)
+        assert got.events == list(range(40, 100))
+        assert got.tokens[0] == SequenceToken(40)
+
+    generated(program, GeneratorQueues(one), options={"cache_events": 20})
+
+
+def test_a_queue_that_cannot_be_read_again_refuses_what_is_gone() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "a")
+        for number in range(100):
+            await stream.publish([number])
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2)
+        with pytest.raises(NotRewindable, match="cannot be read again"):
+            await stream.subscribe(Collector(), start=SequenceToken(3))
+        got = Collector()
+        await stream.subscribe(got, start=EARLIEST)
+        await until(lambda: got.events)
+        assert got.events[-1] == 99
+        assert got.gaps == []
+
+    in_memory(program, options={"cache_events": 20})
+
+
+def test_unsubscribing_ends_it_and_is_repeatable() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream, got = provider.stream("n", "a"), Collector()
+        subscription = await stream.subscribe(got)
+        await stream.publish([1])
+        await until(lambda: got.events == [1])
+        await subscription.unsubscribe()
+        await subscription.unsubscribe()
+        await stream.publish([2])
+        await asyncio.sleep(2)
+        assert got.events == [1]
+        assert got.closed == 1
+        assert await stream.subscriptions() == []
+        with pytest.raises(NoSuchSubscription):
+            await subscription.resume(got)
+
+    in_memory(program)
+
+
+def test_a_subscription_is_resumed_by_another_observer_where_the_first_was() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream, first, second = provider.stream("n", "a"), Collector(slow_s=1), Collector()
+        subscription = await stream.subscribe(first)
+        await stream.publish([1, 2])
+        await asyncio.sleep(0.5)
+        await stream.publish([3])
+        await subscription.resume(second)
+        assert first.events == [1, 2]
+        await stream.publish([4])
+        await until(lambda: 4 in second.events)
+        assert second.events == [3, 4]
+        assert [handle for handle, _ in await stream.subscriptions()] == [subscription]
+
+    in_memory(program)
+
+
+def test_resuming_with_a_token_goes_back() -> None:
+    async def program(provider: StreamProvider) -> None:
+        first, second = Collector(), Collector()
+        subscription = await provider.stream("n", "one").subscribe(first, start=EARLIEST)
+        await until(lambda: len(first.events) == 100)
+        await subscription.resume(second, SequenceToken(7))
+        await until(lambda: len(second.events) == 93)
+        assert second.events == list(range(7, 100))
+
+    generated(program, GeneratorQueues(one), options={"cache_events": 20})
+
+
+def test_a_consumer_that_keeps_its_token_is_handed_nothing_twice() -> None:
+    async def program(provider: StreamProvider) -> None:
+        behind, ahead = Collector(last=SequenceToken(10)), Collector(last=SequenceToken(90))
+        stream = provider.stream("n", "one")
+        await asyncio.sleep(1)
+        await stream.subscribe(behind)
+        await stream.subscribe(ahead, start=EARLIEST)
+        await until(lambda: len(behind.events) == 89 and len(ahead.events) == 9)
+        assert behind.events == list(range(11, 100))
+        assert ahead.events == list(range(91, 100))
+
+    generated(program, GeneratorQueues(one), options={"cache_events": 20})
+
+
+def test_a_consumer_may_answer_where_it_is() -> None:
+    """It goes back once, then forward over a part."""
+    answers = {SequenceToken(50): SequenceToken(9), SequenceToken(60): SequenceToken(79)}
+
+    async def act(batch: EventBatch) -> SequenceToken | None:
+        return answers.pop(batch.first, None)
+
+    async def program(provider: StreamProvider) -> None:
+        got = Collector(act=act)
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await until(lambda: 99 in got.events)
+        assert got.events == [*range(50), *range(10, 60), *range(80, 100)]
+
+    generated(program, GeneratorQueues(one), options={"batch_events_max": 10})
+
+
+def test_a_consumer_that_answers_that_it_lacks_what_it_was_handed_has_failed() -> None:
+    async def back(batch: EventBatch) -> SequenceToken | None:
+        number = batch.first.sequence_number
+        return SequenceToken(number - 1) if number == 5 and not got.errors else None
+
+    got = Collector(act=back)
+
+    async def program(provider: StreamProvider) -> None:
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await until(lambda: got.errors)
+        assert isinstance(got.errors[0], SubscriptionFaulted)
+
+    generated(program, GeneratorQueues(one), options={"batch_events_max": 1, "deliver_for_s": 3})
+
+
+def refusing(bad: set[Any]) -> Callable[[EventBatch], Awaitable[None]]:
+    async def act(batch: EventBatch) -> None:
+        if found := bad.intersection(batch.events):
+            raise ValueError(f"cannot take {found}")
+
+    return act
+
+
+def test_a_poison_event_alone_goes_to_the_dead_letters() -> None:
+    letters: list[DeadLetter] = []
+
+    async def keep(letter: DeadLetter) -> None:
+        letters.append(letter)
+        if len(letters) == 1:
+            raise OSError("no room for dead letters yet")
+
+    async def program(provider: StreamProvider) -> None:
+        got = Collector(act=refusing({13, 57}))
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await until(lambda: 99 in got.events)
+        assert got.events == [number for number in range(100) if number not in {13, 57}]
+        assert [letter.event for letter in letters] == [13, 13, 57]
+        assert letters[0].token == SequenceToken(13)
+        assert [type(error) for error in got.errors] == [DeliveryFailed, DeliveryFailed]
+        assert isinstance(letters[0].error.__cause__, ValueError)
+        (counts,) = [counts for _, counts in provider._manager.status()]  # type: ignore[union-attr]
+        assert counts.dead_letters == 2
+
+    options = {"deliver_for_s": 20, "on_poison": "dead-letter"}
+    generated(program, GeneratorQueues(one), options=options, dead_letters=keep)
+
+
+def test_a_subscription_that_is_given_up_keeps_its_place_and_holds_nobody_up() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "one")
+        bad, good = Collector(act=refusing({13})), Collector()
+        subscription = await stream.subscribe(bad, start=EARLIEST)
+        await stream.subscribe(good, start=EARLIEST)
+        await until(lambda: len(good.events) == 100)
+        await until(lambda: bad.errors)
+        assert bad.events == list(range(13))
+        assert isinstance(bad.errors[0], SubscriptionFaulted)
+        assert bad.closed == 1
+        records = dict(await stream.subscriptions())
+        assert "cannot take {13}" in (records[subscription].fault or "")
+        assert provider.status()[0].faulted == 1
+        again = Collector()
+        await subscription.resume(again)
+        await until(lambda: len(again.events) == 87)
+        assert again.events == list(range(13, 100))
+        assert provider.status()[0].faulted == 0
+
+    generated(program, GeneratorQueues(one), options={"cache_events": 20, "deliver_for_s": 5})
+
+
+def test_with_policy_block_an_event_is_tried_until_it_is_taken() -> None:
+    bad = {13}
+
+    async def program(provider: StreamProvider) -> None:
+        got = Collector(act=refusing(bad))
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await asyncio.sleep(3600)
+        assert got.events == list(range(13))
+        assert provider.status()[0].failing == 1
+        bad.clear()
+        await until(lambda: len(got.events) == 100)
+        assert got.errors == []
+        assert provider.status()[0].failing == 0
+
+    generated(program, GeneratorQueues(one), options={"on_poison": "block", "deliver_for_s": 1})
+
+
+def test_a_consumer_that_is_gone_is_forgotten_and_pins_nothing() -> None:
+    async def leave(_: EventBatch) -> None:
+        raise ConsumerGone("enough")
+
+    async def program(provider: StreamProvider) -> None:
+        stream, got = provider.stream("n", "a"), Collector(act=leave)
+        await stream.subscribe(got)
+        for number in range(100):
+            await stream.publish([number])
+        await until(lambda: got.closed == 1)
+        await until(lambda: sum(status.lag for status in provider.status()) == 0)
+        assert await stream.subscriptions() == []
+
+    in_memory(program, options={"cache_events": 20})
+
+
+def test_implicit_subscriptions_get_every_event_of_each_stream_that_matches() -> None:
+    found: dict[StreamId, Collector] = {}
+
+    def make(stream: StreamId) -> Collector:
+        return found.setdefault(stream, Collector())
+
+    async def program(provider: StreamProvider) -> None:
+        for key in ("a", "b"):
+            await provider.stream("trades", key).publish([f"{key}1", f"{key}2"])
+            await provider.stream("quotes", key).publish(["no"])
+        await until(lambda: sum(len(got.events) for got in found.values()) == 4)
+        assert {str(stream): got.events for stream, got in found.items()} == {
+            "trades/a": ["a1", "a2"],
+            "trades/b": ["b1", "b2"],
+        }
+
+    provider = StreamProvider("p", MemoryQueues(2))
+    provider.implicit("all-trades", "trades/*", make)
+
+    async def main() -> None:
+        async with provider:
+            await program(provider)
+
+    virtual_time.run(main())
+
+
+def test_a_pattern_that_comes_late_counts_from_then_on() -> None:
+    got = Collector()
+
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "a")
+        await stream.publish([1])
+        await asyncio.sleep(1)
+        provider.implicit("late", "n/*", lambda _: got)
+        await stream.publish([2])
+        await until(lambda: got.events)
+        assert got.events == [2]
+
+    in_memory(program)
+
+
+def test_a_factory_that_raises_faults_that_subscription_only() -> None:
+    got = Collector()
+
+    def make(stream: StreamId) -> Collector:
+        if stream.key == "bad":
+            raise ValueError("no such consumer")
+        return got
+
+    async def program(provider: StreamProvider) -> None:
+        provider.implicit("some", "n/*", make)
+        await provider.stream("n", "bad").publish([1])
+        await provider.stream("n", "good").publish([2])
+        await until(lambda: got.events == [2])
+        assert sum(status.faulted for status in provider.status()) == 1
+
+    in_memory(program)
+
+
+def test_consumers_of_quiet_streams_leave_the_memory_and_come_back_where_they_were() -> None:
+    made: list[Collector] = []
+
+    def make(_: StreamId) -> Collector:
+        made.append(Collector())
+        return made[-1]
+
+    async def program(provider: StreamProvider) -> None:
+        provider.implicit("all", "n/*", make)
+        stream = provider.stream("n", "a")
+        await stream.publish([1])
+        await asyncio.sleep(100)
+        assert made[0].closed == 1
+        assert sum(status.consumers for status in provider.status()) == 0
+        await stream.publish([2])
+        await until(lambda: len(made) == 2 and made[1].events == [2])
+
+    in_memory(program, options={"inactive_s": 50})
+
+
+def test_what_was_published_to_a_full_queue_in_memory_is_refused_whole() -> None:
+    async def program() -> None:
+        queues = MemoryQueues(1, events_max=10)
+        (queue,) = queues.mapper.queues
+        await queues.publish(queue, StreamId("n", "a"), list(range(8)))
+        with pytest.raises(Overloaded, match="is full"):
+            await queues.publish(queue, StreamId("n", "a"), [8, 9, 10])
+        await queues.publish(queue, StreamId("n", "a"), [8, 9])
+
+    virtual_time.run(program())
+
+
+def test_a_gap_of_the_queue_is_told_before_what_lies_behind_it() -> None:
+    class Gappy(GeneratorQueues):
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            return _Gappy(await super().receiver(queue, start))
+
+    class _Gappy:
+        def __init__(self, receiver: Any) -> None:
+            self._receiver = receiver
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._receiver, name)
+
+        async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
+            read = await self._receiver.receive(min(events_max, 10), timeout)
+            if read is None or read.batches[0].first != SequenceToken(30):
+                return read  # type: ignore[no-any-return]
+            gap = QueueGap(SequenceToken(30), SequenceToken(35), "trimmed")
+            return QueueRead([read.batches[0].slice(5)], read.end, gap)
+
+    async def program(provider: StreamProvider) -> None:
+        seen: list[Any] = []
+
+        class Order(Collector):
+            async def on_gap(self, gap: Any) -> None:
+                seen.extend([*self.events[len(seen) :], gap])
+
+        got = Order()
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await until(lambda: 99 in got.events)
+        assert seen[:-1] == list(range(30))
+        assert (seen[-1].wanted, seen[-1].resumed) == (SequenceToken(30), SequenceToken(35))
+        assert got.events == [*range(30), *range(35, 100)]
+
+    generated(program, Gappy(one))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="dead letters want"):
+        StreamProvider("p", MemoryQueues(), options=StreamOptions(on_poison="dead-letter"))
+    with pytest.raises(InvalidOption, match="not a policy"):
+        StreamOptions(on_poison="skip")  # type: ignore[arg-type]
+    for bad in ({"cache_events": 9}, {"save_every_s": 0}, {"retry_max_s": 0.01}, {"drain_s": float("nan")}):
+        with pytest.raises(InvalidOption, match="too little"):
+            StreamOptions(**bad)  # type: ignore[arg-type]
+
+    async def program(provider: StreamProvider) -> None:
+        with pytest.raises(NotWritable):
+            await provider.stream("n", "one").publish([1])
+        with pytest.raises(Closed, match="too late"):
+            provider.consumer("late", lambda _: Collector())
+
+    generated(program, GeneratorQueues(one))
+    with pytest.raises(ValueError, match="there already"):
+        provider = StreamProvider("p", MemoryQueues())
+        provider.consumer("c", lambda _: Collector())
+        provider.consumer("c", lambda _: Collector())
+    assert memory_stores()
