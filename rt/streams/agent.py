@@ -46,6 +46,8 @@ class _Met:
     """A stream of which something came, or that somebody wants."""
 
     seen_at: float
+    has_implicit: bool = False
+    """Whether its implicit consumers were looked for."""
     consumers: list[Consumer] = field(default_factory=list)
 
 
@@ -211,7 +213,7 @@ class PullingAgent:
         for batch in read.batches:
             self.counts.events += len(batch)
             met = self._streams.get(batch.stream)
-            if met is None:
+            if met is None or not met.has_implicit:
                 self.meet(batch.stream)
             else:
                 met.seen_at = now
@@ -236,7 +238,7 @@ class PullingAgent:
 
     def meet(self, stream: StreamId) -> None:
         """A stream that has implicit consumers gets those that it has not yet, each from where it was."""
-        self._stream(stream)
+        self._stream(stream).has_implicit = True
         for pattern in self._known.patterns_of(stream):
             subscription_id = implicit_id(pattern, stream)
             if subscription_id in self._served or self._registry.record(subscription_id) is not None:

@@ -19,6 +19,8 @@ EventMaker: TypeAlias = Callable[[QueueId, int], tuple[StreamId, Any]]
 """The stream and the event of that number; numbers begin at 0."""
 
 _EVENT_BYTES: Final = 64
+_TICK_S: Final = 0.05
+"""Events that come at a rate come together, so often."""
 
 
 class GeneratorQueues:
@@ -80,7 +82,7 @@ class GeneratorQueues:
         if self._rate_per_s is None or (self._events is not None and number >= self._events):
             return None
         due = self._began[queue] + (number + 1) / self._rate_per_s
-        return max(0.001, due - asyncio.get_running_loop().time())
+        return max(_TICK_S, due - asyncio.get_running_loop().time())
 
 
 class GeneratorReader:

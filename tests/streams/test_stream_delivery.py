@@ -325,6 +325,18 @@ def test_implicit_subscriptions_get_every_event_of_each_stream_that_matches() ->
     virtual_time.run(main())
 
 
+def test_a_stream_that_somebody_subscribed_to_first_has_its_implicit_consumers_as_well() -> None:
+    implicit, explicit = Collector(), Collector()
+
+    async def program(provider: StreamProvider) -> None:
+        provider.implicit("all", "n/*", lambda _: implicit)
+        await provider.stream("n", "a").subscribe(explicit)
+        await provider.stream("n", "a").publish([1])
+        await until(lambda: implicit.events == explicit.events == [1])
+
+    in_memory(program)
+
+
 def test_a_pattern_that_comes_late_counts_from_then_on() -> None:
     got = Collector()
 

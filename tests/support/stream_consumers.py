@@ -60,4 +60,4 @@ async def until(condition: Callable[[], object], seconds: float = 600.0) -> None
     """Wait, in the loop's own time, until it holds."""
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)

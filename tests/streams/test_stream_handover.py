@@ -1,0 +1,419 @@
+"""Queues that go from host to host: drained, revoked, broken, killed; in virtual time."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_consumers import Collector, until
+
+from rt.errors import Fenced, Overloaded, StorageFailed
+from rt.objects import MemoryStore, SqliteStore
+from rt.streams.balancing import Fence, FixedBalancer
+from rt.streams.batches import EventBatch
+from rt.streams.errors import QueueElsewhere
+from rt.streams.generator_queues import GeneratorQueues
+from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.memory_queues import MemoryQueues
+from rt.streams.options import StreamOptions
+from rt.streams.provider import StreamProvider, directory_stores, memory_stores
+from rt.streams.registry import QueueRegistry, Stores, SubscriptionRecord
+from rt.testing import virtual_time
+
+EARLIEST = StartPosition.EARLIEST_AVAILABLE
+
+
+class Hand(FixedBalancer):
+    """Gives and takes queues as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    async def give_up(self, queue: QueueId) -> None:
+        for listener in self._listeners:
+            await listener.release(queue)
+        self.assign({each: fence for each, fence in self.my_queues().items() if each != queue})
+
+    async def lose(self, queue: QueueId) -> None:
+        left = {each: fence for each, fence in self.my_queues().items() if each != queue}
+        self._queues = left
+        for listener in self._listeners:
+            await listener.revoke(queue)
+        self.assign(left)
+
+    def win(self, queue: QueueId, fence: int) -> None:
+        self.assign({**self.my_queues(), queue: Fence(fence)})
+
+
+def three(_: QueueId, number: int) -> tuple[StreamId, Any]:
+    return StreamId("n", "abc"[number % 3]), number
+
+
+def test_a_queue_that_is_given_up_in_peace_is_handed_out_once() -> None:
+    """Deliveries under way end, what was taken is noted, and the next owner begins behind it."""
+    queues = MemoryQueues(1)
+    (queue,) = queues.mapper.queues
+    stores = memory_stores()
+
+    async def main() -> None:
+        first, second = Hand(), Hand()
+        got: list[Collector] = []
+
+        def make(_: StreamId) -> Collector:
+            got.append(Collector(slow_s=3))
+            return got[-1]
+
+        hosts = [StreamProvider("p", queues, balancer=each, stores=stores) for each in (first, second)]
+        for host in hosts:
+            host.implicit("all", "n/*", make)
+        async with hosts[0], hosts[1]:
+            stream = hosts[0].stream("n", "a")
+            first.win(queue, 1)
+            await stream.publish([1, 2])
+            await until(lambda: got)
+            await asyncio.sleep(1)
+            await stream.publish([3])
+            await first.give_up(queue)
+            assert got[0].events == [1, 2]
+            assert got[0].closed == 1
+            second.win(queue, 2)
+            await hosts[0].stream("n", "a").publish([4])
+            await until(lambda: len(got) == 2 and got[1].events == [3, 4])
+            with pytest.raises(QueueElsewhere):
+                await stream.subscribe(Collector())
+
+    virtual_time.run(main())
+
+
+def test_a_queue_that_was_lost_is_stopped_at_once_and_nothing_is_noted() -> None:
+    stores = memory_stores()
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        hand = Hand()
+        got = Collector(slow_s=100)
+        again = Collector()
+        async with StreamProvider("p", queues, balancer=hand, stores=stores) as host:
+            hand.win(queue, 1)
+            subscription = await host.stream("n", "a").subscribe(got, start=EARLIEST)
+            await asyncio.sleep(5)
+            await hand.lose(queue)
+            assert asyncio.get_running_loop().time() < 6
+            assert got.events == []
+            assert host.status()[0].state == "elsewhere"
+            hand.win(queue, 2)
+            await subscription.resume(again)
+            await until(lambda: len(again.events) == 34)
+
+    virtual_time.run(main())
+
+
+def test_a_queue_that_was_released_is_not_served_again_before_it_is_given_again() -> None:
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        hand = Hand()
+        async with StreamProvider("p", queues, balancer=hand) as host:
+            hand.win(queue, 5)
+            await until(lambda: host.status()[0].state == "served")
+            (listener,) = hand._listeners
+            await listener.release(queue)
+            hand.assign(hand.my_queues())
+            await asyncio.sleep(10)
+            assert host.status()[0].state == "elsewhere"
+            hand.win(queue, 6)
+            await until(lambda: host.status()[0].state == "served")
+
+    virtual_time.run(main())
+
+
+def test_a_subscription_goes_on_wherever_its_consumer_is_known_and_waits_where_not() -> None:
+    stores = memory_stores()
+    queues = GeneratorQueues(three, events=300)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        first, second, third = Hand(), Hand(), Hand()
+        made = Collector()
+        host = StreamProvider("p", queues, balancer=first, stores=stores, host="one")
+        stranger = StreamProvider("p", queues, balancer=second, stores=stores, host="two")
+        knowing = StreamProvider("p", queues, balancer=third, stores=stores, host="three")
+        knowing.consumer("billing", lambda _: made)
+        async with host, stranger, knowing:
+            first.win(queue, 1)
+            got, nameless = Collector(slow_s=1), Collector()
+            stream = host.stream("n", "a")
+            named = await stream.subscribe(got, start=EARLIEST, consumer="billing")
+            other = await stream.subscribe(nameless, start=EARLIEST)
+            await until(lambda: len(nameless.events) == 100)
+            await first.give_up(queue)
+            before = list(got.events)
+            second.win(queue, 2)
+            await until(lambda: stranger.status()[0].unattended == 2)
+            await asyncio.sleep(10)
+            await second.give_up(queue)
+            third.win(queue, 3)
+            await until(lambda: len(before) + len(made.events) == 100)
+            assert before + made.events == list(range(0, 300, 3))
+            found = dict(await knowing.stream("n", "a").subscriptions())
+            assert found[named].consumer == "billing"
+            again = Collector()
+            await next(each for each in found if each == other).resume(again)
+            await asyncio.sleep(1)
+            assert again.events == []
+
+    virtual_time.run(main())
+
+
+def test_the_queue_is_told_only_of_what_every_subscription_has() -> None:
+    acknowledged: list[SequenceToken] = []
+
+    class Watched(GeneratorQueues):
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            receiver = await super().receiver(queue, start)
+
+            async def acknowledge(low: SequenceToken) -> None:
+                acknowledged.append(low)
+
+            receiver.acknowledge = acknowledge  # type: ignore[method-assign]
+            return receiver
+
+    async def main() -> None:
+        options = StreamOptions(batch_events_max=10, cache_events=5000)
+        async with StreamProvider("p", Watched(three, events=3000), options=options) as host:
+            slow, fast = Collector(slow_s=1), Collector()
+            await host.stream("n", "a").subscribe(slow, start=EARLIEST)
+            await host.stream("n", "b").subscribe(fast, start=EARLIEST)
+            while len(slow.events) < 1000:
+                await asyncio.sleep(0.5)
+                if acknowledged:
+                    assert acknowledged[-1] <= (slow.tokens[-1].next if slow.tokens else SequenceToken(0))
+            await asyncio.sleep(3)
+            assert acknowledged[-1] == SequenceToken(3000)
+            assert acknowledged == sorted(set(acknowledged))
+
+    virtual_time.run(main())
+
+
+def test_an_agent_that_breaks_is_started_again_from_its_books() -> None:
+    broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
+
+    class Broken(GeneratorQueues):
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            receiver = await super().receiver(queue, start)
+            receive = receiver.receive
+
+            async def breaking(events_max: int, timeout: float) -> Any:
+                if broken and receiver._at > 100 * (4 - len(broken)):
+                    raise broken.pop()
+                return await receive(min(events_max, 50), timeout)
+
+            receiver.receive = breaking  # type: ignore[method-assign]
+            return receiver
+
+    async def main() -> None:
+        got = Collector()
+        queues = Broken(three, events=900, rate_per_s=100)
+        async with StreamProvider("p", queues) as host:
+            await host.stream("n", "a").subscribe(got, start=EARLIEST)
+            await until(lambda: 897 in got.events)
+            assert sorted(set(got.events)) == list(range(0, 900, 3))
+            ((_, counts),) = host._manager.status()  # type: ignore[union-attr]
+            assert counts.agent_failures == 3
+
+    virtual_time.run(main())
+    assert broken == []
+
+
+def test_books_that_cannot_be_opened_are_tried_again_until_the_owner_before_has_closed_them(
+    tmp_path: Path,
+) -> None:
+    stores = directory_stores(tmp_path)
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        held = stores(queue)
+        got = Collector()
+        async with StreamProvider("p", queues, stores=stores) as host:
+            await asyncio.sleep(3)
+            assert host.status()[0].state == "failed"
+            held.close()
+            await host.stream("n", "a").subscribe(got, start=EARLIEST)
+            await until(lambda: len(got.events) == 34)
+        with SqliteStore(tmp_path / f"{queue.name}.db") as store:
+            registry = QueueRegistry(store, queue, Fence(0))
+            assert registry.low == SequenceToken(100)
+
+    virtual_time.run(main())
+
+
+def test_an_owner_that_was_succeeded_cannot_open_the_books() -> None:
+    queue = QueueId(0, "q")
+    store = MemoryStore()
+
+    async def main() -> None:
+        newer = QueueRegistry(store, queue, Fence(7))
+        await newer.commit()
+        with pytest.raises(Fenced, match="took the queue over"):
+            QueueRegistry(store, queue, Fence(6))
+        QueueRegistry(store, queue, Fence(7))
+
+    virtual_time.run(main())
+
+
+def test_books_keep_places_only_where_they_differ_from_low() -> None:
+    queue, stream = QueueId(0, "q"), StreamId("n", "a")
+    store = MemoryStore()
+
+    async def main() -> None:
+        books = QueueRegistry(store, queue, Fence(1))
+        books.put(SubscriptionRecord("away", stream, "c"), SequenceToken(3))
+        books.put(SubscriptionRecord("here", stream), SequenceToken(3))
+        books.note(SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away")
+        await books.commit()
+        again = QueueRegistry(store, queue, Fence(1))
+        assert again.low == SequenceToken(10)
+        assert [again.place(each) for each in ("away", "here", "ahead")] == [
+            SequenceToken(3),
+            None,
+            SequenceToken(12),
+        ]
+        again.note(SequenceToken(12), {}, lambda each: each != "away")
+        assert again.place("ahead") is None
+        assert {record.id for record in again.records()} == {"away", "here"}
+        again.remove("away")
+        assert again.place("away") is None
+
+    virtual_time.run(main())
+
+
+def test_a_subscription_whose_books_cannot_be_written_is_refused_and_pins_nothing() -> None:
+    class Full(MemoryStore):
+        is_full = False
+
+        def begin(self, kind: Any) -> Any:
+            if Full.is_full:
+                raise StorageFailed("no room for books")
+            return super().begin(kind)
+
+    async def main() -> None:
+        queues = MemoryQueues(1)
+        async with StreamProvider("p", queues, stores=lambda _: Full()) as host:
+            stream = host.stream("n", "a")
+            await stream.subscribe(Collector())
+            Full.is_full = True
+            with pytest.raises(StorageFailed):
+                await stream.subscribe(Collector())
+            assert len(await stream.subscriptions()) == 1
+            Full.is_full = False
+
+    virtual_time.run(main())
+
+
+class Keeping(Collector):
+    """Keeps its events and its last token together, as a consumer with a store of its own does."""
+
+    def __init__(self, kept: dict[StreamId, list[int]], stream: StreamId, slow_s: float) -> None:
+        super().__init__(slow_s=slow_s)
+        self._kept = kept.setdefault(stream, [])
+
+    async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
+        await super().on_batch(batch)
+        self._kept += batch.events
+        return None
+
+    async def last_token(self) -> SequenceToken | None:
+        return SequenceToken(self._kept[-1]) if self._kept else None
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["give up", "lose", "kill"]), st.integers(0, 2), st.floats(0.1, 3.0)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(10, 60),
+    st.sampled_from([0.0, 0.05, 1.5]),
+)
+def test_whatever_becomes_of_the_hosts_nothing_is_lost_and_the_order_holds(
+    changes: list[tuple[str, int, float]], cache_events: int, slow_s: float
+) -> None:
+    """Of three hosts, one serves at a time; consumers see each event once by token, and in order without."""
+    queues = GeneratorQueues(three, events=300, rate_per_s=30)
+    (queue,) = queues.mapper.queues
+    stores = memory_stores()
+    kept: dict[StreamId, list[int]] = {}
+    plain: list[tuple[StreamId, Collector]] = []
+    options = StreamOptions(cache_events=cache_events, batch_events_max=20, drain_s=2)
+
+    def make_plain(stream: StreamId) -> Collector:
+        plain.append((stream, Collector(slow_s=slow_s if stream.key == "b" else 0.0)))
+        return plain[-1][1]
+
+    def host(hand: Hand) -> StreamProvider:
+        provider = StreamProvider("p", queues, balancer=hand, stores=stores, options=options)
+        provider.implicit("keeping", "n/[ab]", lambda stream: Keeping(kept, stream, slow_s))
+        provider.implicit("plain", "n/*", make_plain)
+        return provider
+
+    async def main() -> None:
+        hands = [Hand() for _ in range(3)]
+        hosts = [host(hand) for hand in hands]
+        for each in hosts:
+            await each.start()
+        owner, fence = 0, 1
+        hands[0].win(queue, fence)
+        for change, to, seconds in changes:
+            await asyncio.sleep(seconds)
+            for each in hosts:
+                agents = each._manager.agents() if each._manager is not None else []
+                assert all(agent.cache.events <= cache_events for agent in agents if agent.is_open)
+            if change == "give up":
+                await hands[owner].give_up(queue)
+            else:
+                await hands[owner].lose(queue)
+            if change == "kill":
+                await hosts[owner].stop()
+                hands[owner] = Hand()
+                hosts[owner] = host(hands[owner])
+                await hosts[owner].start()
+            owner, fence = to, fence + 1
+            hands[owner].win(queue, fence)
+        last = {"a": 297, "b": 298, "c": 299}
+        everything = {key: list(range("abc".index(key), 300, 3)) for key in last}
+
+        def seen(key: str) -> list[int]:
+            return [event for stream, got in plain if stream.key == key for event in got.events]
+
+        await until(lambda: all(kept.get(StreamId("n", key), [])[-1:] == [last[key]] for key in "ab"), 1e5)
+        await until(lambda: all(set(seen(key)) == set(everything[key]) for key in last), 1e5)
+        for each in hosts:
+            await each.stop()
+        for key in "ab":
+            assert kept[StreamId("n", key)] == everything[key]
+        for _, got in plain:
+            assert got.tokens == sorted(set(got.tokens))
+
+    virtual_time.run(main())
+
+
+def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
+    stores: Stores = memory_stores()
+    queue = QueueId(0, "q")
+    names: Mapping[str, int] = {"fence": 3}
+
+    async def main() -> None:
+        books = QueueRegistry(stores(queue), queue, Fence(names["fence"]))
+        await books.commit()
+        await books.close()
+        with pytest.raises(Fenced):
+            QueueRegistry(stores(queue), queue, Fence(2))
+
+    virtual_time.run(main())
