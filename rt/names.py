@@ -20,10 +20,12 @@ Offset = NewType("Offset", int)
 """A byte place in a segment."""
 
 NAME_BYTES_MAX = 128
+LEASE_NAME_BYTES_MAX = 255
 SESSION_NAME_BYTES_MAX = 255
 """A session's directory carries its name, and file systems take no longer one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._~-]*)+", re.ASCII)
 _HINT = "Use 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit."
 
 
@@ -57,6 +59,24 @@ def check_dedup_id(text: str) -> str:
 def dedup_owner(dedup_id: str) -> str:
     """The dedup id that a certificate must carry to use this one: what stands before `~`."""
     return dedup_id.partition("~")[0]
+
+
+def check_lease_name(text: str) -> str:
+    """Return `text`: a group's name and more behind it, each behind a slash; `rt.InvalidName` otherwise."""
+    if len(text) > LEASE_NAME_BYTES_MAX or _LEASE_NAME.fullmatch(text) is None:
+        hint = f"As in group/queue/q1: letters, digits, '.', '_', '-', '~'; at most {LEASE_NAME_BYTES_MAX}."
+        raise InvalidName("not a name for a lease", got=repr(text)[:200], hint=hint)
+    return text
+
+
+def lease_group(name: str) -> str:
+    """The group that a certificate must carry to hold this lease: what stands before the first slash."""
+    return name.partition("/")[0]
+
+
+def check_lease_owner(text: str) -> str:
+    """Return `text`, which is made like a session's name; `rt.InvalidName` otherwise."""
+    return _check_joined(text, "lease's owner")
 
 
 def _check_joined(text: str, kind: str) -> str:

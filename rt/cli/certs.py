@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from rt.errors import CertificateError
 from rt.net.certs import CA_DAYS, LEAF_DAYS, Address, init_ca, issue
 from rt.net.cluster_secrets import api_of, keep
-from rt.net.identity import ROLES, Identity, Role, identity_of, reading
+from rt.net.identity import LEASE_ROLES, ROLES, Identity, Role, identity_of, reading
 from rt.net.material import State, certificates_in, read_file, state_of
 from rt.net.wanted import read_order
 
@@ -47,6 +47,7 @@ def init(directory: Path, days: int) -> None:
 @click.option("--role", required=True, type=click.Choice(ROLES), help="What its holder may do.")
 @click.option("--name", required=True, help="Its holder; a node's own host name.")
 @click.option("--dedup", multiple=True, metavar="ID", help="Dedup id that a publisher may use; repeatable.")
+@click.option("--lease", multiple=True, metavar="GROUP", help="Group of leases that it may hold; repeatable.")
 @click.option("--dns", multiple=True, metavar="HOST", help="Further host name of a node; repeatable.")
 @click.option("--ip", multiple=True, metavar="IP", type=ip_address, help="Address of a node; repeatable.")
 @click.option("--loopback", is_flag=True, help="A node's: localhost, 127.0.0.1 and ::1 as well.")
@@ -60,6 +61,7 @@ def issue_(
     role: Role,
     name: str,
     dedup: tuple[str, ...],
+    lease: tuple[str, ...],
     dns: tuple[str, ...],
     ip: tuple[Address, ...],
     loopback: bool,
@@ -75,7 +77,9 @@ def issue_(
         raise click.UsageError("--dns, --ip and --loopback go with --role node only.")
     if role != "publisher" and dedup:
         raise click.UsageError("--dedup goes with --role publisher only.")
-    identity = Identity(stream, role, name, frozenset(dedup))
+    if role not in LEASE_ROLES and lease:
+        raise click.UsageError("--lease goes with --role publisher or subscriber only.")
+    identity = Identity(stream, role, name, frozenset(dedup), frozenset(lease))
     issued = issue(directory, identity, dns=dns, ips=ip, loopback=loopback, days=days, renew=renew)
     _wrote(issued.cert, issued.key)
 
@@ -123,6 +127,7 @@ class _Shown:
     role: str | None
     name: str | None
     dedup: list[str]
+    lease: list[str]
     dns: list[str]
     ip: list[str]
     ca: bool
@@ -150,6 +155,7 @@ def _shown(file: str, certificate: x509.Certificate, now: datetime) -> _Shown:
         role=identity.role if identity else None,
         name=identity.name if identity else None,
         dedup=sorted(identity.dedup_ids) if identity else [],
+        lease=sorted(identity.lease_groups) if identity else [],
         dns=names.get_values_for_type(x509.DNSName),
         ip=[str(address) for address in names.get_values_for_type(x509.IPAddress)],
         ca=ca,
@@ -183,6 +189,7 @@ def _lines(shown: _Shown) -> Iterator[str]:
     for label, value in (
         ("kind", "CA" if shown.ca else shown.role),
         ("dedup ids", " ".join(shown.dedup)),
+        ("leases", " ".join(shown.lease)),
         ("hosts", " ".join([*shown.dns, *shown.ip])),
         ("issuer", shown.issuer),
         ("valid", f"{shown.valid_from} to {shown.valid_until}"),

@@ -1,7 +1,8 @@
 """Whose a certificate is: the identity in its URI SANs.
 
 Identity is the URI SAN `rt://<stream>/<role>/<name>`, exactly one a certificate; `rt://<stream>/dedup/<id>`
-beside it lets a publisher use that dedup id, and `<id>~<suffix>`.
+beside it lets a publisher use that dedup id, and `<id>~<suffix>`; `rt://<stream>/lease/<group>` lets a
+publisher or subscriber hold leases of that group.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from rt.names import check_name
 
 Role: TypeAlias = Literal["node", "publisher", "subscriber", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
+LEASE_ROLES: tuple[Role, ...] = ("publisher", "subscriber")
+_GRANTS = {"dedup": "dedup id", "lease": "group of leases"}
+"""URIs beside an identity that let its holder do more: what stands where the role does."""
 
 _URI = re.compile(r"rt://([^/]*)/([^/]*)/([^/]*)")
 UNREADABLE = (
@@ -44,16 +48,26 @@ class Identity:
     name: str
     dedup_ids: frozenset[str] = frozenset()
     """Dedup ids the holder may use, with a suffix or without; publishers only."""
+    lease_groups: frozenset[str] = frozenset()
+    """Groups of which the holder may hold leases, and see all; publishers and subscribers only."""
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")
         check_name(self.name, kind="certificate")
         for dedup_id in self.dedup_ids:
             check_name(dedup_id, kind="dedup id")
+        for group in self.lease_groups:
+            check_name(group, kind="group of leases")
         if self.role not in ROLES:
             raise CertificateError("no such role", got=repr(self.role)[:200], wanted=" or ".join(ROLES))
         if self.dedup_ids and self.role != "publisher":
             raise CertificateError("only a publisher's certificate carries dedup ids", got=self.role)
+        if self.lease_groups and self.role not in LEASE_ROLES:
+            raise CertificateError(
+                "no certificate of that role carries groups of leases",
+                got=self.role,
+                wanted=" or ".join(LEASE_ROLES),
+            )
 
     @property
     def uri(self) -> str:
@@ -63,7 +77,11 @@ class Identity:
     @property
     def uris(self) -> list[str]:
         """All its URI SANs: `identity_from_uris` takes them back."""
-        return [self.uri, *(f"rt://{self.stream}/dedup/{dedup_id}" for dedup_id in sorted(self.dedup_ids))]
+        return [
+            self.uri,
+            *(f"rt://{self.stream}/dedup/{dedup_id}" for dedup_id in sorted(self.dedup_ids)),
+            *(f"rt://{self.stream}/lease/{group}" for group in sorted(self.lease_groups)),
+        ]
 
 
 def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity:
@@ -73,7 +91,7 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
     bytes decoded with errors="replace"): in a list mixed with DNS SANs a DNS name could pose as a URI.
     """
     ours = [_split_uri(uri, where) for uri in uris if uri[:3].lower() == "rt:"]
-    owners = [parts for parts in ours if parts[1] != "dedup"]
+    owners = [parts for parts in ours if parts[1] not in _GRANTS]
     if len(owners) != 1:
         raise CertificateError(
             "the certificate must name one identity",
@@ -83,12 +101,18 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
             hint="`rt certs show` prints what a certificate names, `rt certs issue` makes one.",
         )
     stream, role, name = owners[0]
-    dedups = [parts for parts in ours if parts[1] == "dedup"]
-    if strangers := [other for other, _, _ in dedups if other != stream]:
-        got, wanted = repr(strangers[0])[:200], repr(stream)[:200]
-        raise CertificateError("a dedup id of another stream", where=where, got=got, wanted=wanted)
+    granted: dict[str, set[str]] = {kind: set() for kind in _GRANTS}
+    for other, kind, value in ours:
+        if kind not in _GRANTS:
+            continue
+        if other != stream:
+            got, wanted = repr(other)[:200], repr(stream)[:200]
+            what = f"a {_GRANTS[kind]} of another stream"
+            raise CertificateError(what, where=where, got=got, wanted=wanted)
+        granted[kind].add(value)
     try:
-        return Identity(stream, cast("Role", role), name, frozenset(dedup_id for _, _, dedup_id in dedups))
+        dedup_ids, lease_groups = frozenset(granted["dedup"]), frozenset(granted["lease"])
+        return Identity(stream, cast("Role", role), name, dedup_ids, lease_groups)
     except (InvalidName, CertificateError) as error:
         what = f"the certificate's identity is not valid: {error.what}"
         raise CertificateError(

@@ -92,6 +92,7 @@ def test_renew_is_needed_to_replace_a_pair(tmp_path: Path) -> None:
         ["--role", "publisher", "--ip", "::1"],
         ["--role", "operator", "--loopback"],
         ["--role", "node", "--dedup", "d"],
+        ["--role", "operator", "--lease", "g"],
         ["--role", "node", "--ip", "n1"],
         ["--role", "admin"],
         ["--role", "node", "--days", "0"],
@@ -109,7 +110,7 @@ def test_misuse_exits_with_2_and_writes_nothing(tmp_path: Path, options: list[st
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "..", ".x", "-x", "a/b", "", "a b", "a\n", "x" * 129, "ä"]
 )
-@pytest.mark.parametrize("option", ["--name", "--stream", "--dedup"])
+@pytest.mark.parametrize("option", ["--name", "--stream", "--dedup", "--lease"])
 def test_a_hostile_name_is_refused_and_writes_nothing(tmp_path: Path, option: str, name: str) -> None:
     run_well("init", tmp_path / "pki")
     before = sorted(tmp_path.rglob("*"))

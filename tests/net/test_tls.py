@@ -160,6 +160,11 @@ def test_each_role_is_read_from_its_uri(role: str) -> None:
         ["rt://s/publisher/f1", "rt://s/dedup/../d"],
         ["rt://s/subscriber/f1", "rt://s/dedup/d"],
         ["rt://s/publisher/f1", "rt://nonsense"],
+        ["rt://s/lease/g"],
+        ["rt://s/subscriber/f1", "rt://t/lease/g"],
+        ["rt://s/subscriber/f1", "rt://s/lease/g/h"],
+        ["rt://s/node/n1", "rt://s/lease/g"],
+        ["rt://s/operator/f1", "rt://s/lease/g"],
     ],
 )
 def test_uris_that_do_not_name_exactly_one_identity_are_refused(uris: list[str]) -> None:
@@ -176,6 +181,14 @@ def test_uris_of_other_schemes_are_passed_over() -> None:
 def test_an_identity_with_an_illegal_name_cannot_be_made(fields: tuple[str, ...]) -> None:
     with pytest.raises(InvalidName):
         Identity(*fields)
+
+
+def test_groups_of_leases_stand_beside_the_identity_and_come_back_from_its_uris() -> None:
+    both = Identity("s", "publisher", "f1", frozenset({"d"}), frozenset({"g", "h"}))
+    reader = Identity("s", "subscriber", "r1", frozenset(), frozenset({"g"}))
+    assert reader.uris == ["rt://s/subscriber/r1", "rt://s/lease/g"]
+    for one in (both, reader):
+        assert identity_from_uris(one.uris) == one
 
 
 def test_an_identity_with_an_illegal_dedup_id_cannot_be_made() -> None:
