@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from sequencer import leases
 from sequencer.commands import (
     Ask,
     Close,
@@ -29,6 +30,7 @@ from sequencer.commands import (
     Trim,
 )
 from sequencer.keeping import hold, release, trim
+from sequencer.lease_commands import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.lives import close_life, fence_life, open_life
 from sequencer.merges import merge, roll
 from sequencer.outcomes import Changed, Joined, Lapsed, Outcome, Refused, Restored
@@ -62,6 +64,14 @@ def apply(state: State, command: Command) -> Outcome:
             return hold(state, command)
         case Release():
             return release(state, command)
+        case AcquireLeases():
+            return leases.acquire(state, command)
+        case RenewLeases():
+            return leases.renew(state, command)
+        case ReleaseLeases():
+            return leases.release(state, command)
+        case ExpireLeases():
+            return leases.expire(state, command)
         case Ask():
             return ask(state, command)
         case Decide():

@@ -5,6 +5,7 @@ Pure. The law: what decodes is well-formed, whoever sent it; whether it fits the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias, assert_never
@@ -17,7 +18,15 @@ from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.log.table import TrimReason
 from rt.names import check_dedup_id, check_name, check_session_name
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.state import CONFIGURABLE
+from sequencer.lease_commands import (
+    AcquireLeases,
+    ExpireLeases,
+    HeldLease,
+    IdleLease,
+    ReleaseLeases,
+    RenewLeases,
+)
+from sequencer.state import CONFIGURABLE, REQUEST_BYTES
 
 VERSION: Final = 1
 RANGES_MAX: Final = 1024
@@ -26,7 +35,6 @@ COUNT_MAX: Final = 2**32 - 1
 INCARNATION_BYTES: Final = 16
 LIFE_BYTES: Final = 8
 DISK_BYTES: Final = 16
-REQUEST_BYTES: Final = 16
 _UINT32_END: Final = 1 << 32
 
 
@@ -314,6 +322,10 @@ Command: TypeAlias = (
     | Ask
     | Decide
     | Reset
+    | AcquireLeases
+    | RenewLeases
+    | ReleaseLeases
+    | ExpireLeases
 )
 
 
@@ -367,6 +379,23 @@ def encode_command(command: Command) -> bytes:
             message.reset.is_hard, message.reset.epoch = command.is_hard, command.epoch
             message.reset.at_ns, message.reset.request = command.at_ns, command.request
             message.reset.forced_by = command.forced_by
+        case AcquireLeases():
+            message.acquire_leases.CopyFrom(
+                pb.AcquireLeases(
+                    request=command.request,
+                    owner=command.owner,
+                    duration_ms=command.duration_ms,
+                    names=command.names,
+                )
+            )
+        case RenewLeases():
+            message.renew_leases.request, message.renew_leases.owner = command.request, command.owner
+            message.renew_leases.leases.extend(pb.HeldLease(**one._asdict()) for one in command.leases)
+        case ReleaseLeases():
+            message.release_leases.request, message.release_leases.owner = command.request, command.owner
+            message.release_leases.leases.extend(pb.HeldLease(**one._asdict()) for one in command.leases)
+        case ExpireLeases():
+            message.expire_leases.leases.extend(pb.IdleLease(**one._asdict()) for one in command.leases)
         case _:
             assert_never(command)
     return message.SerializeToString(deterministic=True)
@@ -423,6 +452,20 @@ def decode_command(data: bytes) -> Command:
             case "reset":
                 asked = message.reset
                 return Reset(asked.is_hard, asked.epoch, asked.at_ns, asked.request, asked.forced_by)
+            case "acquire_leases":
+                acquire = message.acquire_leases
+                return AcquireLeases(
+                    acquire.request, acquire.owner, acquire.duration_ms, tuple(acquire.names)
+                )
+            case "renew_leases":
+                renew = message.renew_leases
+                return RenewLeases(renew.request, renew.owner, _held_leases(renew.leases))
+            case "release_leases":
+                free = message.release_leases
+                return ReleaseLeases(free.request, free.owner, _held_leases(free.leases))
+            case "expire_leases":
+                idle = message.expire_leases.leases
+                return ExpireLeases(tuple(IdleLease(one.name, one.token, one.renewals) for one in idle))
     except (ValueError, InvalidName) as error:
         raise FormatError(f"a command says what it cannot: {error}", got=kind) from error
     raise UnknownVersion("command of an unknown kind", hint=NEWER_HINT)
@@ -443,6 +486,10 @@ def reset_of(data: bytes) -> Reset | None:
     except (DecodeError, FormatError):
         return None
     return command if isinstance(command, Reset) else None
+
+
+def _held_leases(leases: Iterable[pb.HeldLease]) -> tuple[HeldLease, ...]:
+    return tuple(HeldLease(one.name, one.token) for one in leases)
 
 
 def _encode_range(one: Range) -> pb.Range:

@@ -88,6 +88,25 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Leased:
+    """What a request about leases came to: how many it was granted, or renewed, or released just now."""
+
+    request: bytes
+    tokens: tuple[int, ...]
+    """Of each lease that was asked for; 0: it was not acquired, or not held by that token."""
+    granted: int = 0
+    renewed: int = 0
+    released: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Leases of these names lapsed: nobody renewed them."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """A request of an operator waits for the leader, or was heard of before."""
 
@@ -136,6 +155,8 @@ Outcome: TypeAlias = (
     | Trimmed
     | Held
     | Released
+    | Leased
+    | Expired
     | Waits
     | Lapsed
     | WasReset

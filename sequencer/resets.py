@@ -26,6 +26,8 @@ def reset(state: State, command: Reset) -> Outcome:
     if command.forced_by:
         state.force = Force(command.request, command.forced_by)
         _raise_x(state, command.epoch)
+        # Nodes that are lost may have given tokens that are not known here.
+        state.lease_token = max(state.lease_token, command.epoch << 31)
     if command.is_hard:
         _let_go(state, command)
     return WasReset(command.is_hard, command.epoch)

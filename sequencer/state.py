@@ -23,8 +23,14 @@ HOLDS_MAX: Final = 1_000
 """Named subscribers that hold data back: some 100 KB of every snapshot."""
 ASKED_MAX: Final = 256
 """Requests of operators that wait, or whose time is not over: some seconds' of them."""
+LEASES_MAX: Final = 4096
+"""Held at once: some 500 KB of every snapshot, 1.5 MB with the longest names."""
+LEASES_PER_GROUP_MAX: Final = 1024
+"""So that no group of holders keeps the others from theirs."""
 LIVES_MAX: Final = 1024
 """Starts of one publisher that wait to be merged."""
+REQUEST_BYTES: Final = 16
+"""Of the ids of requests, which nobody guesses."""
 BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
 """Segment and offset of an X's first batch."""
 
@@ -153,6 +159,19 @@ class Asked(NamedTuple):
     """As in the log; empty: it was decided."""
 
 
+class Lease(NamedTuple):
+    """A right that somebody has."""
+
+    owner: str
+    token: int
+    """Greater than every one that was given before, of whatever lease."""
+    duration_ms: int
+    """It lapses when it is not renewed for so long."""
+    request: bytes
+    """By which it was acquired."""
+    renewals: int
+
+
 class LastReset(NamedTuple):
     """The reset with which the present epoch began."""
 
@@ -256,6 +275,10 @@ class State:
     decided_ns: int = 0
     """The latest time at which one was decided: the clock that they go by."""
     force: Force | None = None
+    leases: dict[str, Lease] = field(default_factory=dict)
+    """By name: those that are held."""
+    lease_token: int = 0
+    """The last one that was given; never less than before."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
     encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)

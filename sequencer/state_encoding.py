@@ -26,6 +26,7 @@ from sequencer.state import (
     Force,
     Hold,
     LastReset,
+    Lease,
     Life,
     MergedEnd,
     MergedSegment,
@@ -50,6 +51,7 @@ def encode_state(state: State) -> bytes:
         next_session_id=state.next_session_id,
         joins=state.joins,
         decided_ns=state.decided_ns,
+        lease_token=state.lease_token,
     )
     for dedup_id in sorted(state.wanted):
         message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
@@ -77,6 +79,8 @@ def encode_state(state: State) -> bytes:
         message.asked.add(id=request, until_ns=asked.until_ns, command=asked.command)
     if state.force is not None:
         message.force.CopyFrom(pb.Force(**state.force._asdict()))
+    for name, lease in sorted(state.leases.items()):
+        message.leases.add(name=name, **lease._asdict())
     sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
     return b"".join([message.SerializeToString(deterministic=True), *sessions])
 
@@ -118,6 +122,8 @@ def _decode_state(message: pb.SequencerState) -> State:
         {one.id: Asked(one.until_ns, one.command) for one in message.asked},
         message.decided_ns,
         Force(message.force.request, message.force.node) if message.HasField("force") else None,
+        {one.name: _decode_lease(one) for one in message.leases},
+        message.lease_token,
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id
@@ -130,6 +136,10 @@ def _decode_last_reset(message: pb.Reset) -> LastReset:
 
 def _decode_cleared(message: pb.Cleared) -> Cleared:
     return Cleared(message.epoch, message.position, message.session_id, message.x)
+
+
+def _decode_lease(message: pb.Lease) -> Lease:
+    return Lease(message.owner, message.token, message.duration_ms, message.request, message.renewals)
 
 
 def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:

@@ -33,6 +33,9 @@ def status_lines(overview: Overview) -> Iterator[str]:
     yield ""
     readers = [one for one in overview.clients if one["session"] is None and one["kind"] == "subscriber"]
     yield from _subscribers(readers, overview.best.holds)
+    if status["leases"]:
+        yield ""
+        yield f"leases: {status['leases']:,} held, see /leases"
 
 
 def verdict(overview: Overview) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,10 @@ class Command(_message.Message):
     RESET_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     DECIDE_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    RENEW_LEASES_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_LEASES_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -38,7 +42,11 @@ class Command(_message.Message):
     reset: Reset
     ask: Ask
     decide: Decide
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ...) -> None: ...
+    acquire_leases: AcquireLeases
+    renew_leases: RenewLeases
+    release_leases: ReleaseLeases
+    expire_leases: ExpireLeases
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -200,6 +208,62 @@ class Decide(_message.Message):
     at_ns: int
     def __init__(self, id: _Optional[bytes] = ..., at_ns: _Optional[int] = ...) -> None: ...
 
+class AcquireLeases(_message.Message):
+    __slots__ = ("request", "owner", "duration_ms", "names")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    owner: str
+    duration_ms: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request: _Optional[bytes] = ..., owner: _Optional[str] = ..., duration_ms: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RenewLeases(_message.Message):
+    __slots__ = ("request", "owner", "leases")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    owner: str
+    leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    def __init__(self, request: _Optional[bytes] = ..., owner: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ...) -> None: ...
+
+class ReleaseLeases(_message.Message):
+    __slots__ = ("request", "owner", "leases")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    owner: str
+    leases: _containers.RepeatedCompositeFieldContainer[HeldLease]
+    def __init__(self, request: _Optional[bytes] = ..., owner: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[HeldLease, _Mapping]]] = ...) -> None: ...
+
+class HeldLease(_message.Message):
+    __slots__ = ("name", "token")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    token: int
+    def __init__(self, name: _Optional[str] = ..., token: _Optional[int] = ...) -> None: ...
+
+class ExpireLeases(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[IdleLease]
+    def __init__(self, leases: _Optional[_Iterable[_Union[IdleLease, _Mapping]]] = ...) -> None: ...
+
+class IdleLease(_message.Message):
+    __slots__ = ("name", "token", "renewals")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    token: int
+    renewals: int
+    def __init__(self, name: _Optional[str] = ..., token: _Optional[int] = ..., renewals: _Optional[int] = ...) -> None: ...
+
 class Reset(_message.Message):
     __slots__ = ("is_hard", "epoch", "at_ns", "request", "forced_by")
     IS_HARD_FIELD_NUMBER: _ClassVar[int]
@@ -215,7 +279,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +299,8 @@ class SequencerState(_message.Message):
     ASKED_FIELD_NUMBER: _ClassVar[int]
     DECIDED_NS_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -254,7 +320,25 @@ class SequencerState(_message.Message):
     asked: _containers.RepeatedCompositeFieldContainer[Ask]
     decided_ns: int
     force: Force
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ...) -> None: ...
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    lease_token: int
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    owner: str
+    token: int
+    duration_ms: int
+    request: bytes
+    renewals: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., token: _Optional[int] = ..., duration_ms: _Optional[int] = ..., request: _Optional[bytes] = ..., renewals: _Optional[int] = ...) -> None: ...
 
 class Cleared(_message.Message):
     __slots__ = ("epoch", "position", "session_id", "x")

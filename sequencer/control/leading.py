@@ -32,7 +32,9 @@ from sequencer.commands import (
 )
 from sequencer.comparing import Chains, Difference
 from sequencer.control.archiving import Archiving, Heard
+from sequencer.control.lease_clock import LeaseClock
 from sequencer.ends import Endings, Restoring
+from sequencer.lease_commands import ExpireLeases
 from sequencer.orders import SessionEnd
 from sequencer.outcomes import Joined, Merged, Outcome, Refused, Waits
 from sequencer.plan import Speculation, plan_merge, plan_roll
@@ -103,6 +105,7 @@ class Leader:
         self._restoring = Restoring(state, self.board)
         self._supplying, self._tell_lack = Supplying(state, self.board), tell_lack
         self._archiving = Archiving(state, members, wanted, now_ns())
+        self._lease_clock = LeaseClock(state)
         self._in_flight = 0
         self._is_adrift = False
         """Something was applied otherwise than planned: nothing is planned until nothing is in flight."""
@@ -179,6 +182,8 @@ class Leader:
             self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
         elif isinstance(command, Trim | Configure):
             self._proposed_ns.pop((type(command),), None)
+        elif isinstance(command, ExpireLeases):
+            self._proposed_ns.pop((ExpireLeases,), None)
         elif isinstance(command, Decide):
             self._proposed_ns.pop((Decide, command.id), None)
         if isinstance(outcome, Merged):
@@ -237,6 +242,7 @@ class Leader:
         """Now and then: propose what only time brings."""
         self._plan_roll()
         self._plan_archiving()
+        self._plan_leases()
         told = {name: node.joins for name, node in self._nodes.items()}
         for restore in self._restoring.plan(told):
             self._propose_at_times(restore, (restore.disk,))
@@ -297,7 +303,7 @@ class Leader:
             self._propose_at_times(Decide(request, now_ns), (Decide, request))
 
     def _propose_at_times(
-        self, command: Fence | Close | Restore | Trim | Configure | Decide, key: Hashable
+        self, command: Fence | Close | Restore | Trim | Configure | Decide | ExpireLeases, key: Hashable
     ) -> None:
         """Propose what may have been lost, but not again and again what is on its way."""
         now_ns = self._now_ns()
@@ -326,6 +332,11 @@ class Leader:
         trim = self._archiving.plan(self._heard(), self._now_ns())
         if trim is not None:
             self._propose_at_times(trim, (Trim,))
+
+    def _plan_leases(self) -> None:
+        over = self._lease_clock.due(self._now_ns())
+        if over is not None:
+            self._propose_at_times(over, (ExpireLeases,))
 
     def _heard(self) -> list[Heard]:
         """What fresh reports say; each clock moved on by the time since it was read."""

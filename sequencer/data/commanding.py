@@ -16,10 +16,10 @@ from archiver.policy import reached_ns
 from rt.errors import Timeout
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import REQUEST_BYTES, Ask, Command, Decide, Operation, encode_command
+from sequencer.commands import Ask, Command, Decide, Operation, encode_command
 from sequencer.data.replica import Replica
 from sequencer.outcomes import Lapsed, NotWaiting, Outcome, Refused
-from sequencer.state import State
+from sequencer.state import REQUEST_BYTES, State
 
 PROPOSE_AGAIN_S: Final = 1.0
 """What was not seen applied after so long is proposed again: it may have been lost."""

@@ -32,6 +32,8 @@ from sequencer.data.fetching import Fetcher
 from sequencer.data.healing import Healing
 from sequencer.data.holding import Holding
 from sequencer.data.intakes import Intakes
+from sequencer.data.lease_service import LEASE_METHOD_ROLES, LeaseService
+from sequencer.data.leasing import Leasing
 from sequencer.data.link import ControlLink
 from sequencer.data.logs import NodeLogs
 from sequencer.data.merger import Merger
@@ -45,6 +47,7 @@ from sequencer.data.tasks import Tasks
 from sequencer.orders import MergeOrder
 from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Trimmed, WasReset
 from sequencer.rest.clients import Clients, WatchedStores
+from sequencer.rest.lease_counts import NO_LEASES
 from sequencer.rest.servers import Rest, Services
 from sequencer.rest.syncs import TimedGroupSync
 from sequencer.rest.trims import NO_TRIMS
@@ -89,6 +92,7 @@ class Data:
         self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
         self.fetcher = Fetcher(config, tls, replica, copies, self.opener.opened)
         self.commanding = Commanding(replica, self._propose)
+        self.leasing = Leasing(replica, self.commanding.propose, lambda: self.link.is_up)
         self.pull_servicer: PullServicer | None = None
         self.holding = Holding(replica, self.commanding.propose, self._on_hold_refused)
         self.stepping = Stepping(replica, self.merging, self.catching_up, self.reports)
@@ -98,6 +102,7 @@ class Data:
         self.clearing = Clearing(config.sessions_directory, config.merged_directory, config.stream)
         self.resets = Resetting(config.name, replica, self.clearing, self._propose, tasks.spawn)
         self.trims = NO_TRIMS
+        self.lease_counts = NO_LEASES
         self.server: RpcServer | None = None
         self.rest: Rest | None = None
 
@@ -131,8 +136,9 @@ class Data:
             [
                 replication_service(push=push.push, pull=partial(self._pull, pull)),
                 rest_service(lambda: None if self.rest is None else self.rest.answering["rest"]),
+                LeaseService(self.leasing).register,
             ],
-            roles={**ROLES, **TUNNEL_ROLES},
+            roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES},
             tls=self._tls,
         )
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
@@ -288,8 +294,10 @@ class Data:
                 assert self.replica.state is not None
                 self.merging.on_trimmed(self.replica.state, outcome)
         self.trims = self.trims.after(outcome)
+        self.lease_counts = self.lease_counts.after(outcome)
         self.commanding.on_applied(command, outcome)
         self.holding.on_applied(command, outcome)
+        self.leasing.on_applied(command, outcome)
         self.intakes.on_applied(command, outcome)
 
 

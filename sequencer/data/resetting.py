@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rt.epochs import forced_number
-from sequencer.commands import REQUEST_BYTES, Reset, encode_command
+from sequencer.commands import Reset, encode_command
 from sequencer.data.clearing import Clearing
 from sequencer.data.replica import Replica
 from sequencer.rest.errors import NotReady
 from sequencer.rest.operations import Dropped, ResetKind, ResetStatus
-from sequencer.state import LastReset
+from sequencer.state import REQUEST_BYTES, LastReset
 
 PROPOSE_AGAIN_S: Final = 0.5
 GIVE_UP_S: Final = 30.0

@@ -19,7 +19,7 @@ from sequencer.rest.exposition import CONTENT_TYPE
 from sequencer.rest.log_history import STATES
 from sequencer.rest.metrics import metrics
 from sequencer.rest.openapi import docs_page, document
-from sequencer.rest.operating_views import configuration, dedup_clients, holds, reset_status
+from sequencer.rest.operating_views import configuration, dedup_clients, holds, leases, reset_status
 from sequencer.rest.page import PAGE_FILES, POLICY, PageFile
 from sequencer.rest.query import (
     LIMIT,
@@ -152,6 +152,14 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         holds,
         operating_schemas.HOLDS,
         EVERYBODY,
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/leases",
+        "Who holds which lease.",
+        leases,
+        operating_schemas.LEASES,
+        parameters=(LIMIT, OFFSET),
         may_be_large=True,
     ),
     Endpoint("/configuration", "What commands change.", configuration, operating_schemas.CONFIGURATION),

@@ -9,6 +9,7 @@ stay few.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Final, get_args
 
 import rt
@@ -44,6 +45,7 @@ def metrics_of(node: NodeView) -> Iterator[Metric]:
     yield from of_policy(node, state, kept)
     yield from of_publishers(node, state)
     yield from of_subscribers(node, state, kept)
+    yield from _of_leases(node, state)
     yield from _of_services(node)
     yield from _of_raft(node)
     yield from _of_process(node)
@@ -110,6 +112,19 @@ def _of_members(node: NodeView, state: State) -> Iterator[Metric]:
     share = own.step_done / own.step_total if own.step_total else float(own.step == READY)
     yield gauge(
         "rt_step_ratio", "ratio", "How much of the step that this node is in is done; 0: not known.", share
+    )
+
+
+def _of_leases(node: NodeView, state: State) -> Iterator[Metric]:
+    counts = node.counts.leases
+    yield gauge("rt_leases", "leases", "That are held.", len(state.leases))
+    yield Metric(
+        "rt_lease_changes_total",
+        "counter",
+        "leases",
+        "That were granted, renewed, released, or expired for want of that, as applied by this process.",
+        ("change",),
+        {(change,): value for change, value in asdict(counts).items()},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.kept import Kept
+from sequencer.rest.lease_counts import NO_LEASES, LeaseCounts
 from sequencer.rest.operations import NO_RESET, ResetStatus
 from sequencer.rest.trims import NO_TRIMS, Trims
 from sequencer.state import State
@@ -81,6 +82,7 @@ class Counts:
     trims: Trims = NO_TRIMS
     refused_holds: Mapping[str, str] = field(default_factory=dict)
     """Of subscribers of this node, by name: why nothing is held back for them."""
+    leases: LeaseCounts = NO_LEASES
     overtaken: int = 0
     """Subscribers that had to skip forward, because what they wanted next was trimmed."""
 

@@ -49,6 +49,24 @@ HOLDS: Final = array(
     "By name.",
 )
 
+LEASES: Final = array(
+    record(
+        "A lease that is held.",
+        {
+            "name": text("Its group, and what it is for."),
+            "owner": text("Name in the certificate of its owner, or that with a suffix."),
+            "token": number("Greater than every one that was given before, of whatever lease."),
+            "durationSeconds": {
+                "type": "number",
+                "minimum": 0,
+                "description": "It lapses when it is not renewed for so long, by the leader's clock.",
+            },
+            "renewals": number("How often its time began anew."),
+        },
+    ),
+    "By name.",
+)
+
 TRIMMED: Final = record(
     "What was trimmed.",
     {

@@ -1,4 +1,4 @@
-"""The answers about what operators decide on: configuration, holds, dedup ids, resets.
+"""The answers about what operators decide on: configuration, holds, leases, dedup ids, resets.
 
 Pure. But for what the answering node's settings say, they come from the replicated state.
 """
@@ -36,6 +36,23 @@ def holds(asked: Asked) -> Answer:
             }
             for name, hold in sorted(state.holds.items())
             if sees_all(asked) or is_own(asked, "subscriber", name)
+        ]
+    )
+
+
+def leases(asked: Asked) -> Answer:
+    """Who holds which."""
+    found = sorted(joined(asked.node).leases.items())
+    return Answer(
+        [
+            {
+                "name": name,
+                "owner": lease.owner,
+                "token": lease.token,
+                "durationSeconds": lease.duration_ms / 1000,
+                "renewals": lease.renewals,
+            }
+            for name, lease in page(found, asked.query)
         ]
     )
 

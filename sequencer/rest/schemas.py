@@ -109,6 +109,7 @@ STATUS: Final = record(
                 "holdBytes": number("About how many bytes lie behind the least hold."),
             },
         ),
+        "leases": number("That are held."),
         "alarms": ALARMS,
         "members": array(
             record(

@@ -35,6 +35,7 @@ from sequencer.rest.answering import Answering
 from sequencer.rest.app import App
 from sequencer.rest.clients import Clients
 from sequencer.rest.endpoints import ENDPOINTS
+from sequencer.rest.lease_counts import LeaseCounts
 from sequencer.rest.listener import Listener
 from sequencer.rest.node_view import Counts, Merging, NodeView
 from sequencer.rest.operations import Commanding, Operations, Resets
@@ -54,6 +55,7 @@ class Data(Protocol):
     replica: Replica
     link: ControlLink
     trims: Trims
+    lease_counts: LeaseCounts
 
     @property
     def commanding(self) -> Commanding:
@@ -221,6 +223,7 @@ class Rest:
             trims=self._data.trims,
             overtaken=services.pull.overtaken,
             refused_holds=self._data.holding.refused,
+            leases=self._data.lease_counts,
         )
 
 
@@ -234,6 +237,7 @@ def _copy(state: State) -> State:
         wanted=dict(state.wanted),
         segments=state.segments.copy(),
         holds=dict(state.holds),
+        leases=dict(state.leases),
         by_name={},
     )
 

@@ -48,6 +48,7 @@ def status(asked: Asked) -> Answer:
             "sequencedTime": rfc3339_or_empty(state.sequenced_ns),
             "configuration": configuration_of(node, state),
             "archive": archive_of(node, state),
+            "leases": len(state.leases),
             "alarms": [
                 {"name": one.name, "severity": one.severity, "text": one.text} for one in alarms_of(node)
             ],

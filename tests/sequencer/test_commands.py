@@ -39,6 +39,14 @@ from sequencer.commands import (
     encode_command,
     reset_of,
 )
+from sequencer.lease_commands import (
+    AcquireLeases,
+    ExpireLeases,
+    HeldLease,
+    IdleLease,
+    ReleaseLeases,
+    RenewLeases,
+)
 from sequencer.state import CONFIGURABLE, Configuration
 
 RANGE = Range(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
@@ -66,6 +74,10 @@ EXAMPLES: list[Command] = [
     Decide(b"Q" * 16, 1_700_000_000_000_000_000),
     Reset(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
     Reset(True, 1 << 16, 0, b"R" * 16, "n1"),
+    AcquireLeases(b"Q" * 16, "h1~a", 60_000, ("g/queue/q1", "g/host/h1~a")),
+    RenewLeases(b"Q" * 16, "h1", (HeldLease("g/queue/q1", 1), HeldLease("g/x", 2**63 - 1))),
+    ReleaseLeases(b"Q" * 16, "h1", (HeldLease("g/queue/q1", 1),)),
+    ExpireLeases((IdleLease("g/queue/q1", 1, 0), IdleLease("g/x", 2, 7))),
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -99,6 +111,11 @@ def merges(draw: st.DrawFn) -> Merge:
 
 REQUESTS = st.binary(min_size=16, max_size=16)
 SIZES = st.integers(1, NUMBER_MAX - 1)
+LEASES = st.builds("{}/{}".format, NAMES, NAMES)
+TOKENS = st.integers(1, 2**63 - 1)
+HELD = st.dictionaries(LEASES, TOKENS, min_size=1, max_size=3).map(
+    lambda found: tuple(HeldLease(name, token) for name, token in found.items())
+)
 SESSIONS = st.builds("{}~{}".format, NAMES, NAMES) | NAMES
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
     merges(),
@@ -135,6 +152,16 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.binary(min_size=16, max_size=16),
         st.just("") | NAMES,
     ),
+    st.builds(
+        AcquireLeases,
+        REQUESTS,
+        SESSIONS,
+        st.integers(1_000, 3_600_000),
+        st.sets(LEASES, min_size=1, max_size=3).map(tuple),
+    ),
+    st.builds(RenewLeases, REQUESTS, SESSIONS, HELD),
+    st.builds(ReleaseLeases, REQUESTS, SESSIONS, HELD),
+    HELD.map(lambda held: ExpireLeases(tuple(IdleLease(*one, 5) for one in held))),
 )
 
 
@@ -316,8 +343,24 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: Reset(False, 1, -1, b"R" * 16),
         lambda: Reset(False, 1, 0, b"R" * 15),
         lambda: Reset(False, 1, 0, b"R" * 16, "../n1"),
+        lambda: AcquireLeases(b"Q" * 15, "h", 1000, ("g/q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h/x", 1000, ("g/q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 999, ("g/q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 3_600_001, ("g/q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ()),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/q", "g/q")),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, tuple(f"g/q{n}" for n in range(257))),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/../q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g//q",)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/" + "q" * 254,)),
+        lambda: RenewLeases(b"Q" * 16, "h", (HeldLease("g/q", 0),)),
+        lambda: ReleaseLeases(b"Q" * 16, "h", (HeldLease("g/q", 2**63),)),
+        lambda: ReleaseLeases(b"", "h", (HeldLease("g/q", 1),)),
+        lambda: ExpireLeases(()),
+        lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(46),
+    ids=range(62),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

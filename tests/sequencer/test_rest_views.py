@@ -35,7 +35,7 @@ from sequencer.rest.log_history import log_history
 from sequencer.rest.node_view import LAG_BYTES_MAX, Client, Merging, NodeView
 from sequencer.rest.query import parse_query
 from sequencer.rest.times import parse_rfc3339, rfc3339
-from sequencer.state import MergedEnd, MergedSegment, State
+from sequencer.state import Lease, MergedEnd, MergedSegment, State
 
 HISTORY = next(one for one in ENDPOINTS if one.path == "/log-history")
 
@@ -291,6 +291,24 @@ def test_holds_are_told_by_name_with_what_they_keep() -> None:
 )
 def test_a_subscriber_sees_its_own_hold_alone(identity: Identity | None, wanted: list[str]) -> None:
     assert [one["name"] for one in body(operating_views.holds(asked(None, identity)))] == wanted
+
+
+def test_leases_are_told_by_name_with_owner_and_token() -> None:
+    node = asked().node
+    assert node.state is not None
+    node.state.leases = {
+        "g/q2": Lease("h1", 7, 1500, b"Q" * 16, 4),
+        "g/q1": Lease("h2~a", 8, 60_000, b"Q" * 16, 0),
+    }
+    told = body(operating_views.leases(Asked(node, OPERATOR)))
+    assert [one["name"] for one in told] == ["g/q1", "g/q2"]
+    assert told[1] == {
+        "name": "g/q2",
+        "owner": "h1",
+        "token": 7,
+        "durationSeconds": 1.5,
+        "renewals": 4,
+    }
 
 
 def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() -> None:

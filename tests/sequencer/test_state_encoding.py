@@ -24,6 +24,14 @@ from sequencer import state as held
 from sequencer import state_encoding
 from sequencer.apply import apply
 from sequencer.commands import Ask, Configure, Decide, Hold, Release, Reset, Trim
+from sequencer.lease_commands import (
+    AcquireLeases,
+    ExpireLeases,
+    HeldLease,
+    IdleLease,
+    ReleaseLeases,
+    RenewLeases,
+)
 from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
 from sequencer.state import (
     CONFIGURABLE,
@@ -84,6 +92,7 @@ MERGED = st.builds(
     UINT64,
     UINT32,
 )
+LEASES = st.builds(held.Lease, NAMES, UINT64, UINT32, st.binary(min_size=16, max_size=16), UINT64)
 ASKED = st.builds(held.Asked, UINT64, st.binary(max_size=5))
 
 
@@ -109,6 +118,8 @@ def states(draw: st.DrawFn) -> State:
         draw(st.dictionaries(st.binary(min_size=16, max_size=16), ASKED, max_size=2)),
         draw(UINT64),
         draw(st.none() | st.builds(Force, st.binary(min_size=16, max_size=16), NAMES)),
+        draw(st.dictionaries(NAMES, LEASES, max_size=3)),
+        draw(UINT64),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -152,6 +163,8 @@ def shuffled(state: State, rng: random.Random) -> State:
         dict(mixed(state.asked.items())),
         state.decided_ns,
         state.force,
+        dict(mixed(state.leases.items())),
+        state.lease_token,
         dict(mixed(state.by_name.items())),
     )
 
@@ -180,6 +193,10 @@ CHANGES: list[Callable[[State], object]] = [
     lambda state: apply(state, Hold("another", 5, 7)),
     lambda state: apply(state, Release("reader")),
     do_roll,
+    lambda state: apply(state, AcquireLeases(b"M" * 16, "h2", 1000, ("g/queue/q2",))),
+    lambda state: apply(state, RenewLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
+    lambda state: apply(state, ReleaseLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
+    lambda state: apply(state, ExpireLeases((IdleLease("g/queue/q1", 1, 1),))),
     lambda state: apply(state, Ask(b"r" * 16, 9, Release("writer"))),
     lambda state: apply(state, Decide(b"q" * 16, 6)),
     lambda state: do_open(state, "new", incarnation=3),
@@ -303,6 +320,9 @@ def grown() -> State:
     apply(state, Decide(b"p" * 16, 5))
     apply(state, Ask(b"q" * 16, 9, Release("reader")))
     apply(state, Hold("reader", 5, 7))
+    apply(state, AcquireLeases(b"L" * 16, "h1~a", 60_000, ("g/queue/q1", "g/host/h1~a", "g/queue/q2")))
+    apply(state, RenewLeases(b"N" * 16, "h1~a", (HeldLease("g/queue/q1", 1),)))
+    apply(state, ReleaseLeases(b"O" * 16, "h1~a", (HeldLease("g/queue/q2", 3),)))
     return state
 
 

@@ -23,6 +23,7 @@ from sequencer.config import Member, NodeConfig
 from sequencer.outcomes import Outcome
 from sequencer.rest.clients import Clients
 from sequencer.rest.errors import NotReady
+from sequencer.rest.lease_counts import NO_LEASES
 from sequencer.rest.node_view import Client, Merging, NodeView
 from sequencer.rest.operations import ResetKind, ResetStatus
 from sequencer.rest.servers import Rest, Services
@@ -196,6 +197,7 @@ class Served:
             ),
             failure=None,
             trims=NO_TRIMS,
+            lease_counts=NO_LEASES,
             holding=SimpleNamespace(refused={}),
             commanding=FakeCommanding(self),
             resets=FakeResets(),

@@ -1,0 +1,90 @@
+"""Leases: rights that one owner has at a time, kept by consensus.
+
+Pure. Laws. A lease has one owner; whoever it goes to gets a token greater than every token that was ever
+given, of any lease, so what carries the greater one comes from the later owner. A lease that its owner did
+not release is taken from it only when the leader saw it, without a renewal, for as long as it lasts. What is
+repeated does no more than it did, but that what it renews lasts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rt.names import lease_group
+from sequencer.lease_commands import AcquireLeases, ExpireLeases, HeldLease, ReleaseLeases, RenewLeases
+from sequencer.outcomes import Expired, Leased, Outcome, Refused
+from sequencer.state import LEASES_MAX, LEASES_PER_GROUP_MAX, Lease, State
+
+
+def acquire(state: State, command: AcquireLeases) -> Outcome:
+    """Give what is free; all of the command or nothing, if there is no room for more."""
+    free = [name for name in command.names if name not in state.leases]
+    why = _no_room(state, free)
+    if why is not None:
+        return Refused(why)
+    for name in free:
+        state.lease_token += 1
+        state.leases[name] = Lease(command.owner, state.lease_token, command.duration_ms, command.request, 0)
+    tokens = [state.leases[name] for name in command.names]
+    is_ours = (one.request == command.request and one.owner == command.owner for one in tokens)
+    return Leased(
+        command.request,
+        tuple(one.token if ours else 0 for one, ours in zip(tokens, is_ours, strict=True)),
+        granted=len(free),
+    )
+
+
+def renew(state: State, command: RenewLeases) -> Outcome:
+    """Have the time of what is held begin anew."""
+    held = [_is_held(state, command.owner, one) for one in command.leases]
+    for one, is_held in zip(command.leases, held, strict=True):
+        if is_held:
+            lease = state.leases[one.name]
+            state.leases[one.name] = lease._replace(renewals=lease.renewals + 1)
+    return Leased(command.request, _tokens(command.leases, held), renewed=sum(held))
+
+
+def release(state: State, command: ReleaseLeases) -> Outcome:
+    """Free what is held."""
+    held = [_is_held(state, command.owner, one) for one in command.leases]
+    for one, is_held in zip(command.leases, held, strict=True):
+        if is_held:
+            del state.leases[one.name]
+    return Leased(command.request, _tokens(command.leases, held), released=sum(held))
+
+
+def expire(state: State, command: ExpireLeases) -> Outcome:
+    """Free what was neither renewed nor released since."""
+    over = [
+        one.name
+        for one in command.leases
+        if (lease := state.leases.get(one.name)) is not None
+        and (lease.token, lease.renewals) == (one.token, one.renewals)
+    ]
+    if not over:
+        return Refused("those leases were renewed, released or free")
+    for name in over:
+        del state.leases[name]
+    return Expired(tuple(over))
+
+
+def _is_held(state: State, owner: str, held: HeldLease) -> bool:
+    lease = state.leases.get(held.name)
+    return lease is not None and (lease.owner, lease.token) == (owner, held.token)
+
+
+def _tokens(leases: Sequence[HeldLease], held: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(one.token if is_held else 0 for one, is_held in zip(leases, held, strict=True))
+
+
+def _no_room(state: State, free: Sequence[str]) -> str | None:
+    """Why so many more leases are too many, in all or of one group; None: they are not."""
+    if len(state.leases) + len(free) > LEASES_MAX:
+        return f"{LEASES_MAX} leases are held at most, and {len(free)} more are asked for"
+    for group in sorted({lease_group(name) for name in free}):
+        more = sum(lease_group(name) == group for name in free)
+        held = sum(name.startswith(f"{group}/") for name in state.leases)
+        if held + more > LEASES_PER_GROUP_MAX:
+            most = f"{LEASES_PER_GROUP_MAX} leases of group {group} are held at most"
+            return f"{most}, and {more} more are asked for"
+    return None

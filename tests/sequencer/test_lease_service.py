@@ -1,0 +1,326 @@
+"""Leases over gRPC: who may hold which, and what comes of a request wherever it is asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from batches import CLUSTER
+from receiving_node import tls_of
+
+from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, RtError, Timeout
+from rt.net.certs import init_ca, issue
+from rt.net.identity import Identity
+from rt.net.leases import LeaseCalls, LeaseRow
+from rt.net.rpc import serve
+from rt.net.rpc_errors import Unreachable
+from rt.v1 import leases_pb2 as pb
+from sequencer.apply import apply
+from sequencer.commands import Command, decode_command, encode_command
+from sequencer.data import leasing as leasing_module
+from sequencer.data.lease_service import CALLS_PER_IDENTITY_MAX, LEASE_METHOD_ROLES, LeaseService
+from sequencer.data.leasing import Leasing
+from sequencer.state import LEASES_PER_GROUP_MAX, Lease, State
+from sequencer.testing.loopback import free_port
+
+WAIT_S = 60
+REQUEST = b"Q" * 16
+
+
+class Cluster:
+    """Consensus that applies what is proposed at once, or when it is told to; nodes hear of it then."""
+
+    def __init__(self) -> None:
+        self.state = State(CLUSTER)
+        self.nodes: list[Node] = []
+        self.held_back: list[Command] | None = None
+
+    def propose(self, command: Command) -> None:
+        command = decode_command(encode_command(command))
+        if self.held_back is not None:
+            self.held_back.append(command)
+            return
+        self.commit(command)
+
+    def commit(self, command: Command) -> None:
+        outcome = apply(self.state, command)
+        for node in self.nodes:
+            node.leasing.on_applied(command, outcome)
+
+
+class Node:
+    def __init__(self, cluster: Cluster) -> None:
+        self.replica: Any = SimpleNamespace(
+            state=cluster.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
+        )
+        self.is_up = True
+        self.leasing = Leasing(self.replica, cluster.propose, lambda: self.is_up)
+        cluster.nodes.append(self)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("pki")
+    init_ca(directory)
+    issue(directory, Identity("s", "node", "n1"), loopback=True)
+    issue(directory, Identity("s", "subscriber", "h1", frozenset(), frozenset({"app", "other"})))
+    issue(directory, Identity("s", "subscriber", "none"))
+    issue(directory, Identity("s", "operator", "op"))
+    return directory
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await work()
+
+    asyncio.run(whole())
+
+
+@contextlib.asynccontextmanager
+async def served(pki: Path, *nodes: Node) -> AsyncIterator[list[str]]:
+    """A server for each node: the endpoints."""
+    async with contextlib.AsyncExitStack() as stack:
+        endpoints = []
+        for node in nodes:
+            service = LeaseService(node.leasing)
+            server = await serve(
+                "127.0.0.1:0", [service.register], roles=LEASE_METHOD_ROLES, tls=tls_of(pki, "n1")
+            )
+            stack.push_async_callback(server.stop)
+            endpoints.append(f"localhost:{server.port}")
+        yield endpoints
+
+
+@contextlib.asynccontextmanager
+async def calling(endpoints: list[str], pki: Path, name: str) -> AsyncIterator[LeaseCalls]:
+    calls = LeaseCalls(endpoints, tls_of(pki, name))
+    try:
+        yield calls
+    finally:
+        await calls.close()
+
+
+def test_a_lease_is_acquired_renewed_seen_and_released_over_any_node(pki: Path) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        async with (
+            served(pki, Node(cluster), Node(cluster)) as endpoints,
+            calling(endpoints[:1], pki, "h1") as one,
+            calling(endpoints[1:], pki, "h1") as other,
+        ):
+            names = [f"app/queue/q{number:03}" for number in range(300)]
+            tokens = await one.acquire("h1~a", names, 60)
+            assert tokens == [*range(1, 301)]
+            assert await other.acquire("h1~b", ["app/queue/q000", "other/x"], 60) == [0, 301]
+            rows = await other.held("app/queue/")
+            assert rows == [LeaseRow(name, "h1~a", token) for name, token in zip(names, tokens, strict=True)]
+            assert await other.renew("h1~a", rows) == [True] * 300
+            assert await one.renew("h1~b", rows[:2]) == [False, False]
+            assert await one.release("h1~a", rows[1:]) == [True] * 299
+            assert await one.release("h1~a", rows[:2]) == [True, False]
+            assert [row.name for row in await one.held("other/")] == ["other/x"]
+
+    run(work)
+
+
+def test_who_has_no_such_group_or_is_somebody_else_gets_nothing(pki: Path) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.state.leases["third/x"] = Lease("h2", 1, 1000, REQUEST, 0)
+        async with served(pki, Node(cluster)) as endpoints:
+            async with calling(endpoints, pki, "h1") as calls:
+                for owner in ("h2", "h2~h1", "h1x"):
+                    with pytest.raises(CertificateError, match="owner is the name"):
+                        await calls.acquire(owner, ["app/x"], 60)
+                for names in (["third/x"], ["app/x", "third/y"], ["app"]):
+                    with pytest.raises((CertificateError, InvalidName)):
+                        await calls.acquire("h1", names, 60)
+                for prefix in ("third/", "third/x", "ap/"):
+                    with pytest.raises(CertificateError, match="not for leases of that group"):
+                        await calls.held(prefix)
+                with pytest.raises(ProtocolViolation, match="by a prefix"):
+                    await calls.held("app")
+                for change in (calls.renew, calls.release):
+                    with pytest.raises(CertificateError):
+                        await change("h2", [LeaseRow("third/x", "h2", 1)])
+            for name in ("none", "op"):
+                async with calling(endpoints, pki, name) as calls:
+                    with pytest.raises(CertificateError):
+                        await calls.acquire(name, ["app/x"], 60)
+                    with pytest.raises(CertificateError):
+                        await calls.held("app/")
+        assert [*cluster.state.leases] == ["third/x"]
+        assert not cluster.state.lease_token
+
+    run(work)
+
+
+def asked(**fields: Any) -> bytes:
+    good = {"request": REQUEST, "owner": "h1", "duration_ms": 1000, "leases": [pb.LeaseRow(name="app/x")]}
+    return pb.LeaseRequest(**(good | fields)).SerializeToString()
+
+
+def service(cluster: Cluster) -> LeaseService:
+    identity = Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))
+    return LeaseService(Node(cluster).leasing, identify=lambda: identity)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        asked(request=b"Q"),
+        asked(duration_ms=0),
+        asked(duration_ms=2**32 - 1),
+        asked(leases=[]),
+        asked(leases=[pb.LeaseRow(name="app/x")] * 2),
+        asked(leases=[pb.LeaseRow(name=f"app/x{n}") for n in range(257)]),
+        asked(leases=[pb.LeaseRow(name="app/../x")]),
+        asked(leases=[pb.LeaseRow(name="app/x\n")]),
+        asked(owner=""),
+        asked(owner="h1~a~b"),
+        asked(owner="h1~" + "a" * 300),
+    ],
+    ids=range(12),
+)
+def test_what_nobody_may_ask_for_is_refused_before_anything_is_proposed(data: bytes) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        with pytest.raises((ProtocolViolation, InvalidName)):
+            await service(cluster).acquire(data)
+        assert not cluster.held_back
+
+    run(work)
+
+
+def test_a_request_that_comes_again_over_another_node_gets_what_it_got(pki: Path) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        one, other = service(cluster), service(cluster)
+        first = pb.LeaseReply.FromString(await one.acquire(asked()))
+        again = pb.LeaseReply.FromString(await other.acquire(asked()))
+        assert list(first.tokens) == list(again.tokens) == [1]
+        assert list(pb.LeaseReply.FromString(await other.acquire(asked(request=b"R" * 16))).tokens) == [0]
+
+    run(work)
+
+
+def test_what_is_lost_is_proposed_again_and_what_is_decided_late_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leasing_module, "PROPOSE_AGAIN_S", 0.01)
+
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        waiting = asyncio.ensure_future(service(cluster).acquire(asked()))
+        while len(cluster.held_back) < 3:
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="being answered"):
+            await LeaseService(cluster.nodes[0].leasing, identify=lambda: IDENTITY).acquire(asked())
+        for command in cluster.held_back:
+            cluster.commit(command)
+        assert list(pb.LeaseReply.FromString(await waiting).tokens) == [1]
+        assert cluster.state.lease_token == 1
+
+    run(work)
+
+
+IDENTITY = Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))
+
+
+def test_what_is_not_decided_in_time_is_told_as_late_and_is_waited_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leasing_module, "TIMEOUT_S", 0.02)
+
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        with pytest.raises(Timeout, match="not seen decided"):
+            await service(cluster).acquire(asked())
+        cluster.commit(cluster.held_back[0])
+        cluster.held_back = None
+        again = await LeaseService(cluster.nodes[0].leasing, identify=lambda: IDENTITY).acquire(asked())
+        assert list(pb.LeaseReply.FromString(again).tokens) == [1]
+
+    run(work)
+
+
+@pytest.mark.parametrize("lack", ["joined", "leader", "caught up", "control"])
+def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        asks = service(cluster)
+        node = cluster.nodes[0]
+        match lack:
+            case "joined":
+                node.replica.state = State(bytes(16))
+            case "leader":
+                node.replica.standing.leader = ""
+            case "caught up":
+                node.replica.is_caught_up = False
+            case "control":
+                node.is_up = False
+        for call, data in ((asks.acquire, asked()), (asks.list, b"\x0a\x04app/")):
+            with pytest.raises(Unreachable):
+                await call(data)
+        assert not cluster.held_back
+
+    run(work)
+
+
+def test_without_room_nothing_is_granted_and_who_asks_is_told() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        for number in range(LEASES_PER_GROUP_MAX):
+            cluster.state.leases[f"app/{number}"] = Lease("h1", number + 1, 1000, REQUEST, 0)
+        with pytest.raises(Overloaded, match="leases of group app"):
+            await service(cluster).acquire(asked())
+
+    run(work)
+
+
+def test_a_certificate_has_so_many_calls_at_a_time() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        asks = service(cluster)
+        calls = [
+            asyncio.ensure_future(asks.acquire(asked(request=bytes([number]) * 16)))
+            for number in range(CALLS_PER_IDENTITY_MAX)
+        ]
+        while len(cluster.held_back) < CALLS_PER_IDENTITY_MAX:
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="too many calls"):
+            await asks.acquire(asked(request=b"R" * 16))
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        cluster.held_back = None
+        assert list(pb.LeaseReply.FromString(await asks.acquire(asked())).tokens) == [1]
+
+    run(work)
+
+
+def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_why(pki: Path) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        async with served(pki, Node(cluster)) as endpoints:
+            nobody = f"localhost:{free_port()}"
+            async with calling([nobody, endpoints[0], nobody], pki, "h1") as calls:
+                assert await calls.acquire("h1", ["app/x"], 60, timeout_s=WAIT_S) == [1]
+            async with calling([nobody], pki, "h1") as calls:
+                with pytest.raises(RtError) as raised:
+                    await calls.held("app/", timeout_s=0.3)
+                assert raised.value.retriable
+
+    run(work)
