@@ -1,0 +1,134 @@
+"""Leases that the nodes of a cluster keep by consensus, for one owner.
+
+The owner's certificate is a subscriber's or publisher's that names the group (`rt certs issue … --lease
+GROUP`); names are those within the group. Nobody else is given a lease that this owner counts on: its time
+begins before it is asked for, the cluster's when it is granted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rt.errors import RtError
+from rt.names import check_lease_owner, check_name
+from rt.net.leases import LeaseCalls, LeaseRow
+from rt.net.tls import TLS
+from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult, until_s
+
+CALL_S: Final = 10.0
+_UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
+_NOT_AVAILABLE: Final = LeaseAnswer(LeaseResult.NOT_AVAILABLE)
+_INVALID_TOKEN: Final = LeaseAnswer(LeaseResult.INVALID_TOKEN)
+
+
+def boot_clock() -> float:
+    """Seconds that go on while the machine sleeps, as the leases do meanwhile."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ClusterLeases:
+    """One owner's `LeaseProvider`; one loop's. Close it."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        tls: TLS,
+        group: str,
+        *,
+        owner: str | None = None,
+        calls: LeaseCalls | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        """`owner` is the certificate's name, or that with a suffix; default: with one that nobody else has.
+
+        A process that takes the owner of one before it also takes back at once what that one left; see to
+        it that that one has ended.
+        """
+        self._group = check_name(group, kind="group of leases")
+        self._owner = check_lease_owner(owner or f"{tls.identity.name}~{os.urandom(6).hex()}")
+        self._calls = calls or LeaseCalls(endpoints, tls)
+        self._clock = clock
+
+    @property
+    def owner(self) -> str:
+        """Who holds what it gets."""
+        return self._owner
+
+    def now_s(self) -> float:
+        """See `boot_clock`."""
+        return self._clock()
+
+    async def acquire(self, names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
+        """See `LeaseProvider.acquire`."""
+        end_s = until_s(self.now_s(), duration_s)
+        full = [self._full(name) for name in names]
+        try:
+            tokens = await self._calls.acquire(self._owner, full, duration_s, timeout_s=_call_s(duration_s))
+        except RtError as error:
+            return [_unknown(error)] * len(names)
+        return [
+            LeaseAnswer(LeaseResult.OK, Lease(name, token, duration_s, end_s)) if token else _NOT_AVAILABLE
+            for name, token in zip(names, tokens, strict=True)
+        ]
+
+    async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
+        """See `LeaseProvider.renew`."""
+        if not leases:
+            return []
+        now_s = self.now_s()
+        call_s = _call_s(min(one.duration_s for one in leases))
+        try:
+            are_held = await self._calls.renew(self._owner, self._rows(leases), timeout_s=call_s)
+        except RtError as error:
+            return [_unknown(error)] * len(leases)
+        return [
+            LeaseAnswer(
+                LeaseResult.OK, Lease(one.name, one.token, one.duration_s, until_s(now_s, one.duration_s))
+            )
+            if is_held
+            else _INVALID_TOKEN
+            for one, is_held in zip(leases, are_held, strict=True)
+        ]
+
+    async def release(self, leases: Sequence[Lease]) -> Sequence[LeaseResult]:
+        """See `LeaseProvider.release`."""
+        try:
+            were_held = await self._calls.release(self._owner, self._rows(leases), timeout_s=CALL_S)
+        except RtError as error:
+            return [_unknown(error).result] * len(leases)
+        return [LeaseResult.OK if one else LeaseResult.INVALID_TOKEN for one in were_held]
+
+    async def held(self, prefix: str) -> Mapping[str, Holder] | None:
+        """See `LeaseProvider.held`."""
+        try:
+            rows = await self._calls.held(self._full(prefix), timeout_s=CALL_S)
+        except RtError as error:
+            _unknown(error)
+            return None
+        skip = len(self._group) + 1
+        return {one.name[skip:]: Holder(one.owner, one.token) for one in rows}
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._calls.close()
+
+    def _full(self, name: str) -> str:
+        return f"{self._group}/{name}"
+
+    def _rows(self, leases: Sequence[Lease]) -> list[LeaseRow]:
+        return [LeaseRow(self._full(one.name), self._owner, one.token) for one in leases]
+
+
+def _call_s(duration_s: float) -> float:
+    """A call that takes as long as a lease lasts has nothing left to count on."""
+    return min(CALL_S, duration_s / 3)
+
+
+def _unknown(error: RtError) -> LeaseAnswer:
+    """What is raised where asking again does not help, and `TRANSIENT_FAILURE` else."""
+    if not error.retriable:
+        raise error
+    return _UNKNOWN

@@ -1,0 +1,217 @@
+"""Leases as balancers want them: one suite for those in memory and those of a cluster, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rt.errors import CertificateError, InvalidName, Overloaded
+from rt.net.identity import Identity
+from rt.net.leases import LeaseCalls
+from rt.streams.cluster_leases import ClusterLeases
+from rt.streams.leasing import Holder, Lease, LeaseProvider, LeaseResult
+from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.testing.virtual_time import run as run_virtual
+from sequencer.apply import apply
+from sequencer.commands import Command
+from sequencer.control.lease_clock import LOOK_NS, LeaseClock
+from sequencer.data.lease_service import LeaseService
+from sequencer.data.leasing import Leasing
+from sequencer.state import State
+
+OK, INVALID = LeaseResult.OK, LeaseResult.INVALID_TOKEN
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.table = LeaseTable()
+
+    def provider(self, name: str) -> LeaseProvider:
+        return MemoryLeases(self.table, name)
+
+
+class Cluster:
+    """The sequencer's own code, from the service to the leader's clock, without a network between."""
+
+    def __init__(self) -> None:
+        self.state = State(bytes(range(16)))
+        self.clock = LeaseClock(self.state)
+        self.services: list[Leasing] = []
+
+    def provider(self, name: str) -> LeaseProvider:
+        replica: Any = SimpleNamespace(
+            state=self.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
+        )
+        leasing = Leasing(replica, self.commit, lambda: True)
+        self.services.append(leasing)
+        identity = Identity("s", "subscriber", name.partition("~")[0], frozenset(), frozenset({"app"}))
+        calls = Calls(self, LeaseService(leasing, identify=lambda: identity))
+        tls: Any = SimpleNamespace(identity=identity)
+        loop = asyncio.get_running_loop()
+        return ClusterLeases(["n1"], tls, "app", owner=name, calls=calls, clock=loop.time)
+
+    def commit(self, command: Command) -> None:
+        outcome = apply(self.state, command)
+        for leasing in self.services:
+            leasing.on_applied(command, outcome)
+
+    def tick(self) -> None:
+        """The leader looks twice: a lease's time begins with the first look behind its renewal."""
+        over = self.clock.due(int(asyncio.get_running_loop().time() * 1e9))
+        if over is not None:
+            self.commit(over)
+
+
+class Calls(LeaseCalls):
+    def __init__(self, cluster: Cluster, service: LeaseService) -> None:
+        super().__init__(["n1:5002"], None)
+        self.cluster, self.service = cluster, service
+        self.fails = False
+
+    async def _ask(self, method: str, data: bytes, timeout_s: float) -> bytes:
+        if self.fails:
+            raise Overloaded("not now")
+        answer: bytes = await getattr(self.service, method.lower())(data)
+        return answer
+
+
+World = Memory | Cluster
+
+
+async def passes(world: World, seconds: float) -> None:
+    """Time passes, and the leader looks at it as often as it does."""
+    end_s = asyncio.get_running_loop().time() + seconds
+    while (left_s := end_s - asyncio.get_running_loop().time()) > 1e-9:
+        if isinstance(world, Cluster):
+            world.tick()
+        await asyncio.sleep(min(LOOK_NS / 1e9, left_s))
+    if isinstance(world, Cluster):
+        world.tick()
+
+
+@pytest.fixture(params=[Memory, Cluster], ids=["memory", "cluster"])
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]:
+    def run_one(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            await test(request.param())
+
+        run_virtual(main())
+
+    return run_one
+
+
+async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) -> list[Lease]:
+    """Those that were free."""
+    return [one.lease for one in await provider.acquire(names, duration_s) if one.lease is not None]
+
+
+def test_a_lease_goes_to_one_owner_and_to_the_next_one_with_a_greater_token(run: Any) -> None:
+    async def test(world: World) -> None:
+        one, other = world.provider("h1"), world.provider("h2~a")
+        first, second = await got(one, "queue/q1", "queue/q2")
+        assert (first.name, second.name) == ("queue/q1", "queue/q2")
+        answers = await other.acquire(["queue/q2", "queue/q3"], 30.0)
+        assert [answer.result for answer in answers] == [LeaseResult.NOT_AVAILABLE, OK]
+        assert (await one.acquire(["queue/q1"], 30.0))[0].result is LeaseResult.NOT_AVAILABLE
+        assert await one.release([first]) == [OK]
+        assert await one.release([first]) == [INVALID]
+        (third,) = await got(other, "queue/q1")
+        assert third.token > max(first.token, second.token)
+        assert [answer.result for answer in await one.renew([first, second])] == [INVALID, OK]
+        held = await other.held("queue/")
+        assert held is not None
+        assert {name: one.owner for name, one in held.items()} == {
+            "queue/q1": "h2~a",
+            "queue/q2": "h1",
+            "queue/q3": "h2~a",
+        }
+        assert await other.held("host/") == {}
+
+    run(test)
+
+
+def test_it_lasts_as_long_as_its_owner_counts_on_it_and_lapses_soon_after(run: Any) -> None:
+    async def test(world: World) -> None:
+        one, other = world.provider("h1"), world.provider("h2")
+        (lease,) = await got(one, "q", duration_s=10.0)
+        assert 9.0 <= lease.until_s - one.now_s() <= 10.0
+        await passes(world, lease.until_s - one.now_s())
+        assert not await got(other, "q")
+        await passes(world, 1.0)
+        (taken,) = await got(other, "q")
+        assert taken.token > lease.token
+        assert (await one.renew([lease]))[0].result is INVALID
+        assert await one.release([lease]) == [INVALID]
+        assert await other.held("") == {"q": Holder("h2", taken.token)}
+
+    run(test)
+
+
+def test_what_is_renewed_lasts_anew_and_only_by_its_owner_and_token(run: Any) -> None:
+    async def test(world: World) -> None:
+        one, other = world.provider("h1"), world.provider("h2")
+        (lease,) = await got(one, "q", duration_s=10.0)
+        for _ in range(5):
+            await passes(world, 6.0)
+            (answer,) = await one.renew([lease])
+            assert answer.lease is not None
+            assert answer.lease.token == lease.token
+            assert answer.lease.until_s > one.now_s() + 9.0
+            lease = answer.lease
+            assert (await other.renew([lease]))[0].result is INVALID
+            assert await other.release([lease]) == [INVALID]
+            stale = Lease("q", lease.token + 1, 10.0, 0.0)
+            assert (await one.renew([stale]))[0].result is INVALID
+            assert await one.release([stale]) == [INVALID]
+
+    run(test)
+
+
+def test_nothing_asked_for_is_nothing_done_and_a_name_that_is_none_is_an_error(run: Any) -> None:
+    async def test(world: World) -> None:
+        one = world.provider("h1")
+        assert list(await one.acquire([], 30.0)) == []
+        assert list(await one.renew([])) == []
+        assert list(await one.release([])) == []
+        with pytest.raises(InvalidName):
+            await one.acquire(["../q"], 30.0)
+        await one.close()
+
+    run(test)
+
+
+def test_what_a_cluster_cannot_answer_now_is_a_transient_failure_and_what_it_never_will_is_raised() -> None:
+    async def main() -> None:
+        world = Cluster()
+        one: Any = world.provider("h1")
+        (lease,) = await got(one, "q")
+        one._calls.fails = True
+        for answers in (await one.acquire(["q"], 30.0), await one.renew([lease])):
+            assert [answer.result for answer in answers] == [LeaseResult.TRANSIENT_FAILURE]
+        assert await one.release([lease]) == [LeaseResult.TRANSIENT_FAILURE]
+        assert await one.held("") is None
+        one._calls.fails = False
+        one._group = "other"
+        with pytest.raises(CertificateError):
+            await one.acquire(["q"], 30.0)
+
+    run_virtual(main())
+
+
+def test_an_owner_is_one_that_nobody_else_is_unless_it_is_named() -> None:
+    async def main() -> None:
+        tls: Any = SimpleNamespace(
+            identity=Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))
+        )
+        calls: Any = None
+        owners = {ClusterLeases(["localhost:1"], tls, "app", calls=Calls(calls, calls)).owner for _ in "ab"}
+        assert len(owners) == 2
+        assert all(owner.startswith("h1~") for owner in owners)
+        with pytest.raises(InvalidName):
+            ClusterLeases(["localhost:1"], tls, "app", owner="h1/x")
+
+    run_virtual(main())
