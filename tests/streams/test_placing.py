@@ -1,0 +1,145 @@
+"""Which host is to serve which queue: the same for all who see the same, and little moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rt.streams.ids import RING_SIZE, QueueId
+from rt.streams.mapping import HashRingQueueMapper
+from rt.streams.placing import best_fit, ideal_fit, ring_parts, share_of
+from rt.streams.policies import MaturePolicy, Policy, RingPolicy, SharePolicy, StaticPolicy, View, Wishes
+
+HOSTS = st.sets(st.sampled_from("ABCDEF"), min_size=1, max_size=6)
+
+
+def test_an_absent_buckets_resources_go_where_there_is_least() -> None:
+    assert ideal_fit("ABC", range(7)) == {"A": [0, 1, 2], "B": [3, 4], "C": [5, 6]}
+    assert best_fit("ABC", range(7), "AC") == {"A": [0, 1, 2, 4], "C": [5, 6, 3]}
+    assert best_fit("ABC", range(7)) == ideal_fit("ABC", range(7))
+    assert best_fit("ABC", range(7), "") == {}
+    assert best_fit("ABC", []) == {"A": [], "B": [], "C": []}
+
+
+def test_what_cannot_be_placed_is_an_error() -> None:
+    with pytest.raises(IndexError, match="not a bucket: D"):
+        best_fit("ABC", range(7), "AD")
+    with pytest.raises(IndexError, match="no buckets"):
+        best_fit("", range(7))
+
+
+@given(HOSTS, st.integers(0, 20), st.data())
+@settings(max_examples=60)
+def test_best_fit_is_even_whole_the_same_in_any_order_and_takes_nobody_its_own(
+    buckets: set[str], count: int, data: st.DataObject
+) -> None:
+    active = data.draw(st.sets(st.sampled_from(sorted(buckets)), min_size=1))
+    fit = best_fit(buckets, range(count), active)
+    assert sorted(one for share in fit.values() for one in share) == [*range(count)]
+    ideal = ideal_fit(buckets, range(count))
+    for bucket in active:
+        assert fit[bucket][: len(ideal[bucket])] == ideal[bucket]
+    sizes = {len(share) for share in ideal.values()}
+    assert max(sizes) - min(sizes) <= 1
+    again = best_fit(sorted(buckets, reverse=True) * 2, [*range(count)][::-1], sorted(active)[::-1])
+    assert again == fit
+    again[min(active)].append(99)
+    assert best_fit(buckets, range(count), active) == fit, "nothing is shared between two answers"
+
+
+@given(HOSTS, st.integers(0, 20))
+@settings(max_examples=30)
+def test_shares_are_all_queues_and_differ_by_one_at_most(hosts: set[str], count: int) -> None:
+    shares = [share_of(host, hosts, count) for host in hosts]
+    assert sum(shares) == count
+    assert max(shares) - min(shares) <= 1
+    assert share_of("Z", hosts, count) == 0
+
+
+@given(st.sets(st.sampled_from("ABCDEF"), min_size=1), st.integers(0, RING_SIZE - 1))
+@settings(max_examples=40)
+def test_every_place_of_the_ring_is_one_hosts(hosts: set[str], place: int) -> None:
+    for at in (place, 0, RING_SIZE - 1):
+        owners = [host for host in hosts if any(at in part for part in ring_parts(host, hosts, points=8))]
+        assert len(owners) == 1
+    assert ring_parts("Z", hosts) == ring_parts("Z", []) == ()
+
+
+def test_on_the_ring_only_what_is_a_newcomers_moves_and_parts_are_about_equal() -> None:
+    def owners(hosts: str) -> dict[QueueId, str]:
+        mapper = HashRingQueueMapper(500)
+        return {
+            queue: host
+            for host in hosts
+            for part in ring_parts(host, hosts)
+            for queue in mapper.queues_in(part)
+        }
+
+    before, after = owners("ABC"), owners("ABCD")
+    assert len(before) == len(after) == 500
+    assert {after[queue] for queue in before if before[queue] != after[queue]} == {"D"}
+    for host in "ABCD":
+        assert 60 < sum(owner == host for owner in after.values()) < 200
+
+
+MAPPER = HashRingQueueMapper(7, "q")
+
+
+def view(
+    host: str, hosts: str, held: Collection[int] = (), taken: Collection[int] = (), now_s: float = 0.0
+) -> View:
+    queues = MAPPER.queues
+    mine, others = [queues[one] for one in held], frozenset(queues[one] for one in taken)
+    return View(host, frozenset(hosts), MAPPER, mine, others, now_s)
+
+
+def said(wishes: Wishes) -> tuple[list[str], list[str]]:
+    return [queue.name for queue in wishes.give_up], [queue.name for queue in wishes.take]
+
+
+def test_a_static_deployment_heeds_nobody_who_is_there_or_not() -> None:
+    policy = StaticPolicy("ABC")
+    assert said(policy.wishes(view("A", "A"))) == ([], ["q-0", "q-1", "q-2"])
+    assert said(policy.wishes(view("B", "BC", held=[6, 3], taken=[4]))) == (["q-6"], [])
+
+
+def test_hosts_that_were_there_at_first_are_mature_and_newcomers_later() -> None:
+    policy = MaturePolicy("ABC", maturity_s=100.0)
+    assert said(policy.wishes(view("A", "AC"))) == ([], ["q-0", "q-1", "q-2"]), "just its own, at first"
+    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=99.0))) == ([], [])
+    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=100.0))) == ([], ["q-4"])
+    # B comes: what is ideally its own is nobody else's, at once; what it is dealt it has when it is mature.
+    assert said(policy.wishes(view("A", "ABC", held=[0, 1, 2, 4], now_s=150.0))) == (["q-4"], [])
+    assert said(policy.wishes(view("A", "ABC", held=[0, 1, 2], now_s=250.0))) == ([], [])
+    # It goes: what was its own is shared again.
+    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=251.0))) == ([], ["q-4"])
+    # C goes and comes back: it is new again.
+    policy.wishes(view("A", "A", now_s=252.0))
+    assert said(policy.wishes(view("A", "AC", held=[*range(7)], now_s=260.0)))[0] == ["q-5", "q-6"]
+
+
+def test_a_host_that_is_not_of_the_deployment_gets_nothing_and_takes_nothing_away() -> None:
+    policy = MaturePolicy("ABC", maturity_s=0.0)
+    assert said(policy.wishes(view("A", "ABCZ"))) == ([], ["q-0", "q-1", "q-2"])
+    assert said(MaturePolicy("ABC", 0.0).wishes(view("Z", "ABCZ", held=[1]))) == (["q-1"], [])
+
+
+def test_who_has_too_many_gives_up_what_it_won_first_and_who_has_too_few_takes_only_what_is_free() -> None:
+    policy = SharePolicy(random.Random(1))
+    assert said(policy.wishes(view("A", "ABC", held=[6, 5, 4, 3]))) == (["q-6"], [])
+    assert said(policy.wishes(view("B", "ABC", held=[6, 5]))) == ([], [])
+    give_up, take = said(policy.wishes(view("A", "ABC", held=[6], taken=[0, 1, 2, 3])))
+    assert (give_up, sorted(take)) == ([], ["q-4", "q-5"])
+    assert said(policy.wishes(view("A", "ABC", held=[6], taken=range(6)))) == ([], [])
+    orders = {tuple(said(policy.wishes(view("A", "AB")))[1]) for _ in range(20)}
+    assert len(orders) > 5
+    assert {len(order) for order in orders} == {4}
+
+
+@pytest.mark.parametrize("policy", [RingPolicy(), StaticPolicy("AB"), MaturePolicy("AB", 0.0), SharePolicy()])
+def test_nobody_asks_for_what_another_one_has(policy: Policy) -> None:
+    assert policy.wishes(view("A", "AB", taken=range(7))) == Wishes()
