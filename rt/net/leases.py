@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.rpc import Channel, open_channel
-from rt.net.rpc_errors import Unreachable, asking
+from rt.net.rpc_errors import asking
 from rt.net.tls import TLS
 from rt.v1 import leases_pb2 as pb
 
@@ -105,10 +105,11 @@ class LeaseCalls:
         return tokens
 
     async def _ask(self, method: str, data: bytes, timeout_s: float) -> bytes:
-        """The answer of a node. What no other node would answer better is raised: a name, a certificate.
+        """The answer of a node; what all of them refuse is raised: a name, a certificate.
 
         `rt.Timeout` or `Unreachable` when the time is over; what was asked for may have happened.
         """
+        refusals = 0
         end_s = time.monotonic() + timeout_s
         failure: RtError = Timeout("no node answered", wanted=f"{timeout_s:g} s")
         while (left_s := end_s - time.monotonic()) > 0:
@@ -116,7 +117,9 @@ class LeaseCalls:
             try:
                 return await self._call(endpoint, method, data, min(left_s, ATTEMPT_S))
             except RtError as error:
-                if not (error.retriable or isinstance(error, Unreachable)):
+                # One node may refuse alone: for its own certificate, say.
+                refusals += not error.retriable
+                if refusals >= len(self._endpoints):
                     raise
                 failure = error
             self._at += 1

@@ -24,7 +24,8 @@ from sequencer.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, Re
 # isort: split
 import grpc
 
-CALLS_PER_IDENTITY_MAX: Final = 16
+CALLS_PER_IDENTITY_MAX: Final = 4
+"""An owner asks for one thing at a time; several of one certificate do so seldom."""
 LEASE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
     f"/{LEASE_SERVICE}/{method}": LEASE_ROLES for method in ("Acquire", "Renew", "Release", "List")
 }

@@ -21,6 +21,8 @@ from sequencer.state import State
 PROPOSE_AGAIN_S: Final = 1.0
 """What was not seen applied after so long is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
+WAITING_MAX: Final = 64
+"""Requests that are being answered: each may be as large as 64 KiB in consensus's log."""
 
 LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
 
@@ -57,6 +59,8 @@ class Leasing:
         was heard. `Unreachable`: nothing was proposed.
         """
         self.state()
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded("too many requests for leases", wanted=f"{WAITING_MAX} at once at most")
         if command.request in self._waiting:
             raise Overloaded("that request is being answered", hint="Ask again when it is.")
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

@@ -24,7 +24,8 @@ from sequencer.apply import apply
 from sequencer.commands import Command, decode_command, encode_command
 from sequencer.data import leasing as leasing_module
 from sequencer.data.lease_service import CALLS_PER_IDENTITY_MAX, LEASE_METHOD_ROLES, LeaseService
-from sequencer.data.leasing import Leasing
+from sequencer.data.leasing import WAITING_MAX, Leasing
+from sequencer.lease_commands import AcquireLeases
 from sequencer.state import LEASES_PER_GROUP_MAX, Lease, State
 from sequencer.testing.loopback import free_port
 
@@ -307,6 +308,53 @@ def test_a_certificate_has_so_many_calls_at_a_time() -> None:
         await asyncio.gather(*calls, return_exceptions=True)
         cluster.held_back = None
         assert list(pb.LeaseReply.FromString(await asks.acquire(asked())).tokens) == [1]
+
+    run(work)
+
+
+def test_a_node_answers_so_many_requests_at_a_time() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        leasing = Node(cluster).leasing
+
+        def ask(number: int) -> AcquireLeases:
+            return AcquireLeases(bytes([number]) * 16, "h1", 1000, ("app/x",))
+
+        calls = [asyncio.ensure_future(leasing.run(ask(number))) for number in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="too many requests"):
+            await leasing.run(ask(WAITING_MAX))
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    run(work)
+
+
+class Refusing(LeaseCalls):
+    """Nodes of which the first ones refuse."""
+
+    def __init__(self, refusing: int) -> None:
+        super().__init__(["a:1", "b:1", "c:1"], None)
+        self.refusing, self.asked = refusing, list[str]()
+
+    async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:
+        self.asked.append(endpoint)
+        if len(self.asked) <= self.refusing:
+            raise CertificateError("its own has expired")
+        return pb.LeaseList().SerializeToString()
+
+
+def test_what_one_node_refuses_another_may_answer_and_what_all_refuse_is_raised() -> None:
+    async def work() -> None:
+        calls = Refusing(2)
+        assert await calls.held("app/") == []
+        assert len(set(calls.asked)) == 3
+        assert await calls.held("app/") == []
+        assert calls.asked[-1] == calls.asked[-2], "who answered is asked first"
+        with pytest.raises(CertificateError):
+            await Refusing(3).held("app/")
 
     run(work)
 
