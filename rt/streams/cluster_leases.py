@@ -7,6 +7,7 @@ begins before it is asked for, the cluster's when it is granted.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from rt.names import check_lease_owner, check_name
 from rt.net.leases import LeaseCalls, LeaseRow
 from rt.net.tls import TLS
 from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult, until_s
+
+logger = logging.getLogger("rt.streams")
 
 CALL_S: Final = 10.0
 _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
@@ -131,4 +134,5 @@ def _unknown(error: RtError) -> LeaseAnswer:
     """What is raised where asking again does not help, and `TRANSIENT_FAILURE` else."""
     if not error.retriable:
         raise error
+    logger.info("leases_not_known error=%r", str(error))
     return _UNKNOWN

@@ -4,9 +4,9 @@
     queue/<queue>   held by the host that serves the queue; its token is the fence
 
 Laws. `my_queues` names a queue only while the lease can be counted on, by the clock, whatever else stands
-still. A lease is let go of only when every listener has said that nothing of the queue runs here; if one
-never says so, it lapses. What was got and not noticed, because an answer was lost, is let go of when the
-leases that are held are looked at next. For one event loop.
+still: no two hosts ever name the same one. A lease is let go of only when every listener has said that
+nothing of the queue runs here; if one never says so, it lapses. What was got and not noticed, because an
+answer was lost, is let go of when the leases that are held are looked at next. For one event loop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LeasedBalancer:
         host: str | None = None,
         times: LeaseTimes = LeaseTimes(),
     ) -> None:
-        """The balancer closes `leases` when it is stopped."""
+        """`leases` are for the hosts of these queues alone; the balancer closes them when it is stopped."""
         self.host: Final = check_lease_owner(host or leases.owner)
         self.hosts: frozenset[str] = frozenset()
         """Who was there at the last look."""
@@ -122,7 +122,7 @@ class LeasedBalancer:
         return {
             queue: Fence(right.lease.token)
             for queue, right in self._rights.items()
-            if right.lease.until_s > end_s
+            if right.lease.until_s > end_s and not right.is_let_go
         }
 
     def subscribe(self, listener: QueueListener) -> bool:
@@ -266,6 +266,7 @@ class LeasedBalancer:
                     delay_s = min(RETRY_S, delay_s)
             except RtError as error:
                 logger.error("balancer_cannot_renew host=%s error=%r", self.host, str(error))
+                delay_s = min(RETRY_S, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _renew(self) -> bool:

@@ -88,13 +88,15 @@ class Nodes:
         """Where publishers and subscribers reach the nodes."""
         return [f"127.0.0.1:{port}" for port in self.data_ports.values()]
 
-    def certificate(self, role: Role, name: str, *, dedup_ids: Collection[str] = ()) -> TLS:
+    def certificate(
+        self, role: Role, name: str, *, dedup_ids: Collection[str] = (), lease_groups: Collection[str] = ()
+    ) -> TLS:
         """A certificate of the cluster's CA; that of a node was made with the cluster."""
         if role == "node":
             return TLS(*self._certificates[name])
         directory = self._pki / role
         directory.mkdir(exist_ok=True)
-        identity = Identity(self.stream, role, name, frozenset(dedup_ids))
+        identity = Identity(self.stream, role, name, frozenset(dedup_ids), frozenset(lease_groups))
         # Issued beside the CA, where a certificate of that name may be another role's.
         paths = issue(self._pki, identity, renew=True, now=issued_at())
         return TLS(*(shutil.copy(path, directory) for path in paths))

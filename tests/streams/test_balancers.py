@@ -149,6 +149,8 @@ class Host:
 
     def begin(self, queue: QueueId, fence: Fence) -> None:
         assert queue not in self.world.serving, (queue, self.world.serving[queue], self.name)
+        for other in self.world.hosts.values():
+            assert other is self or queue not in other.balancer.my_queues()
         assert fence > self.world.fences.get(queue, 0), "a fence rises with every owner"
         self.world.fences[queue] = fence
         self.world.serving[queue] = (self.name, fence)
