@@ -1,0 +1,128 @@
+"""Time, as queries see it: timers at absolute times on a clock that is given.
+
+Laws. Nothing fires but in `run_due` and `advance_to`, on the thread that calls them. Timers fire in the order
+of their times, and of their making where these are equal; that order is part of what is saved, so that it
+outlives a recovery. A time that is past fires at the next occasion. The clock never goes back.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+NS_PER_S: Final = 1_000_000_000
+
+Duration = float | int | timedelta
+"""Seconds, or a timedelta."""
+
+
+def duration_ns(duration: Duration) -> int:
+    """Whole nanoseconds; `ValueError` for a negative or endless one."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not 0 <= seconds < 2**33:
+        raise ValueError(f"a duration of {seconds} seconds")
+    return round(seconds * NS_PER_S)
+
+
+class Timer:
+    """Something to be done at a time. `order` tells it from others of the same time."""
+
+    __slots__ = ("_action", "due_ns", "order")
+
+    def __init__(self, due_ns: int, order: int, action: Callable[[], object]) -> None:
+        self.due_ns: Final = due_ns
+        self.order: Final = order
+        self._action: Callable[[], object] | None = action
+
+    def cancel(self) -> None:
+        """It will not fire. Twice is as once."""
+        self._action = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it will never fire any more."""
+        return self._action is None
+
+    def fire(self) -> None:
+        """Do it, unless it was cancelled or done."""
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.due_ns, self.order) < (other.due_ns, other.order)
+
+
+class Scheduler:
+    """Timers, and a clock that stands still between two calls of `run_due`. Not thread-safe."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self._now_ns = now_ns
+        self._heap: list[Timer] = []
+        self._order = 0
+
+    @property
+    def now_ns(self) -> int:
+        """The time, in ns since the Unix epoch."""
+        return self._now_ns
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next timer fires; None if there is none."""
+        while self._heap and self._heap[0].is_cancelled:
+            heapq.heappop(self._heap)
+        return self._heap[0].due_ns if self._heap else None
+
+    def at(self, due_ns: int, action: Callable[[], object], *, order: int | None = None) -> Timer:
+        """Have `action` done at that time. `order` is that of a timer which was saved."""
+        if order is None:
+            order = self._order
+        self._order = max(self._order, order + 1)
+        timer = Timer(due_ns, order, action)
+        heapq.heappush(self._heap, timer)
+        return timer
+
+    def run_due(self) -> bool:
+        """Fire the next timer whose time has come; whether there was one."""
+        due_ns = self.next_due_ns
+        if due_ns is None or due_ns > self._now_ns:
+            return False
+        heapq.heappop(self._heap).fire()
+        return True
+
+    def restore(self, now_ns: int) -> None:
+        """Be no earlier than a time that was saved."""
+        self._now_ns = max(self._now_ns, now_ns)
+
+
+class VirtualScheduler(Scheduler):
+    """A clock that is moved by hand, or by the times of messages: what happens is the same in every run."""
+
+    def advance_to(self, now_ns: int) -> None:
+        """Move the clock, and fire what is due on the way, each at its own time. Never moves it back."""
+        while (due_ns := self.next_due_ns) is not None and due_ns <= now_ns:
+            self._now_ns = max(self._now_ns, due_ns)
+            self.run_due()
+        self._now_ns = max(self._now_ns, now_ns)
+
+
+class RealScheduler(Scheduler):
+    """The system's clock. What is due is decided by `run_due`, when the engine has time."""
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        super().__init__(clock_ns())
+        self._clock_ns: Final = clock_ns
+
+    @property
+    def now_ns(self) -> int:
+        """The time; where the system's clock was set back, the latest seen."""
+        self._now_ns = max(self._now_ns, self._clock_ns())
+        return self._now_ns
+
+    def run_due(self) -> bool:
+        """As `Scheduler.run_due`, after a look at the clock."""
+        self.restore(self._clock_ns())
+        return super().run_due()

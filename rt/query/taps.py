@@ -1,0 +1,139 @@
+"""Where values enter a query: from a feed of its engine, or from a window or group of an operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rt.query.observing import Observable, Observer
+from rt.query.operator import Operator
+from rt.query.reliable import NOTHING
+
+if TYPE_CHECKING:
+    from rt.query.artifact import Artifact
+    from rt.query.inner import Inner
+
+
+class InnerTap(Operator[Any, Any]):
+    """A subscription to a window or group."""
+
+    __slots__ = ("_inner", "_is_loaded")
+
+    NAME = "inner"
+
+    def __init__(self, inner: Inner) -> None:
+        self._inner: Final = inner
+        self._is_loaded = False
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """It was attached when it was saved."""
+        self._is_loaded = True
+
+    def on_connect(self) -> None:
+        """Attach."""
+        self._inner.attach(self, is_loaded=self._is_loaded)
+
+    def on_dispose(self) -> None:
+        """Detach."""
+        self._inner.detach(self)
+
+
+class Source(Observable[Any]):
+    """The feed of that name, of whatever engine the query runs in: what comes after the query began."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+
+    def build(self, artifact: Artifact, out: Observer[Any]) -> Operator[Any, Any]:
+        """A tap on it."""
+        tap = SourceTap(self.name)
+        tap.bind(artifact, out)
+        return tap
+
+
+class SourceTap(Operator[Any, Any]):
+    """A subscription to a feed: takes what lies behind `after`, the watermark at which it began."""
+
+    __slots__ = ("_name", "after")
+
+    NAME = "source"
+
+    def __init__(self, name: str) -> None:
+        self._name: Final = name
+        self.after = NOTHING
+
+    def on_connect(self) -> None:
+        """Attach."""
+        self._artifact.host.feed(self._name).attach(self)
+
+    def on_start(self) -> None:
+        """Begin behind what the query was begun behind."""
+        self.after = self._artifact.begun_after(self._name)
+
+    def on_dispose(self) -> None:
+        """Detach."""
+        self._artifact.host.feed(self._name).detach(self)
+
+    def save_state(self) -> int:
+        """The watermark."""
+        return self.after
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """The watermark."""
+        self.after = state
+
+    def take(self, sequence_id: int, value: Any) -> None:
+        """A value of the feed; what escapes the query ends it."""
+        if sequence_id > self.after and not self._is_disposed:
+            try:
+                self._out.on_next(value)
+            except Exception as error:  # noqa: BLE001 - whatever a query raises ends that query only
+                self._artifact.crash(error)
+
+    def end(self, error: Exception | None) -> None:
+        """The feed failed, or has ended."""
+        if error is None:
+            self._artifact.guard(self.complete)
+        else:
+            self._artifact.guard(self.fail, error)
+
+
+class Feed:
+    """The values of one source, to every query that taps it, in the order in which they began."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.watermark = NOTHING
+        """The id of the last value that every query has processed."""
+        self._taps: dict[int, SourceTap] = {}
+        self._in_order: tuple[SourceTap, ...] | None = ()
+
+    def attach(self, tap: SourceTap) -> None:
+        """Have it hear what comes."""
+        self._taps[id(tap)] = tap
+        self._in_order = None
+
+    def detach(self, tap: SourceTap) -> None:
+        """Nothing if it is not attached."""
+        if self._taps.pop(id(tap), None) is not None:
+            self._in_order = None
+
+    def on_next(self, sequence_id: int, value: Any, /) -> None:
+        """Have every query process a value."""
+        for tap in self._all():
+            tap.take(sequence_id, value)
+        self.watermark = sequence_id
+
+    def on_error(self, error: Exception, /) -> None:
+        """Fail every tap."""
+        for tap in self._all():
+            tap.end(error)
+
+    def on_completed(self) -> None:
+        """End every tap."""
+        for tap in self._all():
+            tap.end(None)
+
+    def _all(self) -> tuple[SourceTap, ...]:
+        if self._in_order is None:
+            self._in_order = tuple(self._taps.values())
+        return self._in_order

@@ -1,0 +1,315 @@
+"""A kit for queries: sources in virtual time, recorded output, and the laws of operators, checked.
+
+    hot("-a-b|")       what a source of the engine sends: `Source("in")` in the query
+    cold("-a-b|")      an observable that begins anew for every subscription
+    run(query, …)      what comes out of it, and when
+    check_laws(…)      the same, after saves, failed saves and crashes at every event
+
+A marble stands for one second: "-" nothing, a letter or digit a value, "|" the end, "#" an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final, Literal
+
+from rt.objects import CheckpointKind, MemoryStore, Serializers
+from rt.query.artifact import Artifact
+from rt.query.host import Host
+from rt.query.observing import Observable, Observer
+from rt.query.operator import Operator
+from rt.query.scheduling import NS_PER_S, VirtualScheduler
+
+UNTIL_S: Final = 1000.0
+QUERY_ID: Final = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a source sends, or a query emits."""
+
+    at_s: float
+    kind: Literal["next", "error", "completed"]
+    value: Any = None
+
+    @property
+    def at_ns(self) -> int:
+        """The time."""
+        return round(self.at_s * NS_PER_S)
+
+
+class MarbleError(Exception):
+    """What "#" stands for."""
+
+
+def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[Event]:
+    """Events at whole seconds, from 0. `values` says what letters stand for; else themselves, digits ints."""
+    events = []
+    for second, mark in enumerate(marbles.replace(" ", "")):
+        if mark == "|":
+            events.append(Event(second, "completed"))
+        elif mark == "#":
+            events.append(Event(second, "error", MarbleError("#")))
+        elif mark != "-":
+            plain = int(mark) if mark.isdigit() else mark
+            events.append(Event(second, "next", plain if values is None else values[mark]))
+    return events
+
+
+def cold(marbles: str | Sequence[Event], values: Mapping[str, Any] | None = None) -> Observable[Any]:
+    """An observable that sends these events, counted from each subscription."""
+    return _ColdObservable(hot(marbles, values) if isinstance(marbles, str) else list(marbles))
+
+
+def run(
+    query: Observable[Any],
+    sources: Mapping[str, Sequence[Event]] | None = None,
+    *,
+    until_s: float = UNTIL_S,
+    serializers: Serializers | None = None,
+) -> list[Event]:
+    """What the query emits, if nothing happens to it."""
+    rig = _Rig(query, sources or {}, until_s, serializers)
+    rig.begin()
+    while rig.step():
+        pass
+    return rig.output
+
+
+def check_laws(
+    query: Observable[Any],
+    sources: Mapping[str, Sequence[Event]] | None = None,
+    *,
+    until_s: float = UNTIL_S,
+    serializers: Serializers | None = None,
+) -> list[Event]:
+    """What the query emits; `AssertionError` if that depends on being saved, or on crashes.
+
+    It is run whole; with a save behind every event, some of which fail; from each of these to the end; and
+    with a crash behind every event. Where it has ended, none of its objects may be left.
+    """
+    wanted = run(query, sources, until_s=until_s, serializers=serializers)
+
+    def rig(of: _Rig | None = None, content: Any = None) -> _Rig:
+        made = _Rig(query, sources or {}, until_s, serializers, content)
+        if of is not None:
+            made.go_on_from(of)
+        return made
+
+    saved = rig()
+    saved.begin()
+    for number in count():
+        content = saved.save(number)
+        from_here = rig(saved, content)
+        _same("a run from the checkpoint behind event", number, from_here.finish(), wanted)
+        if not saved.step():
+            break
+    _same("a run with saves, event", number, saved.output, wanted)
+    crashed = rig()
+    crashed.begin()
+    for number in count():
+        crashed = rig(crashed, crashed.save(number))
+        if not crashed.step():
+            break
+    _same("a run with crashes, event", number, crashed.output, wanted)
+    for each in (saved, crashed):
+        assert not (each.is_finished and each.host.space.ids()), f"objects are left: {each.host.space.ids()}"
+    return wanted
+
+
+def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[Event]], last: int) -> int:
+    """How many rows a differential checkpoint writes or deletes for the last `last` events of the run."""
+    rig = _Rig(query, sources, UNTIL_S, None)
+    rig.begin()
+    total = sum(map(len, sources.values()))
+    while rig.taken < total - last and rig.step():
+        pass
+    before = rig.save(0)
+    while rig.step():
+        pass
+    after = rig.save(0)
+    return sum(
+        before.get(category, {}).get(key) != after.get(category, {}).get(key)
+        for category in {*before, *after}
+        for key in {*before.get(category, {}), *after.get(category, {})}
+    )
+
+
+class _Rig:
+    """A host with one query, its sources, and a store in memory."""
+
+    def __init__(
+        self,
+        query: Observable[Any],
+        sources: Mapping[str, Sequence[Event]],
+        until_s: float,
+        serializers: Serializers | None,
+        content: Any = None,
+    ) -> None:
+        self._until_ns = round(until_s * NS_PER_S)
+        self._events = sorted(
+            ((event.at_ns, name, event) for name, events in sources.items() for event in events),
+            key=lambda each: each[0],
+        )
+        self._scheduler = VirtualScheduler()
+        self._query = query
+        self._store = MemoryStore(content)
+        self.taken = 0
+        self.output: list[Event] = []
+        self.host: Final = Host(self._scheduler, serializers)
+        for name in sources:
+            self.host.add_feed(name)
+        self.host.load(self._store.reader())
+        self._root = Artifact(self.host, QUERY_ID)
+        self.host.roots[QUERY_ID] = self._root
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the query has ended."""
+        return self._root.is_finished
+
+    def begin(self) -> None:
+        """As a new query."""
+        self._root.build(self._query, _Recorder(self))
+        self._root.open()
+        self._root.start()
+
+    def go_on_from(self, other: _Rig) -> None:
+        """As what is left of another rig that crashed, and its store."""
+        self.taken = other.taken
+        self.output = list(other.output)
+        self._scheduler.restore(other._scheduler.now_ns)
+        row = self.host.take_stored(QUERY_ID)
+        assert row is not None
+        self._root.build(self._query, _Recorder(self))
+        self._root.load(row)
+        self.host.sweep()
+        self._root.start()
+
+    def step(self) -> bool:
+        """The next timer or event; False if there is none."""
+        due_ns, event = self._scheduler.next_due_ns, None
+        if self.taken < len(self._events):
+            event = self._events[self.taken]
+        if due_ns is not None and (event is None or due_ns <= event[0]):
+            if due_ns > self._until_ns:
+                return False
+            self._scheduler.restore(due_ns)
+            return self._scheduler.run_due()
+        if event is None:
+            return False
+        at_ns, name, what = event
+        self._scheduler.restore(at_ns)
+        self.taken += 1
+        feed = self.host.feed(name)
+        match what.kind:
+            case "next":
+                feed.on_next(self.taken, what.value)
+            case "error":
+                feed.on_error(what.value)
+            case "completed":
+                feed.on_completed()
+        return True
+
+    def finish(self) -> list[Event]:
+        """Run to the end; the output."""
+        while self.step():
+            pass
+        return self.output
+
+    def save(self, number: int) -> dict[str, dict[str, bytes]]:
+        """A checkpoint; before it, for some numbers, one that fails, or seems to. What the store holds."""
+        if number % 3:
+            writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
+            self.host.save(writer)
+            if number % 3 == 1:
+                writer.rollback()
+            else:
+                writer.commit()
+            self.host.save_failed(unknown_outcome=number % 6 > 2)
+        is_full = number % 7 == 6
+        writer = self._store.begin(CheckpointKind.FULL if is_full else CheckpointKind.DIFFERENTIAL)
+        self.host.save(writer)
+        writer.commit()
+        self.host.saved()
+        return self._store.content()
+
+    def record(self, kind: Literal["next", "error", "completed"], value: Any = None) -> None:
+        """Something came out."""
+        assert not (self.output and self.output[-1].kind != "next"), "something behind the end"
+        self.output.append(Event(self._scheduler.now_ns / NS_PER_S, kind, value))
+
+
+class _Recorder:
+    def __init__(self, rig: _Rig) -> None:
+        self._rig = rig
+
+    def on_next(self, value: Any, /) -> None:
+        self._rig.record("next", value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self._rig.record("error", error)
+
+    def on_completed(self) -> None:
+        self._rig.record("completed")
+
+
+class _ColdObservable(Observable[Any]):
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = events
+
+    def build(self, artifact: Artifact, out: Observer[Any]) -> Operator[Any, Any]:
+        """One more subscription."""
+        made = _Cold(self._events)
+        made.bind(artifact, out)
+        return made
+
+
+class _Cold(Operator[Any, Any]):
+    __slots__ = ("_events", "_next", "_start_ns")
+
+    NAME = "cold"
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = events
+        self._next = 0
+        self._start_ns = 0
+
+    def on_start(self) -> None:
+        self._start_ns = self.now_ns
+        self._wait()
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        event = self._events[self._next]
+        self._next += 1
+        self.changed()
+        match event.kind:
+            case "next":
+                self._wait()
+                self.emit(event.value)
+            case "error":
+                self.fail(event.value)
+            case "completed":
+                self.complete()
+
+    def save_state(self) -> list[int]:
+        return [self._next, self._start_ns]
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._next, self._start_ns = state
+
+    def _wait(self) -> None:
+        if self._next < len(self._events):
+            self.set_timer(self._start_ns + self._events[self._next].at_ns)
+
+
+def _same(what: str, number: int, got: list[Event], wanted: list[Event]) -> None:
+    plain = [list(map(_comparable, each)) for each in (got, wanted)]
+    assert plain[0] == plain[1], f"{what} {number}: got {got}, wanted {wanted}"
+
+
+def _comparable(event: Event) -> tuple[object, ...]:
+    value = repr(event.value) if event.kind == "error" else event.value
+    return event.at_s, event.kind, value
