@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rt.query.observing import Observable, Observer
 from rt.query.operator import Operator
@@ -66,8 +66,18 @@ class SourceTap(Operator[Any, Any]):
         self._artifact.host.feed(self._name).attach(self)
 
     def on_start(self) -> None:
-        """Begin behind what the query was begun behind."""
+        """Begin behind what the query was begun behind; if the feed has ended, end as soon as time runs."""
         self.after = self._artifact.begun_after(self._name)
+        if self._artifact.host.feed(self._name).has_ended:
+            self.set_timer(self.now_ns)
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        """See `on_start`."""
+        end = self._artifact.host.feed(self._name).end
+        if isinstance(end, Exception):
+            self.fail(end)
+        else:
+            self.complete()
 
     def on_dispose(self) -> None:
         """Detach."""
@@ -104,8 +114,15 @@ class Feed:
         self.name: Final = name
         self.watermark = NOTHING
         """The id of the last value that every query has processed."""
+        self.end: Exception | Literal["completed"] | None = None
+        """How it ended."""
         self._taps: dict[int, SourceTap] = {}
         self._in_order: tuple[SourceTap, ...] | None = ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing comes any more."""
+        return self.end is not None
 
     def attach(self, tap: SourceTap) -> None:
         """Have it hear what comes."""
@@ -124,12 +141,14 @@ class Feed:
         self.watermark = sequence_id
 
     def on_error(self, error: Exception, /) -> None:
-        """Fail every tap."""
+        """Fail every tap, now and later."""
+        self.end = error
         for tap in self._all():
             tap.end(error)
 
     def on_completed(self) -> None:
-        """End every tap."""
+        """End every tap, now and later."""
+        self.end = "completed"
         for tap in self._all():
             tap.end(None)
 

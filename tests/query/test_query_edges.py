@@ -1,0 +1,295 @@
+"""Edges: watermarks, gaps, replay, acknowledgements, and sources that are let go late enough."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rt.objects import VolatileObjectSpace
+from rt.query.edges import InputEdge, OutputEdge, Release
+from rt.query.errors import NotInBuffer, QueryExists, SequenceGap
+from rt.query.reliable import NOTHING, RESUME, ReliableObserver
+from rt.query.replay import ReplayBuffer
+from rt.query.taps import Feed
+
+
+class Scripted:
+    """A source that notes what is asked of it."""
+
+    def __init__(self, *, is_dense: bool = True) -> None:
+        self.is_dense = is_dense
+        self.calls: list[Any] = []
+
+    def subscribe(self, observer: ReliableObserver[Any], /) -> Scripted:
+        return self
+
+    def start(self, sequence_id: int, /) -> None:
+        self.calls.append(("start", sequence_id))
+
+    def acknowledge(self, sequence_id: int, /) -> None:
+        self.calls.append(("acknowledge", sequence_id))
+
+    def dispose(self) -> None:
+        self.calls.append("dispose")
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.refuses = False
+
+    def on_next(self, sequence_id: int, value: Any, /) -> None:
+        if self.refuses:
+            raise OSError("no")
+        self.got.append((sequence_id, value))
+
+    def on_error(self, error: Exception, /) -> None:
+        self.got.append(str(error))
+
+    def on_completed(self) -> None:
+        self.got.append("completed")
+
+
+def edge(source: Scripted, **more: Any) -> InputEdge:
+    made = InputEdge(source, Feed("in"), **more)
+    made.start()
+    return made
+
+
+def test_an_input_edge_asks_for_what_lies_behind_its_watermark_and_drops_what_it_has() -> None:
+    source = Scripted()
+    feed = Feed("in")
+    feed.watermark = 4
+    made = InputEdge(source, feed)
+    made.start()
+    for sequence_id in (3, 4, 5, 5, 6):
+        made.on_next(sequence_id, "x")
+    assert (source.calls, feed.watermark, made.duplicates) == ([("start", 5)], 6, 3)
+
+
+def test_an_idle_edge_acknowledges_nothing() -> None:
+    source = Scripted()
+    edge(source).saved(NOTHING, has_ended=False)
+    assert source.calls == [("start", 0), ("acknowledge", NOTHING)]
+
+
+def test_a_gap_of_a_dense_source_is_never_silent() -> None:
+    made = edge(Scripted())
+    made.on_next(0, "x")
+    with pytest.raises(SequenceGap) as raised:
+        made.on_next(3, "x")
+    assert (raised.value.start, raised.value.end, made.feed.watermark) == (1, 3, 0)
+    told: list[SequenceGap] = []
+    made = edge(Scripted(), on_gap=told.append)
+    made.on_next(2, "x")
+    assert ([(gap.start, gap.end) for gap in told], made.feed.watermark) == ([(0, 2)], 2)
+    made = edge(Scripted(is_dense=False))
+    made.on_next(7, "x")
+    assert made.feed.watermark == 7
+
+
+def test_what_is_refused_before_it_is_processed_comes_again() -> None:
+    def refuse(value: object) -> None:
+        raise OSError("full")
+
+    made = edge(Scripted(), before=refuse)
+    with pytest.raises(OSError, match="full"):
+        made.on_next(0, "x")
+    assert made.feed.watermark == NOTHING
+
+
+def test_a_source_is_let_go_by_the_checkpoint_that_says_so_and_not_before() -> None:
+    source = Scripted()
+    made = edge(source)
+    made.on_next(0, "x")
+    made.dispose()
+    made.on_next(1, "x")
+    made.saved(0, has_ended=False)
+    assert source.calls == [("start", 0), ("acknowledge", 0)]
+    made.saved(0, has_ended=True)
+    made.saved(0, has_ended=True)
+    assert source.calls[2:] == [("acknowledge", 0), "dispose"]
+
+
+def test_a_source_that_was_never_started_is_let_go_at_once() -> None:
+    source = Scripted()
+    InputEdge(source, Feed("in")).dispose()
+    assert source.calls == ["dispose"]
+
+
+def test_a_source_that_has_ended_is_not_asked_again() -> None:
+    source = Scripted()
+    feed = Feed("in")
+    feed.on_completed()
+    InputEdge(source, feed).start()
+    assert source.calls == []
+
+
+def output(release: Release = "now", limit: int = 100, **saved: Any) -> OutputEdge:
+    queue: Any = VolatileObjectSpace().create_queue("values")
+    queue.extend(saved.pop("values", []))
+    return OutputEdge(queue, release=release, limit=limit, saved=saved or None)
+
+
+def test_a_consumer_hears_nothing_before_it_starts_then_everything_in_order() -> None:
+    made, consumer = output(), Consumer()
+    made.on_next("a")
+    subscription = made.subscribe(consumer)
+    made.deliver()
+    assert consumer.got == []
+    subscription.start(0)
+    made.on_next("b")
+    made.deliver()
+    made.on_completed()
+    made.deliver()
+    made.deliver()
+    assert consumer.got == [(0, "a"), (1, "b"), "completed"]
+
+
+def test_what_no_checkpoint_holds_is_not_sent_unless_that_was_chosen() -> None:
+    made, consumer = output("commit"), Consumer()
+    made.subscribe(consumer).start(RESUME)
+    made.on_next("a")
+    made.on_next("b")
+    made.on_completed()
+    assert not made.deliver()
+    made.saved(1)
+    made.deliver()
+    assert consumer.got == [(0, "a")]
+    made.saved(2)
+    made.deliver()
+    assert consumer.got == [(0, "a"), (1, "b"), "completed"]
+
+
+def test_ids_go_on_after_a_recovery_and_a_consumer_resumes_where_it_acknowledged() -> None:
+    made = output(low=5, consumers={"": 5}, end=None, values=["f", "g", "h"])
+    consumer = Consumer()
+    made.subscribe(consumer).start(RESUME)
+    made.on_next("i")
+    made.deliver()
+    assert consumer.got == [(6, "g"), (7, "h"), (8, "i")]
+
+
+def test_an_error_is_told_again_by_its_text() -> None:
+    made, consumer = output(), Consumer()
+    made.on_error(ValueError("no good"))
+    again = output(**made.save())
+    again.subscribe(consumer).start(RESUME)
+    again.deliver()
+    assert consumer.got == ["ValueError: no good"]
+
+
+def test_a_value_that_a_consumer_did_not_take_is_sent_again() -> None:
+    made, consumer = output(), Consumer()
+    made.subscribe(consumer).start(0)
+    made.on_next("a")
+    consumer.refuses = True
+    with pytest.raises(OSError, match="no"):
+        made.deliver()
+    consumer.refuses = False
+    made.deliver()
+    assert consumer.got == [(0, "a")]
+
+
+def test_the_slowest_consumer_decides_what_is_kept_until_it_is_disposed() -> None:
+    made = output(limit=2)
+    fast, slow = (made.subscribe(Consumer(), name) for name in ("fast", "slow"))
+    for value in "abc":
+        made.on_next(value)
+    fast.acknowledge(1)
+    assert (made.buffer.low, made.is_full) == (0, True)
+    slow.acknowledge(0)
+    assert made.buffer.low == 1
+    slow.dispose()
+    slow.dispose()
+    assert (made.buffer.low, made.is_full) == (2, False)
+    fast.acknowledge(0)
+    assert made.buffer.low == 2
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda made, subscription: subscription.start(1),
+        lambda made, subscription: subscription.start(5),
+        lambda made, subscription: subscription.acknowledge(4),
+        lambda made, subscription: made.buffer.acknowledge("nobody", 3),
+    ],
+    ids=["below low", "beyond the end", "acknowledging the end", "nobody"],
+)
+def test_ids_that_are_not_there_are_typed_errors(misuse: Callable[[OutputEdge, Any], None]) -> None:
+    made = output(low=2, consumers={"": 1}, end=None, values=["c", "d"])
+    subscription = made.subscribe(Consumer())
+    with pytest.raises(NotInBuffer):
+        misuse(made, subscription)
+
+
+def test_two_consumers_of_one_name_are_refused() -> None:
+    made = output()
+    made.subscribe(Consumer(), "a")
+    with pytest.raises(QueryExists):
+        made.subscribe(Consumer(), "a")
+
+
+class Queue(deque[int]):
+    enqueue = deque.append
+    dequeue = deque.popleft
+
+
+class Buffers(RuleBasedStateMachine):
+    """A replay buffer against a list of all values and the acknowledgements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = ReplayBuffer(Queue())
+        self.model: list[int] = []
+        self.acknowledged: dict[str, int] = {}
+        self.low = 0
+
+    @rule()
+    def append(self) -> None:
+        assert self.buffer.append(len(self.model)) == len(self.model)
+        self.model.append(len(self.model))
+
+    @rule(consumer=st.sampled_from("abc"))
+    def join(self, consumer: str) -> None:
+        self.buffer.join(consumer)
+        self.acknowledged.setdefault(consumer, self.low - 1)
+
+    @rule(consumer=st.sampled_from("abc"))
+    def leave(self, consumer: str) -> None:
+        self.buffer.leave(consumer)
+        self.acknowledged.pop(consumer, None)
+        self._prune()
+
+    @precondition(lambda self: self.acknowledged)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        consumer = data.draw(st.sampled_from(sorted(self.acknowledged)))
+        sequence_id = data.draw(st.integers(-1, len(self.model) - 1))
+        self.buffer.acknowledge(consumer, sequence_id)
+        self.acknowledged[consumer] = max(self.acknowledged[consumer], sequence_id)
+        self._prune()
+
+    @invariant()
+    def keeps_what_is_not_acknowledged(self) -> None:
+        assert (self.buffer.low, self.buffer.end) == (self.low, len(self.model))
+        for start in range(self.low, len(self.model) + 1):
+            for end in range(start, len(self.model) + 1):
+                assert self.buffer.read(start, end) == self.model[start:end]
+        for consumer in self.acknowledged:
+            self.buffer.check_start(self.buffer.resume(consumer))
+
+    def _prune(self) -> None:
+        if self.acknowledged:
+            self.low = max(self.low, min(self.acknowledged.values()) + 1)
+
+
+TestBuffers = Buffers.TestCase
+TestBuffers.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
