@@ -2,6 +2,7 @@
 
     Source("trades").pipe(where(…), take(3))    a description
     rt.query.operators                          the operators
+    Factories, QueryEngine                      queries by names, started, fed, saved and recovered
     Operator                                    what to derive one from; `rt.testing.queries` checks its laws
 
 Law: what comes out of a query does not depend on how often it was saved, or the process killed.
@@ -9,6 +10,9 @@ Law: what comes out of a query does not depend on how often it was saved, or the
 
 from __future__ import annotations
 
+from rt.query.definitions import Factories, Recipe
+from rt.query.edges import InputEdge, OutputEdge
+from rt.query.engine import QueryEngine, Start
 from rt.query.errors import (
     Backlogged,
     LateSubscription,
@@ -26,6 +30,7 @@ from rt.query.errors import (
 from rt.query.inner import Inner
 from rt.query.observing import Applied, Observable, Observer, Transform, applied, pipe
 from rt.query.operator import Operator
+from rt.query.recovery import Mitigation
 from rt.query.reliable import (
     NOTHING,
     RESUME,
@@ -34,6 +39,7 @@ from rt.query.reliable import (
     ReliableSubscription,
 )
 from rt.query.scheduling import RealScheduler, Scheduler, VirtualScheduler
+from rt.query.states import EngineState
 from rt.query.taps import Source
 
 __all__ = [
@@ -41,25 +47,33 @@ __all__ = [
     "RESUME",
     "Applied",
     "Backlogged",
+    "EngineState",
+    "Factories",
     "Inner",
+    "InputEdge",
     "LateSubscription",
     "LimitExceeded",
     "LogConflict",
+    "Mitigation",
     "NoSuchQuery",
     "NotInBuffer",
     "Observable",
     "Observer",
     "Operator",
+    "OutputEdge",
+    "QueryEngine",
     "QueryError",
     "QueryExists",
     "QueryFailed",
     "RealScheduler",
+    "Recipe",
     "ReliableObservable",
     "ReliableObserver",
     "ReliableSubscription",
     "Scheduler",
     "SequenceGap",
     "Source",
+    "Start",
     "StateMismatch",
     "Transform",
     "VirtualScheduler",

@@ -31,6 +31,7 @@ class Artifact:
         "_out",
         "_row",
         "_watermarks",
+        "begun_ns",
         "host",
         "id",
         "is_dirty",
@@ -39,10 +40,14 @@ class Artifact:
         "seed",
     )
 
-    def __init__(self, host: Host, artifact_id: str, root: Artifact | None = None) -> None:
+    def __init__(
+        self, host: Host, artifact_id: str, root: Artifact | None = None, *, begun_ns: int = 0
+    ) -> None:
         self.host: Final = host
         self.id: Final = artifact_id
         self.root: Final[Artifact] = root or self
+        self.begun_ns: Final = begun_ns
+        """Of a query: when it was started."""
         self.seed: Any = None
         self.order = 0
         self.is_dirty = False

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from rt.objects import PersistedQueue
 from rt.query.errors import QueryFailed, SequenceGap
+from rt.query.locking import EventLock
 from rt.query.reliable import RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
 from rt.query.replay import ReplayBuffer, check_consumer
 from rt.query.taps import Feed
@@ -37,10 +38,12 @@ class InputEdge:
         source: ReliableObservable[Any],
         feed: Feed,
         *,
+        lock: EventLock | None = None,
         before: Callable[[Any], object] | None = None,
         on_gap: OnGap | None = None,
     ) -> None:
         self.feed: Final = feed
+        self._lock: Final = lock or EventLock()
         self._before = before
         self._on_gap = on_gap
         self._is_dense = source.is_dense
@@ -59,6 +62,10 @@ class InputEdge:
 
     def on_next(self, sequence_id: int, value: Any, /) -> None:
         """Have it processed by every query; on return the watermark is its id."""
+        with self._lock:
+            self._take(sequence_id, value)
+
+    def _take(self, sequence_id: int, value: Any) -> None:
         watermark = self.feed.watermark
         if self._is_stopped:
             return
@@ -79,15 +86,26 @@ class InputEdge:
 
     def on_error(self, error: Exception, /) -> None:
         """Fail every query that taps it, and let the source go when that is durable."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            self.feed.on_error(error)
+        with self._lock:
+            if not self._is_stopped:
+                self._is_stopped = True
+                self.feed.on_error(error)
 
     def on_completed(self) -> None:
         """End it for every query, and let the source go when that is durable."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            self.feed.on_completed()
+        with self._lock:
+            if not self._is_stopped:
+                self._is_stopped = True
+                self.feed.on_completed()
+
+    def save(self) -> dict[str, Any]:
+        """Its row."""
+        end = self.feed.end
+        if isinstance(end, QueryFailed):
+            return {"watermark": self.feed.watermark, "end": ["error", end.what]}
+        if isinstance(end, Exception):
+            return {"watermark": self.feed.watermark, "end": ["error", f"{type(end).__name__}: {end}"]}
+        return {"watermark": self.feed.watermark, "end": end and [end]}
 
     def saved(self, watermark: int, *, has_ended: bool) -> None:
         """A checkpoint with that watermark is durable: acknowledge it.
@@ -135,6 +153,7 @@ class OutputEdge:
         self,
         held: PersistedQueue[Any],
         *,
+        lock: EventLock | None = None,
         release: Release = "commit",
         limit: int = 100_000,
         saved: dict[str, Any] | None = None,
@@ -143,8 +162,9 @@ class OutputEdge:
         self.buffer: Final[ReplayBuffer[Any]] = ReplayBuffer(
             held, low=saved["low"], acknowledged=saved["consumers"]
         )
+        self._lock: Final = lock or EventLock()
         self._end: list[Any] | None = saved["end"]
-        self._release_policy: Final = release
+        self.release: Final = release
         self._limit: Final = limit
         self._durable_end = self.buffer.end
         self._subscriptions: dict[str, _Subscription] = {}
@@ -174,10 +194,11 @@ class OutputEdge:
         """A consumer, by a name that is remembered: what it has not acknowledged is kept also while it is
         away, until it is disposed. `QueryExists` while one of that name is there.
         """
-        check_consumer(self._subscriptions, name)
-        self.buffer.join(name)
-        made = self._subscriptions[name] = _Subscription(self, name, observer)
-        return made
+        with self._lock:
+            check_consumer(self._subscriptions, name)
+            self.buffer.join(name)
+            made = self._subscriptions[name] = _Subscription(self, name, observer, self._lock)
+            return made
 
     def detach(self) -> None:
         """Forget who is there; what is kept for them stays."""
@@ -188,7 +209,7 @@ class OutputEdge:
 
         What a consumer raises comes out of here, and what it did not take is sent again the next time.
         """
-        end = self.buffer.end if self._release_policy == "now" else self._durable_end
+        end = self.buffer.end if self.release == "now" else self._durable_end
         sent = False
         for each in list(self._subscriptions.values()):
             sent = each.send(end, self._end if end == self.buffer.end else None) or sent
@@ -211,7 +232,8 @@ class OutputEdge:
 
 
 class _Subscription:
-    def __init__(self, edge: OutputEdge, name: str, observer: ReliableObserver[Any]) -> None:
+    def __init__(self, edge: OutputEdge, name: str, observer: ReliableObserver[Any], lock: EventLock) -> None:
+        self._lock = lock
         self._edge = edge
         self._name = name
         self._observer = observer
@@ -220,19 +242,22 @@ class _Subscription:
         self._is_disposed = False
 
     def start(self, sequence_id: int, /) -> None:
-        buffer = self._edge.buffer
-        start = buffer.resume(self._name) if sequence_id == RESUME else sequence_id
-        buffer.check_start(start)
-        self._next = start
+        with self._lock:
+            buffer = self._edge.buffer
+            start = buffer.resume(self._name) if sequence_id == RESUME else sequence_id
+            buffer.check_start(start)
+            self._next = start
 
     def acknowledge(self, sequence_id: int, /) -> None:
-        if not self._is_disposed:
-            self._edge.buffer.acknowledge(self._name, sequence_id)
+        with self._lock:
+            if not self._is_disposed:
+                self._edge.buffer.acknowledge(self._name, sequence_id)
 
     def dispose(self) -> None:
-        if not self._is_disposed:
-            self._is_disposed = True
-            self._edge.drop(self._name)
+        with self._lock:
+            if not self._is_disposed:
+                self._is_disposed = True
+                self._edge.drop(self._name)
 
     def _is_over(self) -> bool:
         return self._is_disposed

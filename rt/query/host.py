@@ -10,7 +10,7 @@ unconfirmed save touched is always written again by the next one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from rt.objects import (
@@ -51,6 +51,10 @@ class Host:
         self._dirty: dict[str, Artifact] = {}
         self._gone: dict[str, None] = {}
         self._flight: _Flight | None = None
+        self._prepared: tuple[dict[str, Artifact], list[tuple[str, bytes]]] | None = None
+        self._raw: dict[str, bytes] = {}
+        self._kept: dict[str, bytes] = {}
+        """Stored rows of queries that do not run."""
         self._stored_roots: dict[str, dict[str, Any]] = {}
         self._stored_children: defaultdict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
 
@@ -82,6 +86,28 @@ class Host:
 
     # Saving
 
+    def prepare(
+        self, *, is_full: bool, on_failed: Callable[[Artifact, Exception], object] | None = None
+    ) -> None:
+        """Make the rows that `save` is about to write.
+
+        `on_failed` hears of an artifact that cannot be saved: it raises, or ends the query.
+        """
+        while True:
+            dirty = self._live() if is_full else dict(self._dirty)
+            rows = []
+            for each in dirty.values():
+                try:
+                    rows.append((each.id, each.row()))
+                except Exception as error:
+                    if on_failed is None:
+                        raise
+                    on_failed(each, error)
+                    break
+            else:
+                self._prepared = dirty, rows
+                return
+
     def save(self, writer: StateWriter) -> None:
         """Put rows and objects into `writer`, as they are now; `saved` or `save_failed` must follow.
 
@@ -89,15 +115,20 @@ class Host:
         """
         is_full = writer.kind is CheckpointKind.FULL
         try:
-            dirty = self._live() if is_full else self._dirty
-            writer.put_many(ARTIFACTS, ((each.id, each.row()) for each in dirty.values()))
+            if self._prepared is None:
+                self.prepare(is_full=is_full)
+            assert self._prepared is not None
+            (dirty, rows), self._prepared = self._prepared, None
+            if is_full:
+                rows.extend(self._kept.items())
+            writer.put_many(ARTIFACTS, rows)
             if self._gone and not is_full:
                 writer.delete_many(ARTIFACTS, list(self._gone))
             self.space.save(writer)
         except BaseException:
             writer.rollback()
             raise
-        self._flight = _Flight(dict(dirty), self._gone)
+        self._flight = _Flight(dirty, self._gone)
         for each in dirty.values():
             each.is_dirty = False
         self._dirty, self._gone = {}, {}
@@ -115,7 +146,8 @@ class Host:
         assert self._flight is not None
         flight, self._flight = self._flight, None
         self.space.on_save_failed(unknown_outcome=unknown_outcome)
-        self._gone = {**flight.gone, **self._gone}
+        still_gone = {each: None for each in flight.gone if each not in self._dirty}
+        self._gone = {**still_gone, **self._gone}
         for each in flight.written.values():
             if each.id not in self._gone:
                 each.mark()
@@ -139,6 +171,7 @@ class Host:
             row = ANY.load(data)
             if type(row) is not dict or type(row.get("operators")) is not list:
                 raise StateDamaged("a row is no artifact", where=artifact_id, got=repr(data[:60]))
+            self._raw[artifact_id] = data
             parent, slash, last = artifact_id.rpartition("/")
             if not slash:
                 self._stored_roots[artifact_id] = row
@@ -153,16 +186,35 @@ class Host:
         """The stored row of a query, once; None if there is none."""
         return self._stored_roots.pop(query_id, None)
 
-    def sweep(self) -> None:
-        """After everything was loaded: delete objects and rows that belong to nothing."""
-        live = self._live()
+    def forget_stored(self, query_id: str) -> None:
+        """Have everything deleted that is stored of a query that does not run."""
+        self._stored_roots.pop(query_id, None)
+        for parent in [each for each in self._stored_children if _is_of(each, query_id)]:
+            del self._stored_children[parent]
+        for known in (self._raw, self._kept):
+            for artifact_id in [each for each in known if _is_of(each, query_id)]:
+                del known[artifact_id]
+                self._gone[artifact_id] = None
         for object_id in self.space.ids():
-            if (owner := owner_of(object_id)) not in live and not owner.startswith("@"):
+            if _is_of(owner_of(object_id), query_id):
                 self.space.delete(object_id)
-        for parent, children in self._stored_children.items():
-            for key, _ in children:
-                self._gone[f"{parent}.{key}"] = None
-        for query_id in self._stored_roots:
-            self._gone[query_id] = None
+
+    def sweep(self, ignored: Collection[str] = ()) -> None:
+        """After everything was loaded: delete what belongs to nothing, and keep what is of `ignored`."""
+        kept = {each for each in self._raw if each.split("/", 1)[0] in ignored}
+        self._kept = {artifact_id: self._raw[artifact_id] for artifact_id in kept}
+        live = self._live()
+        for artifact_id in self._raw:
+            if artifact_id not in live and artifact_id not in kept:
+                self._gone[artifact_id] = None
+        for object_id in self.space.ids():
+            owner = owner_of(object_id)
+            if owner not in live and not owner.startswith("@") and owner.split("/", 1)[0] not in ignored:
+                self.space.delete(object_id)
+        self._raw.clear()
         self._stored_children.clear()
         self._stored_roots.clear()
+
+
+def _is_of(artifact_id: str, query_id: str) -> bool:
+    return artifact_id == query_id or artifact_id.startswith(f"{query_id}/")

@@ -130,7 +130,8 @@ class Operator(Generic[A, B]):
     @property
     def now_ns(self) -> int:
         """The time of the query's clock."""
-        return self._artifact.host.scheduler.now_ns
+        artifact = self._artifact
+        return max(artifact.host.scheduler.now_ns, artifact.root.begun_ns)
 
     @property
     def objects(self) -> ScopedObjects:

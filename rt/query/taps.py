@@ -45,6 +45,7 @@ class Source(Observable[Any]):
 
     def build(self, artifact: Artifact, out: Observer[Any]) -> Operator[Any, Any]:
         """A tap on it."""
+        artifact.host.feed(self.name)  # Or it is not there.
         tap = SourceTap(self.name)
         tap.bind(artifact, out)
         return tap

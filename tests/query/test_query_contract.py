@@ -98,6 +98,7 @@ def _saved(query: Observable[Any]) -> MemoryStore:
 
 def _load(query: Observable[Any], store: MemoryStore) -> None:
     host = Host(VirtualScheduler())
+    host.add_feed("in")
     host.load(store.reader())
     root = Artifact(host, "q")
     root.build(query, _Nobody())

@@ -1,0 +1,487 @@
+"""An engine of queries: starts and stops them, feeds them, and keeps their state in a store.
+
+    sources ─► input edges ─► queries ─► output edges ─► sinks        all under one lock, event by event
+                                │
+                            checkpoint: pause, save, go on, commit    one atomic commit of everything
+
+Laws. A checkpoint holds all queries, edges and objects as they were between two events. After a recovery the
+sources are asked for what lies behind it, so that state and watermarks never disagree. What `start`, `stop`,
+`define` and `undefine` returned for outlives a crash. Sources are acknowledged by checkpoints that are
+durable, and by nothing else.
+
+What comes out is exactly once where a sink takes each id once: with `release="commit"` always; with "now",
+which does not wait for a checkpoint, where queries are a function of one source's values (one source, time of
+a `VirtualScheduler` by `time_of`, no other input).
+
+Thread-safe. Sources may call from any thread; factories, operators and callbacks must not call the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rt.names import check_name
+from rt.objects import CheckpointKind, CommitUnknown, PersistedQueue, Serializers, StateWriter, Store
+from rt.query.artifact import Artifact
+from rt.query.catalog import Catalog
+from rt.query.definitions import Factories, Recipe, Standing
+from rt.query.edges import InputEdge, OnGap, OutputEdge, Release
+from rt.query.errors import Backlogged, NoSuchQuery, QueryExists, QueryFailed, WrongState
+from rt.query.host import Host
+from rt.query.locking import EventLock
+from rt.query.observing import Observable
+from rt.query.recovery import Mitigation, OnLoadFailed, Recovery
+from rt.query.reliable import ReliableObservable
+from rt.query.scheduling import RealScheduler, Scheduler, VirtualScheduler
+from rt.query.states import EngineState, StateMachine
+from rt.query.transaction_log import Entry
+
+logger = logging.getLogger("rt.query")
+
+DEFINITION: Final = "definition"
+QUERY: Final = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A query to be started: of a definition, or else of a factory, with arguments over the definition's."""
+
+    query_id: str
+    of: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    sink: str | None = None
+
+
+class QueryEngine:
+    """The queries in one store. Give it its sources and sinks, then `recover`, also for an empty store.
+
+    `on_load_failed(query_id, error)` says what becomes of a query that cannot be recovered (default: the
+    recovery fails). `on_save_failed(query_id, error)` may return `Mitigation.REMOVE` for one whose state
+    cannot be saved: it ends with that error (default: the checkpoint fails).
+    `on_query_ended(query_id, error)` hears of every end.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        factories: Factories,
+        scheduler: Scheduler | None = None,
+        *,
+        serializers: Serializers | None = None,
+        on_load_failed: OnLoadFailed | None = None,
+        on_save_failed: Callable[[str, Exception], Mitigation | None] | None = None,
+        on_query_ended: Callable[[str, Exception | None], object] | None = None,
+    ) -> None:
+        self.scheduler: Final = scheduler or RealScheduler()
+        self._store: Final = store
+        self._factories: Final = factories
+        self._on_load_failed = on_load_failed
+        self._on_save_failed = on_save_failed
+        self._on_query_ended = on_query_ended
+        self._machine = StateMachine()
+        self._storing = threading.Lock()
+        """Held while anything is written. May be held when `_lock` is taken, never the other way round."""
+        self._lock = EventLock()
+        """Held during every event: who takes it sees the queries between two events."""
+        self._host: Final = Host(self.scheduler, serializers)
+        reader = store.reader()
+        self._catalog: Final = Catalog(reader)
+        self._host.load(reader)
+        self._inputs: dict[str, InputEdge] = {}
+        self._outputs: dict[str, OutputEdge] = {}
+        self.scheduler.restore(self._catalog.now_ns)
+
+    @property
+    def state(self) -> EngineState:
+        """What it is doing."""
+        return self._machine.state
+
+    # Sources and sinks
+
+    def add_source(
+        self,
+        name: str,
+        source: ReliableObservable[Any],
+        *,
+        begin: int = 0,
+        time_of: Callable[[Any], int] | None = None,
+        on_gap: OnGap | None = None,
+    ) -> None:
+        """Let queries use `Source(name)`. Before `recover`, or, where no stored query needs it, later.
+
+        `begin` is the first id wanted, where the store knows none. With `time_of` (ns since the epoch, of a
+        value) and a `VirtualScheduler` the queries' clock goes by the values. `on_gap`: see `InputEdge`.
+        """
+        check_name(name, kind="source")
+        if time_of is not None and not isinstance(self.scheduler, VirtualScheduler):
+            raise ValueError("time_of without a VirtualScheduler: there the clock goes by itself")
+        with self._lock:
+            if name in self._inputs:
+                raise QueryExists("a source of that name is there", got=repr(name))
+            feed = self._host.add_feed(name)
+            stored = self._catalog.sources.get(name, {"watermark": begin - 1, "end": None})
+            feed.watermark = stored["watermark"]
+            match stored["end"]:
+                case ["completed"]:
+                    feed.end = "completed"
+                case ["error", text]:
+                    feed.end = QueryFailed(text)
+            edge = InputEdge(
+                source,
+                feed,
+                lock=self._lock,
+                before=lambda value: self._before(value, time_of),
+                on_gap=on_gap,
+            )
+            self._inputs[name] = edge
+        if self.state is not EngineState.NEW:
+            edge.start()
+
+    def add_sink(self, name: str, *, release: Release = "commit", limit: int = 100_000) -> OutputEdge:
+        """Let queries send to `name`; what they send is subscribed to on what is returned.
+
+        `limit`: with so many values that no consumer has acknowledged, sources are refused (`Backlogged`).
+        """
+        check_name(name, kind="sink")
+        with self._lock:
+            if name in self._outputs:
+                raise QueryExists("a sink of that name is there", got=repr(name))
+            held: PersistedQueue[Any] = self._host.space.get_or_create_queue(f"@sink/{name}")
+            stored = self._catalog.sinks.get(name)
+            made = OutputEdge(held, lock=self._lock, release=release, limit=limit, saved=stored)
+            self._outputs[name] = made
+            return made
+
+    # Queries
+
+    def define(self, name: str, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
+        """Keep a name for a factory with arguments. Durable on return. `QueryExists`, `NoSuchQuery`."""
+        check_name(name, kind="definition")
+        with self._changing():
+            if name in self._catalog.definitions or name in self._factories:
+                raise QueryExists("a definition or factory of that name is there", got=repr(name))
+            if factory not in self._factories:
+                raise NoSuchQuery("no factory of that name", got=repr(factory), hint="Register it.")
+            recipe = Recipe(factory, dict(arguments or {}))
+            self._append([Entry(DEFINITION, name, recipe.encode())])
+            self._catalog.define(name, recipe)
+
+    def undefine(self, name: str) -> None:
+        """Forget a definition; queries that were started of it go on. Durable on return. `NoSuchQuery`."""
+        with self._changing():
+            if name not in self._catalog.definitions:
+                raise NoSuchQuery("no definition of that name", got=repr(name))
+            self._append([Entry(DEFINITION, name, None)])
+            self._catalog.define(name, None)
+
+    def start(
+        self, query_id: str, of: str, arguments: Mapping[str, Any] | None = None, *, sink: str | None = None
+    ) -> None:
+        """Start a query: it sees what its sources bring from now on. Durable on return.
+
+        `QueryExists`, `NoSuchQuery`, `rt.InvalidName`, what the factory raises, and what a commit raises:
+        nothing was started.
+        """
+        self.start_many([Start(query_id, of, arguments or {}, sink)])
+
+    def start_many(self, starts: Iterable[Start]) -> None:
+        """Start all of them, or none, with one commit."""
+        with self._changing():
+            made: dict[str, tuple[Standing, Artifact]] = {}
+            after = {name: edge.feed.watermark for name, edge in self._inputs.items()}
+            for each in starts:
+                self._check_start(each, made)
+                recipe = self._recipe(each)
+                standing = Standing(
+                    recipe, each.sink, self._catalog.next_order(), after, self.scheduler.now_ns
+                )
+                made[each.query_id] = standing, self._build(each.query_id, standing)
+            is_logged = not any(self._is_live(each.sink) for each, _ in made.values())
+            if is_logged:
+                self._append([Entry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()])
+            for query_id, (standing, artifact) in made.items():
+                self._catalog.stand(query_id, standing)
+                self._host.roots[query_id] = artifact
+                artifact.guard(artifact.open)
+                artifact.guard(artifact.start)
+            if not is_logged:
+                try:
+                    self._checkpoint()
+                except BaseException:
+                    for query_id in made:
+                        self._forget(query_id)
+                    raise
+
+    def stop(self, query_id: str) -> None:
+        """End a query, and forget it; what it has emitted stays. Durable on return. `NoSuchQuery`."""
+        self.stop_many([query_id])
+
+    def stop_many(self, query_ids: Iterable[str]) -> None:
+        """Stop all of them with one commit; `NoSuchQuery` if one is not there, and none was stopped.
+
+        What a query with a sink has emitted is kept by no log: it is stopped with a checkpoint.
+        """
+        with self._changing():
+            wanted = dict.fromkeys(query_ids)
+            for query_id in wanted:
+                if query_id not in self._catalog.standing:
+                    raise NoSuchQuery("no query of that id", got=repr(query_id))
+            is_logged = all(self._catalog.standing[query_id].sink is None for query_id in wanted)
+            if is_logged:
+                self._append([Entry(QUERY, query_id, None) for query_id in wanted])
+            for query_id in wanted:
+                self._forget(query_id)
+            if not is_logged:
+                self._checkpoint()
+
+    @property
+    def definitions(self) -> dict[str, Recipe]:
+        """By name."""
+        with self._lock:
+            return dict(self._catalog.definitions)
+
+    @property
+    def queries(self) -> dict[str, str | None]:
+        """By id: None while it runs, "" when it has completed, else the error that ended it."""
+        with self._lock:
+            return {query_id: each.ended for query_id, each in self._catalog.standing.items()}
+
+    # Running
+
+    def run_due(self) -> bool:
+        """Fire the timers that are due, unless an output is full; whether there was one."""
+        with self._lock:
+            fired = False
+            while not self.is_backlogged and self.scheduler.run_due():
+                fired = True
+            return fired
+
+    def deliver(self) -> bool:
+        """Send outputs what may be sent to those who have started; whether anything was."""
+        with self._lock:
+            sent = [each.deliver() for each in self._outputs.values()]
+            return any(sent)
+
+    @property
+    def is_backlogged(self) -> bool:
+        """Whether an output holds all it may, so that sources are refused."""
+        return any(each.is_full for each in self._outputs.values())
+
+    def _before(self, value: Any, time_of: Callable[[Any], int] | None) -> None:
+        if self.is_backlogged:
+            full = [name for name, each in self._outputs.items() if each.is_full]
+            raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
+        if time_of is not None:
+            assert isinstance(self.scheduler, VirtualScheduler)
+            self.scheduler.advance_to(time_of(value))
+        else:
+            while self.scheduler.run_due():
+                pass
+
+    # Checkpoints and recovery
+
+    def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
+        """Save everything that changed, or everything; returns when it is durable and sources know.
+
+        Queries stand still while it is gathered, and run while it is committed. `WrongState` while another
+        runs. Where it raises, the next one makes up for it.
+        """
+        self._refuse_inside()
+        running = EngineState.RUNNING
+        with self._machine.operation(EngineState.CHECKPOINTING, running, running), self._storing:
+            self._checkpoint(kind)
+        logger.debug("checkpoint kind=%s", kind.value)
+
+    def recover(self) -> None:
+        """Take up everything that is stored, and go on. Once, before anything is started.
+
+        What cannot be recovered goes to `on_load_failed`; if this raises, the engine is of no more use, and
+        the store is as it was.
+        """
+        new, unloaded = EngineState.NEW, EngineState.UNLOADED
+        with self._machine.operation(EngineState.RECOVERING, new, unloaded), self._lock:
+            try:
+                Recovery(self._host, self._catalog, self._build, self._on_load_failed).run()
+            except BaseException:
+                self._let_go()
+                raise
+        for edge in list(self._inputs.values()):
+            edge.start()
+
+    def unload(self) -> None:
+        """Stop everything, without a checkpoint; waits for one that runs. Twice is as once."""
+        self._refuse_inside()
+        if self._machine.begin_unload():
+            try:
+                with self._storing, self._lock:
+                    self._let_go()
+            finally:
+                self._machine.end_unload()
+
+    # Parts
+
+    def _checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
+        """Called with `_storing` held."""
+        writer = self._store.begin(kind)
+        with self._lock:
+            held = self._save(writer)
+        try:
+            writer.commit()
+        except BaseException as error:
+            unknown = isinstance(error, CommitUnknown) or not isinstance(error, Exception)
+            with self._lock:
+                self._catalog.save_failed()
+                self._host.save_failed(unknown_outcome=unknown)
+            raise
+        with self._lock:
+            self._saved(held)
+
+    def _save(self, writer: StateWriter) -> dict[str, tuple[int, bool]]:
+        """Gather; what to tell the edges when it is durable: watermark or end, and whether it has ended."""
+        inputs, outputs = self._inputs.items(), self._outputs.items()
+        try:
+            self._host.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._unsavable)
+            self._catalog.save(
+                writer,
+                sources={name: edge.save() for name, edge in inputs},
+                sinks={name: edge.save() for name, edge in outputs},
+                now_ns=self.scheduler.now_ns,
+            )
+            self._host.save(writer)
+        except BaseException:
+            writer.rollback()
+            self._catalog.save_failed()
+            raise
+        return {
+            **{f"<{name}": (edge.feed.watermark, edge.is_stopped) for name, edge in inputs},
+            **{f">{name}": (edge.buffer.end, False) for name, edge in outputs},
+        }
+
+    def _saved(self, held: dict[str, tuple[int, bool]]) -> None:
+        self._catalog.saved()
+        self._host.saved()
+        for name, edge in self._outputs.items():
+            if f">{name}" in held:
+                edge.saved(held[f">{name}"][0])
+        for name, source in self._inputs.items():
+            if f"<{name}" in held:
+                watermark, has_ended = held[f"<{name}"]
+                source.saved(watermark, has_ended=has_ended)
+
+    def _unsavable(self, artifact: Artifact, error: Exception) -> None:
+        answer = self._on_save_failed(artifact.root.id, error) if self._on_save_failed else None
+        if answer is not Mitigation.REMOVE:
+            raise error
+        artifact.crash(error)
+
+    def _check_start(self, each: Start, made: Mapping[str, object]) -> None:
+        check_name(each.query_id, kind="query")
+        if each.query_id in self._catalog.standing or each.query_id in made:
+            raise QueryExists("a query of that id is there", got=repr(each.query_id), hint="Stop it first.")
+        if each.sink is not None and each.sink not in self._outputs:
+            raise NoSuchQuery("no sink of that name", got=repr(each.sink), hint="Add it to the engine.")
+
+    def _recipe(self, each: Start) -> Recipe:
+        defined = self._catalog.definitions.get(each.of)
+        if defined is None:
+            return Recipe(each.of, dict(each.arguments))
+        return Recipe(defined.factory, {**defined.arguments, **each.arguments})
+
+    def _build(self, query_id: str, standing: Standing) -> Artifact:
+        """The operators of a query, not started. Raises what the factory raises."""
+        query = self._factories.make(standing.recipe)
+        if not isinstance(query, Observable):
+            raise TypeError(f"factory {standing.recipe.factory!r} made no Observable: {query!r}")
+        sink = None
+        if standing.sink is not None:
+            if standing.sink not in self._outputs:
+                raise NoSuchQuery("no sink of that name", got=repr(standing.sink), hint="Add it first.")
+            sink = self._outputs[standing.sink]
+        artifact = Artifact(self._host, query_id, begun_ns=standing.begun_ns)
+        artifact.build(query, _Out(sink, lambda error: self._ended(query_id, error)))
+        return artifact
+
+    def _is_live(self, sink: str | None) -> bool:
+        """Whether a sink has consumers that do not wait for checkpoints.
+
+        The ids they saw must come again behind a recovery. So a query that begins among them does so with a
+        checkpoint, and not in the log: nothing from before it is ever processed again.
+        """
+        return sink in self._outputs and self._outputs[sink].release == "now"
+
+    def _forget(self, query_id: str) -> None:
+        self._catalog.stand(query_id, None)
+        artifact = self._host.roots.pop(query_id, None)
+        if artifact is not None:
+            artifact.forget()
+        else:
+            self._host.forget_stored(query_id)
+
+    def _ended(self, query_id: str, error: Exception | None) -> None:
+        standing = self._catalog.standing.get(query_id)
+        if standing is None:
+            return
+        standing.ended = "" if error is None else f"{type(error).__name__}: {error}"
+        self._catalog.stand(query_id, standing)
+        if error is not None:
+            logger.warning("query_failed id=%s error=%r", query_id, standing.ended)
+        if self._on_query_ended is not None:
+            try:
+                self._on_query_ended(query_id, error)
+            except Exception:
+                logger.exception("callback_failed id=%s", query_id)
+
+    def _append(self, entries: list[Entry]) -> None:
+        """Make entries of the transaction log durable; called with both locks held."""
+        writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
+        try:
+            appended = self._catalog.append(writer, entries)
+        except BaseException:
+            writer.rollback()
+            raise
+        writer.commit()
+        appended()
+
+    def _let_go(self) -> None:
+        for edge in self._inputs.values():
+            edge.unload()
+        for each in self._outputs.values():
+            each.detach()
+        for artifact in self._host.roots.values():
+            artifact.abandon()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """No event, and nothing else that is stored, meanwhile. `WrongState` unless queries run."""
+        self._refuse_inside()
+        self._machine.require_usable()
+        with self._storing, self._lock:
+            self._machine.require_usable()
+            yield
+
+    def _refuse_inside(self) -> None:
+        if self._lock.is_mine:
+            raise WrongState("a query, factory or callback called its engine", hint="Do it from outside.")
+
+
+class _Out:
+    """Where what a query emits goes."""
+
+    def __init__(self, sink: OutputEdge | None, on_end: Callable[[Exception | None], object]) -> None:
+        self._sink = sink
+        self._on_end = on_end
+
+    def on_next(self, value: Any, /) -> None:
+        if self._sink is not None:
+            self._sink.on_next(value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self._on_end(error)
+
+    def on_completed(self) -> None:
+        self._on_end(None)

@@ -1,0 +1,35 @@
+"""The lock that events are whole under."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+
+class EventLock:
+    """Re-entrant; knows whether the calling thread holds it."""
+
+    __slots__ = ("_depth", "_lock", "_owner")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+        self._lock.release()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds it."""
+        return self._owner == threading.get_ident()
