@@ -25,6 +25,7 @@ from rt.query.errors import (
     QueryFailed,
     SequenceGap,
     StateMismatch,
+    WrongCount,
     WrongState,
 )
 from rt.query.inner import Inner
@@ -77,6 +78,7 @@ __all__ = [
     "StateMismatch",
     "Transform",
     "VirtualScheduler",
+    "WrongCount",
     "WrongState",
     "applied",
     "pipe",

@@ -124,7 +124,7 @@ class Artifact:
 
     def begun_after(self, source: str) -> int:
         """The watermark that a tap on `source` begins behind."""
-        watermarks = self._watermarks or {}
+        watermarks = self.root._watermarks or {}  # inner subscriptions of its start begin there as well
         return watermarks.get(source, self.host.feed(source).watermark)
 
     def dispose(self) -> None:

@@ -53,6 +53,12 @@ class LimitExceeded(QueryError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class WrongCount(QueryError):
+    """The first, last, least … of no value, or the single one of several. The query ends with this."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
 class NotInBuffer(QueryError, IndexError):
     """Sequence ids that the buffer no longer has, or never had."""
 

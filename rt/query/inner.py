@@ -7,7 +7,7 @@ whoever subscribed while it was handed out, and to nobody who comes later.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.query.errors import LateSubscription
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Inner(Observable[Any]):
-    """One window or group. `key` is a group's. Its owner calls `on_next` and the others."""
+    """One window or group. `key` is a group's. Its owner calls `on_next` and the others.
+
+    `on_idle` is called when the last subscription to it was given up.
+    """
 
     def __init__(self, host: Host, address: str, key: Any) -> None:
         self.address: Final = address
@@ -28,6 +31,7 @@ class Inner(Observable[Any]):
         self._host = host
         self._taps: list[Operator[Any, Any]] = []
         self._is_open = False
+        self.on_idle: Callable[[], object] | None = None
         host.inners[address] = self
 
     def build(self, artifact: Artifact, out: Observer[Any]) -> Operator[Any, Any]:
@@ -66,6 +70,11 @@ class Inner(Observable[Any]):
         """The tap was disposed."""
         if tap in self._taps:
             self._taps.remove(tap)
+
+    def given_up(self) -> None:
+        """A tap was disposed, and not only let go of."""
+        if not self._taps and self.on_idle is not None:
+            self.on_idle()
 
     def on_next(self, value: Any, /) -> None:
         """To everybody who listens, in the order in which they came."""

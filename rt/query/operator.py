@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from rt.errors import UnknownVersion
+from rt.objects import ANY
 from rt.query.errors import StateMismatch
 from rt.query.inner import Inner
 from rt.query.objects import ScopedObjects
@@ -181,7 +182,15 @@ class Operator(Generic[A, B]):
         if self._objects is not None:
             self._objects.delete_all()
         for source in self._inputs:
-            source.dispose()
+            source.leave()
+
+    def leave(self) -> None:
+        """Nobody behind this listens any more: end. Who handed out windows or groups may go on for them."""
+        self.dispose()
+
+    def has_input_ended(self, index: int) -> bool:
+        """Whether one of several sources has ended, or was given up."""
+        return self._inputs[index].is_disposed
 
     def has_open_input(self) -> bool:
         """Whether one of the sources has not ended."""
@@ -189,7 +198,7 @@ class Operator(Generic[A, B]):
 
     def dispose_input(self, index: int) -> None:
         """Give up one of several sources."""
-        self._inputs[index].dispose()
+        self._inputs[index].leave()
 
     def set_timer(self, due_ns: int, key: str = "") -> None:
         """Have `on_timer(key)` called at that time; if that is past, as soon as this event is done.
@@ -215,8 +224,11 @@ class Operator(Generic[A, B]):
         """Subscribe to `child(key, seed)`: its events come to `on_inner_…(key, …)`.
 
         It is saved in a row of its own, with the seed: something that JSON gives back as it was, or a window
-        or group that is being handed out. Keys have no "/" and are never used again.
+        or group that is being handed out; `rt.objects.NotSerializable` for others. Keys have no "/" and are
+        never used again.
         """
+        if not isinstance(seed, Inner):
+            ANY.check(seed)
         if "/" in key or (self._children and key in self._children):
             raise ValueError(f"{key!r} cannot name an inner subscription")
         self._children_made += 1
@@ -234,6 +246,10 @@ class Operator(Generic[A, B]):
         artifact = self._children.pop(key, None) if self._children else None
         if artifact is not None:
             artifact.forget()
+
+    def has_children(self) -> bool:
+        """Whether inner subscriptions are open."""
+        return bool(self._children)
 
     def child_keys(self) -> list[str]:
         """The open inner subscriptions, oldest first."""

@@ -36,6 +36,12 @@ class InnerTap(Operator[Any, Any]):
         """Detach."""
         self._inner.detach(self)
 
+    def dispose(self) -> None:
+        """End, and let the owner know."""
+        if not self._is_disposed:
+            super().dispose()
+            self._inner.given_up()
+
 
 class Source(Observable[Any]):
     """The feed of that name, of whatever engine the query runs in: what comes after the query began."""
