@@ -115,11 +115,14 @@ class Artifact:
         for operator, each in zip(reversed(self._operators), reversed(saved), strict=True):
             operator.load(each)
 
-    def start(self, watermarks: dict[str, int] | None = None) -> None:
-        """Begin, or go on. `watermarks`: what a new query begins behind, where that is not now."""
+    def start(self, watermarks: dict[str, int] | None = None, *, is_new: bool = False) -> None:
+        """Begin, or go on. `watermarks`: what a new query begins behind, where that is not now.
+
+        `is_new`: it was not begun before it was saved.
+        """
         self._watermarks = watermarks
         for operator in self._operators:
-            operator.start(is_loaded=self._is_loaded)
+            operator.start(is_loaded=self._is_loaded and not is_new)
         self._watermarks = None
 
     def begun_after(self, source: str) -> int:

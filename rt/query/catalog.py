@@ -46,7 +46,8 @@ class Catalog:
         self.sources = _rows(reader, SOURCES)
         self.sinks = _rows(reader, SINKS)
         clock = reader.get(META, "clock")
-        self.now_ns: int = decode(clock, META)["now_ns"] if clock is not None else 0
+        self.now_ns: int | None = decode(clock, META)["now_ns"] if clock is not None else None
+        """None: the time of the queries has not begun."""
         self.log = _entries(reader)
         self._first_entry = min((number for number, _ in self.log), default=0)
         self._next_entry = max((number + 1 for number, _ in self.log), default=0)
@@ -92,7 +93,7 @@ class Catalog:
     # Saving
 
     def save(
-        self, writer: StateWriter, *, sources: dict[str, Any], sinks: dict[str, Any], now_ns: int
+        self, writer: StateWriter, *, sources: dict[str, Any], sinks: dict[str, Any], now_ns: int | None
     ) -> None:
         """Put what changed, or everything; `saved` or `save_failed` must follow, unless this raises."""
         self.sources.update(sources)

@@ -144,7 +144,8 @@ class OutputEdge:
     """An observer that gives ids, and a reliable observable of what it was sent.
 
     `limit`: with so many values kept it `is_full`, and whoever feeds the queries must wait. What one event
-    emits is taken whole, so it may hold that much more. Nothing is sent but in `deliver`.
+    emits is taken whole, so it may hold that much more. `encode` makes what consumers want of what queries
+    emit; what it raises ends the query. Nothing is sent but in `deliver`.
     """
 
     is_dense: Final = True
@@ -156,6 +157,7 @@ class OutputEdge:
         lock: EventLock | None = None,
         release: Release = "commit",
         limit: int = 100_000,
+        encode: Callable[[Any], Any] | None = None,
         saved: dict[str, Any] | None = None,
     ) -> None:
         saved = saved or {"low": 0, "consumers": {}, "end": None}
@@ -166,6 +168,7 @@ class OutputEdge:
         self._end: list[Any] | None = saved["end"]
         self.release: Final = release
         self._limit: Final = limit
+        self._encode: Final = encode
         self._durable_end = self.buffer.end
         self._subscriptions: dict[str, _Subscription] = {}
 
@@ -177,8 +180,8 @@ class OutputEdge:
     # What queries do
 
     def on_next(self, value: Any, /) -> None:
-        """Give it an id, and keep it. `rt.objects.NotSerializable`: it could not be kept."""
-        self.buffer.append(value)
+        """Give it an id, and keep it. It was not taken if this raises: `NotSerializable`, or as `encode`."""
+        self.buffer.append(value if self._encode is None else self._encode(value))
 
     def on_error(self, error: Exception, /) -> None:
         """Consumers hear it behind all values; after a recovery as `QueryFailed`, with its text."""

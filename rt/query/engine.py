@@ -94,7 +94,12 @@ class QueryEngine:
         self._host.load(reader)
         self._inputs: dict[str, InputEdge] = {}
         self._outputs: dict[str, OutputEdge] = {}
-        self.scheduler.restore(self._catalog.now_ns)
+        self.scheduler.restore(self._catalog.now_ns or 0)
+        self._is_event_time = False
+        self._has_begun = self._catalog.now_ns is not None
+        """Whether there is a time. Where it goes by the values, that is when the first one came."""
+        self._waiting: list[tuple[Artifact, dict[str, int] | None]] = []
+        """Queries that begin when time does."""
 
     @property
     def state(self) -> EngineState:
@@ -115,7 +120,8 @@ class QueryEngine:
         """Let queries use `Source(name)`. Before `recover`, or, where no stored query needs it, later.
 
         `begin` is the first id wanted, where the store knows none. With `time_of` (ns since the epoch, of a
-        value) and a `VirtualScheduler` the queries' clock goes by the values. `on_gap`: see `InputEdge`.
+        value) and a `VirtualScheduler` the queries' clock goes by the values: it begins with the first one,
+        and what is due between two fires on the way. `on_gap`: see `InputEdge`.
         """
         check_name(name, kind="source")
         if time_of is not None and not isinstance(self.scheduler, VirtualScheduler):
@@ -139,13 +145,22 @@ class QueryEngine:
                 on_gap=on_gap,
             )
             self._inputs[name] = edge
+            self._is_event_time = self._is_event_time or time_of is not None
         if self.state is not EngineState.NEW:
             edge.start()
 
-    def add_sink(self, name: str, *, release: Release = "commit", limit: int = 100_000) -> OutputEdge:
+    def add_sink(
+        self,
+        name: str,
+        *,
+        release: Release = "commit",
+        limit: int = 100_000,
+        encode: Callable[[Any], Any] | None = None,
+    ) -> OutputEdge:
         """Let queries send to `name`; what they send is subscribed to on what is returned.
 
         `limit`: with so many values that no consumer has acknowledged, sources are refused (`Backlogged`).
+        `encode`: see `OutputEdge`.
         """
         check_name(name, kind="sink")
         with self._lock:
@@ -153,7 +168,9 @@ class QueryEngine:
                 raise QueryExists("a sink of that name is there", got=repr(name))
             held: PersistedQueue[Any] = self._host.space.get_or_create_queue(f"@sink/{name}")
             stored = self._catalog.sinks.get(name)
-            made = OutputEdge(held, lock=self._lock, release=release, limit=limit, saved=stored)
+            made = OutputEdge(
+                held, lock=self._lock, release=release, limit=limit, encode=encode, saved=stored
+            )
             self._outputs[name] = made
             return made
 
@@ -208,7 +225,7 @@ class QueryEngine:
                 self._catalog.stand(query_id, standing)
                 self._host.roots[query_id] = artifact
                 artifact.guard(artifact.open)
-                artifact.guard(artifact.start)
+                self._begin(artifact, None)
             if not is_logged:
                 try:
                     self._checkpoint()
@@ -251,6 +268,12 @@ class QueryEngine:
         with self._lock:
             return {query_id: each.ended for query_id, each in self._catalog.standing.items()}
 
+    @property
+    def watermarks(self) -> dict[str, int]:
+        """Of each source: the id of the last value that all queries have processed; -1 if there is none."""
+        with self._lock:
+            return {name: edge.feed.watermark for name, edge in self._inputs.items()}
+
     # Running
 
     def run_due(self) -> bool:
@@ -278,7 +301,10 @@ class QueryEngine:
             raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
         if time_of is not None:
             assert isinstance(self.scheduler, VirtualScheduler)
-            self.scheduler.advance_to(time_of(value))
+            now_ns = time_of(value)
+            if not self._has_begun:
+                self._begin_time(now_ns)
+            self.scheduler.advance_to(now_ns)
         else:
             while self.scheduler.run_due():
                 pass
@@ -306,7 +332,7 @@ class QueryEngine:
         new, unloaded = EngineState.NEW, EngineState.UNLOADED
         with self._machine.operation(EngineState.RECOVERING, new, unloaded), self._lock:
             try:
-                Recovery(self._host, self._catalog, self._build, self._on_load_failed).run()
+                Recovery(self._host, self._catalog, self._build, self._begin, self._on_load_failed).run()
             except BaseException:
                 self._let_go()
                 raise
@@ -324,6 +350,24 @@ class QueryEngine:
                 self._machine.end_unload()
 
     # Parts
+
+    def _has_time(self) -> bool:
+        return self._has_begun or not self._is_event_time
+
+    def _begin(self, artifact: Artifact, watermarks: dict[str, int] | None) -> None:
+        """Start a query, now or when time begins: else its timers would be due since 1970."""
+        if self._has_time():
+            artifact.guard(artifact.start, watermarks)
+        else:
+            self._waiting.append((artifact, watermarks))
+
+    def _begin_time(self, now_ns: int) -> None:
+        self._has_begun = True
+        self.scheduler.restore(now_ns)
+        waiting, self._waiting = self._waiting, []
+        for artifact, watermarks in waiting:
+            artifact.mark()
+            artifact.guard(lambda each, after: each.start(after, is_new=True), artifact, watermarks)
 
     def _checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
         """Called with `_storing` held."""
@@ -350,7 +394,7 @@ class QueryEngine:
                 writer,
                 sources={name: edge.save() for name, edge in inputs},
                 sinks={name: edge.save() for name, edge in outputs},
-                now_ns=self.scheduler.now_ns,
+                now_ns=self.scheduler.now_ns if self._has_time() else None,
             )
             self._host.save(writer)
         except BaseException:

@@ -41,11 +41,13 @@ class Recovery:
         host: Host,
         catalog: Catalog,
         build: Callable[[str, Standing], Artifact],
+        begin: Callable[[Artifact, dict[str, int] | None], object],
         on_failed: OnLoadFailed | None,
     ) -> None:
         self._host: Final = host
         self._catalog: Final = catalog
         self._build: Final = build
+        self._begin: Final = begin
         self._on_failed: Final = on_failed
         self._is_new: set[str] = set()
         self._ignored: set[str] = set()
@@ -60,8 +62,7 @@ class Recovery:
         self._host.sweep(self._ignored)
         for query_id, each in standing:
             if query_id in self._host.roots:
-                artifact = self._host.roots[query_id]
-                artifact.guard(artifact.start, each.after if query_id in self._is_new else None)
+                self._begin(self._host.roots[query_id], each.after if query_id in self._is_new else None)
         logger.info("recovered queries=%d", len(self._host.roots))
 
     # The log

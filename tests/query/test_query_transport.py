@@ -1,0 +1,153 @@
+"""Messages in, messages out: each exactly once, over crashes, from files to files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from merged_logs import BASE_NS, Feeds
+from query_driver import RunningQueries
+
+import rt
+from rt.errors import WriteConflict
+from rt.objects import CheckpointKind, MemoryStore
+from rt.query.edges import Release
+from rt.query.errors import QueryExists, SequenceGap
+from rt.query.transport import MessageSource, Outgoing, as_message
+
+
+class Machine(RunningQueries):
+    """One life, from the log `feeds` to the session "out"."""
+
+    def __init__(self, root: Path, store: Any, release: Release = "commit", **more: Any) -> None:
+        super().__init__(f"{root}/merged", store, {"path": f"{root}/out"}, release, **more)
+
+    def crash(self) -> None:
+        """What no flush has covered may stay or go: here it stays."""
+        self.sink.publisher.close(linger=0)
+        self.source.dispose()
+
+
+def fill(feeds: Feeds, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        name = "abc"[number % 3]
+        feeds.publish(name, [b"%d" % number], "t", [BASE_NS + number * 10**8])
+        feeds.merge()
+
+
+def published(root: Path) -> list[bytes]:
+    with rt.LogReader(f"{root}/out/s/sessions/out") as reader:
+        return [each.value for each in reader]
+
+
+@pytest.mark.parametrize("release", ["commit", "now"])
+def test_each_result_is_published_once_over_crashes_at_random_moments(
+    tmp_path: Path, release: Release
+) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 90)
+    plain = Machine(tmp_path / "plain", MemoryStore(), release, log=feeds.path)
+    plain.finish(90)
+    wanted = published(tmp_path / "plain")
+    assert len(wanted) > 20
+
+    draw, store = random.Random(5), MemoryStore()
+    machine = Machine(tmp_path, store, release, log=feeds.path)
+    crashes = 0
+    while machine.watermark < 89:
+        machine.source.pump(draw.randint(1, 6))
+        for _ in range(draw.randint(0, 3)):
+            draw.choice([machine.engine.checkpoint, machine.engine.deliver, machine.sink.pump])()
+        if draw.random() < 0.3:
+            machine.crash()
+            crashes += 1
+            store = MemoryStore(store.content())
+            machine = Machine(tmp_path, store, release, log=feeds.path)
+    machine.finish(90)
+    assert crashes > 3
+    assert published(tmp_path) == wanted
+
+
+def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 4)
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path, name="queries")
+    machine.source.pump()
+    machine.engine.checkpoint()
+    machine.source.pump()
+    machine.crash()
+    with rt.Subscriber(feeds.path, "s", name="queries") as after:
+        assert after.position == 4
+
+
+def test_messages_that_were_trimmed_are_a_gap_and_not_silence(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 3)
+    feeds.roll()
+    fill(feeds, 3, first=3)
+    feeds.trim(1)
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
+    with pytest.raises(SequenceGap):
+        machine.source.pump()
+    machine.crash()
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path, topics=["t"])
+    with pytest.raises(rt.Gap):
+        machine.source.pump()
+    machine.crash()
+
+
+def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 3)
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
+    machine.engine.start("bad", "numbers", sink="out")
+    machine.finish(3)
+    assert "TypeError" in (machine.engine.queries["bad"] or "")
+    assert machine.engine.queries["pairs"] is None
+
+
+def test_a_lost_store_is_noticed_before_anything_is_published_under_old_numbers(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 9)
+    Machine(tmp_path, MemoryStore(), log=feeds.path).finish(9)
+    assert published(tmp_path)
+    with pytest.raises(WriteConflict, match="do not belong together"):
+        Machine(tmp_path, MemoryStore(), log=feeds.path)
+
+
+def test_a_full_checkpoint_holds_the_output_as_well(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 9)
+    machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
+    machine.source.pump()
+    machine.engine.checkpoint(CheckpointKind.FULL)
+    machine.crash()
+    Machine(tmp_path, MemoryStore(store.content()), log=feeds.path).finish(9)
+    assert published(tmp_path)[:3] == [b"pair 0 1", b"pair 2 3", b"pair 4 5"]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (b"x", (b"x", "", None)),
+        ("ä", ("ä".encode(), "", None)),
+        (Outgoing(b"x", "topic", 5), (b"x", "topic", 5)),
+    ],
+)
+def test_what_is_published_of_a_value(value: Any, wanted: Any) -> None:
+    assert as_message(value) == wanted
+
+
+@pytest.mark.parametrize("value", [7, Outgoing(b"", "t" * 2000), Outgoing(b"", "", 2**70), None])
+def test_what_cannot_be_published_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        as_message(value)
+
+
+def test_a_source_has_one_observer(tmp_path: Path) -> None:
+    source = MessageSource(tmp_path, "s")
+    source.subscribe(object())  # type: ignore[arg-type]
+    with pytest.raises(QueryExists):
+        source.subscribe(object())  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""Queries between a log and a publisher, and a process that runs them until it is killed.
+
+python query_driver.py LOG STORE COUNT SINK: SINK is JSON, of what `rt.Publisher` takes; it prints a line a
+turn, and ends when the results of COUNT messages are acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import rt
+from rt.objects import SqliteStore
+from rt.query import Factories, Observable, QueryEngine, Source, VirtualScheduler
+from rt.query.edges import Release
+from rt.query.observing import applied
+from rt.query.operator import Operator
+from rt.query.operators import buffer_with_count, buffer_with_time_or_count, where
+from rt.query.running import EngineRunner
+from rt.query.transport import MessageSink, MessageSource, as_message
+
+factories = Factories()
+
+
+class Shown(Operator[Any, Any]):
+    """A function of each value."""
+
+    __slots__ = ("_show",)
+    NAME = "shown"
+
+    def __init__(self, show: Any) -> None:
+        self._show = show
+
+    def on_next(self, value: Any, /) -> None:
+        self.emit(self._show(value))
+
+
+def _texts() -> Observable[Any]:
+    return Source("in").pipe(applied(Shown, lambda message: message.value.decode()))
+
+
+@factories("pairs")
+def pairs(count: int = 2) -> Observable[Any]:
+    return _texts().pipe(buffer_with_count(count), applied(Shown, lambda texts: "pair " + " ".join(texts)))
+
+
+@factories("sevens")
+def sevens(seconds: float = 1.5) -> Observable[Any]:
+    return _texts().pipe(
+        where(lambda text: "7" in text),
+        buffer_with_time_or_count(seconds, 3),
+        applied(Shown, lambda texts: "sevens " + " ".join(texts)),
+    )
+
+
+@factories("numbers")
+def numbers() -> Observable[Any]:
+    return _texts().pipe(applied(Shown, int))
+
+
+class RunningQueries:
+    """An engine with a source and a sink, recovered, and with two queries."""
+
+    def __init__(
+        self, path: str, store: Any, sink: dict[str, Any], release: Release, *, log: str = "", **source: Any
+    ) -> None:
+        self.source = MessageSource(log or path, "s", **source)
+        self.engine = QueryEngine(store, factories, VirtualScheduler())
+        self.engine.add_source("in", self.source, time_of=lambda message: message.timestamp_ns)
+        self.output = self.engine.add_sink("out", release=release, encode=as_message)
+        self.engine.recover()
+        options = {"stream": "s", "publisher_id": "out", **sink}
+        try:
+            self.sink = MessageSink(self.output, **options)
+        except BaseException:
+            self.engine.unload()
+            raise
+        for name in ("pairs", "sevens"):
+            if name not in self.engine.queries:
+                self.engine.start(name, name, sink="out")
+        self.runner = EngineRunner(self.engine, [self.source], [self.sink], checkpoint_s=0)
+
+    @property
+    def watermark(self) -> int:
+        """The last position that was processed."""
+        return int(self.engine.watermarks["in"])
+
+    def finish(self, count: int) -> None:
+        """Run until all that comes of `count` messages is acknowledged, and close."""
+        self.runner.run(lambda: self.watermark >= count - 1 and not len(self.output.buffer))
+        self.engine.unload()
+        self.sink.close(linger=0)
+
+
+def main() -> None:
+    log, path, count, sink = sys.argv[1:]
+    options = json.loads(sink)
+    if "tls" in options:
+        options["tls"] = rt.TLS(**options["tls"])
+    with SqliteStore(path) as store:
+        queries = RunningQueries(log, store, options, "commit")
+        pump = queries.source.pump
+
+        def a_few(max_messages: int = 0, timeout: float = 0.0) -> int:
+            print(queries.watermark, flush=True)  # noqa: T201
+            return pump(20, timeout)
+
+        queries.source.pump = a_few  # type: ignore[method-assign]
+        queries.finish(int(count))
+
+
+if __name__ == "__main__":
+    main()
