@@ -7,6 +7,10 @@ from typing import Any, Final, TypeVar
 from rt.objects import PersistedQueue
 from rt.query.observing import Transform, applied
 from rt.query.operator import Operator
+from rt.query.operators.asking import compose
+from rt.query.operators.collecting import to_list
+from rt.query.operators.flattening import flat_map
+from rt.query.operators.windows import window_with_time
 from rt.query.scheduling import Duration, duration_ns
 
 A = TypeVar("A")
@@ -16,7 +20,7 @@ def buffer_with_count(count: int, skip: int | None = None) -> Transform:
     """Lists of `count` values, begun at every `skip`th value (default: `count`).
 
     At the end the lists that are open are emitted as they are, oldest first. Saves the values of open lists,
-    each once, and how many are to be left out.
+    each once, in the object space, and how many are to be left out.
     """
     skip = count if skip is None else skip
     if count < 1 or skip < 1:
@@ -24,16 +28,22 @@ def buffer_with_count(count: int, skip: int | None = None) -> Transform:
     return applied(BufferWithCount, count, skip)
 
 
-def buffer_with_time(timespan: Duration) -> Transform:
+def buffer_with_time(timespan: Duration, timeshift: Duration | None = None) -> Transform:
     """Every `timespan` the list of the values since the last one, which may be empty; at the end the rest.
 
-    Saves the values, and when the list ends.
+    With `timeshift`, lists of `timespan` that begin at every such time, as those of `window_with_time`. Saves
+    the values, in the object space, and when the list ends.
     """
+    if timeshift is not None:
+        return compose(window_with_time(timespan, timeshift), flat_map(lambda window: window.pipe(to_list())))
     return buffer_with_time_or_count(timespan, None)
 
 
 def buffer_with_time_or_count(timespan: Duration, count: int | None) -> Transform:
-    """As `buffer_with_time`, but a list of `count` values is emitted at once, and the next begins there."""
+    """As `buffer_with_time`, but a list of `count` values is emitted at once, and the next begins there.
+
+    Saves the values, in the object space, and when the list ends.
+    """
     if duration_ns(timespan) < 1 or (count is not None and count < 1):
         raise ValueError(f"buffer_with_time_or_count({timespan}, {count})")
     return applied(BufferWithTime, duration_ns(timespan), count)

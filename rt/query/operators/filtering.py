@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import eq
 from typing import Any, Final, TypeVar
 
+from rt.objects import PersistedSet
 from rt.query.observing import Transform, applied
 from rt.query.operator import Operator
+from rt.query.operators.asking import ABSENT, FAILED, Asking, compose, storable
 
 A = TypeVar("A")
 
@@ -21,6 +24,28 @@ def take(count: int) -> Transform:
     if count < 0:
         raise ValueError(f"take({count})")
     return applied(Take, count)
+
+
+def filter_indexed(predicate: Callable[[Any, int], object]) -> Transform:
+    """The values for which `predicate(value, index)` is true; indexes from 0. Saves the index."""
+    return applied(FilterIndexed, predicate)
+
+
+def distinct(key_mapper: Callable[[Any], Any] | None = None) -> Transform:
+    """The values whose key, which must be hashable, none before had. Saves all keys, in the object space."""
+    return applied(Distinct, key_mapper)
+
+
+def distinct_until_changed(
+    key_mapper: Callable[[Any], Any] | None = None, comparer: Callable[[Any, Any], object] = eq
+) -> Transform:
+    """The values whose key differs from that of the one before. Saves the last key."""
+    return applied(DistinctUntilChanged, key_mapper, comparer)
+
+
+def only(predicate: Callable[[Any], object] | None, transform: Transform) -> Transform:
+    """`transform` behind `where(predicate)`, or alone without a predicate."""
+    return transform if predicate is None else compose(where(predicate), transform)
 
 
 class Where(Operator[A, A]):
@@ -81,3 +106,86 @@ class Take(Operator[A, A]):
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
         """How many were left."""
         self._left = state
+
+
+class FilterIndexed(Asking[Any, Any]):
+    """See `filter_indexed`."""
+
+    __slots__ = ("_next", "_predicate")
+
+    NAME = "filter_indexed"
+
+    def __init__(self, predicate: Callable[[Any, int], object]) -> None:
+        self._predicate: Final = predicate
+        self._next = 0
+
+    def on_next(self, value: Any, /) -> None:
+        """Let it pass or not."""
+        index = self._next
+        self._next += 1
+        self.changed()
+        if self.ask(self._predicate, value, index):  # FAILED is true, and nothing is emitted behind it
+            self.emit(value)
+
+    def save_state(self) -> int:
+        """The index of the next value."""
+        return self._next
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """The same."""
+        self._next = state
+
+
+class Distinct(Asking[Any, Any]):
+    """See `distinct`."""
+
+    __slots__ = ("_key_mapper", "_keys")
+
+    NAME = "distinct"
+
+    def __init__(self, key_mapper: Callable[[Any], Any] | None) -> None:
+        self._key_mapper: Final = key_mapper
+        self._keys: PersistedSet[Any]
+
+    def on_open(self) -> None:
+        """The keys."""
+        self._keys = self.objects.set("keys")
+
+    def on_next(self, value: Any, /) -> None:
+        """Let it pass if its key is new."""
+        key = value if self._key_mapper is None else self.ask(self._key_mapper, value)
+        if key is not FAILED and not self.ask(self._keys.__contains__, key):
+            self._keys.add(key)
+            self.emit(value)
+
+
+class DistinctUntilChanged(Asking[Any, Any]):
+    """See `distinct_until_changed`."""
+
+    __slots__ = ("_comparer", "_key", "_key_mapper")
+
+    NAME = "distinct_until_changed"
+
+    def __init__(
+        self, key_mapper: Callable[[Any], Any] | None, comparer: Callable[[Any, Any], object]
+    ) -> None:
+        self._key_mapper: Final = key_mapper
+        self._comparer: Final = comparer
+        self._key: Any = ABSENT
+
+    def on_next(self, value: Any, /) -> None:
+        """Let it pass if its key is another."""
+        key = value if self._key_mapper is None else self.ask(self._key_mapper, value)
+        if key is FAILED or (self._key is not ABSENT and self.ask(self._comparer, self._key, key)):
+            return
+        self._key = storable(key)
+        self.changed()
+        self.emit(value)
+
+    def save_state(self) -> list[Any]:
+        """The key, if there is one."""
+        return [] if self._key is ABSENT else [self._key]
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """The same."""
+        self._key = state[0] if state else ABSENT

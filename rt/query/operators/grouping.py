@@ -1,0 +1,64 @@
+"""The operator that splits its values into groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rt.objects import PersistedDictionary
+from rt.query.observing import Transform, applied
+from rt.query.operators.asking import FAILED
+from rt.query.operators.handing_out import HandsOut
+
+
+def group_by(
+    key_mapper: Callable[[Any], Any], element_mapper: Callable[[Any], Any] | None = None
+) -> Transform:
+    """A group for every key, handed out at its first value: what `element_mapper` makes of its values.
+
+    A group has its `key`, and must be subscribed to at once, as `flat_map` does. Groups end with the source.
+    Saves the keys, in the object space.
+    """
+    return applied(GroupBy, key_mapper, element_mapper)
+
+
+class GroupBy(HandsOut):
+    """See `group_by`. Groups are named by numbers, in the order of their first values."""
+
+    __slots__ = ("_element_mapper", "_key_mapper", "_names")
+
+    NAME = "group_by"
+
+    def __init__(self, key_mapper: Callable[[Any], Any], element_mapper: Callable[[Any], Any] | None) -> None:
+        super().__init__()
+        self._key_mapper: Final = key_mapper
+        self._element_mapper: Final = element_mapper
+        self._names: PersistedDictionary[Any, str]
+
+    def on_open(self) -> None:
+        """The keys, with the names of their groups."""
+        self._names = self.objects.dictionary("keys")
+
+    def on_next(self, value: Any, /) -> None:
+        """To its group."""
+        key = self.ask(self._key_mapper, value)
+        if key is FAILED or (name := self.ask(self._names.get, key)) is FAILED:
+            return
+        if name is None:
+            if self._is_left:
+                return
+            name = self._names[key] = str(len(self._names))
+            self.open_inner(name, key)
+        element = value if self._element_mapper is None else self.ask(self._element_mapper, value)
+        if not self.is_disposed:
+            self._inners[name].on_next(element)
+
+    def save_state(self) -> bool:
+        """Whether nobody wants new groups."""
+        return self._is_left
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """The same, and the groups."""
+        self._is_left = state
+        for key, name in self._names.items():
+            self.reopen_inner(name, key)

@@ -1,0 +1,200 @@
+"""Every operator, on an example: what it emits, whole and with saves and crashes at every event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rt.query import Observable, Source, creation
+from rt.query import operators as ops
+from rt.query.operators.table import rows
+from rt.testing.queries import Event, MarbleError, check_laws, cold, hot
+
+IN = Source("in")
+OTHER = Source("other")
+
+
+def outcome(events: list[Event]) -> str:
+    """Values and the end, without times."""
+    marks = {"completed": "|", "error": "#"}
+    return " ".join(marks.get(event.kind) or str(event.value) for event in events)
+
+
+def listed(window: Observable[Any]) -> Observable[Any]:
+    return window.pipe(ops.to_list())
+
+
+def keyed(group: Any) -> Observable[Any]:
+    """The values of a group, behind its key."""
+    return group.pipe(ops.to_list(), ops.map(lambda values: f"{group.key}:{values}"))  # type: ignore[no-any-return]
+
+
+def echo(value: Any) -> Observable[Any]:
+    return cold(f"-{value}-{value}|")
+
+
+EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
+    "all": [(IN.pipe(ops.all(lambda x: x < 3)), "12|", "True |"), (IN.pipe(ops.all(bool)), "10|", "False |")],
+    "append": [(IN.pipe(ops.append(8, 9)), "1|", "1 8 9 |"), (IN.pipe(ops.append(8)), "1#", "1 #")],
+    "average": [(IN.pipe(ops.average()), "136|", "3.3333333333333335 |"), (IN.pipe(ops.average()), "|", "#")],
+    "buffer_with_count": [(IN.pipe(ops.buffer_with_count(2)), "123|", "[1, 2] [3] |")],
+    "buffer_with_time": [
+        (IN.pipe(ops.buffer_with_time(2.5, 1.5)), "-12345|", "[1, 2] [2, 3] [3, 4, 5] [5] [] |")
+    ],
+    "buffer_with_time_or_count": [(IN.pipe(ops.buffer_with_time_or_count(2.5, 2)), "-123|", "[1, 2] [3] |")],
+    "catch": [
+        (IN.pipe(ops.catch(cold("-8-9|"))), "12#", "1 2 8 9 |"),
+        (IN.pipe(ops.catch(lambda why: creation.of(why.kind, why.text))), "1#", "1 MarbleError # |"),
+        (creation.catch(cold("1#"), cold("2#"), cold("3#")), "", "1 2 3 #"),
+    ],
+    "combine_latest": [
+        (
+            IN.pipe(ops.combine_latest(cold("--a-b|"))),
+            "1-2-3--4|",
+            "(1, 'a') (2, 'a') (2, 'b') (3, 'b') (4, 'b') |",
+        ),
+        (creation.combine_latest(IN), "1|", "(1,) |"),
+    ],
+    "concat": [
+        (IN.pipe(ops.concat(cold("-8|"), creation.of(9))), "12|", "1 2 8 9 |"),
+        (creation.concat(creation.of(1), IN), "-2|", "1 2 |"),
+    ],
+    "concat_map": [(IN.pipe(ops.concat_map(echo)), "123|", "1 1 2 2 3 3 |")],
+    "contains": [(IN.pipe(ops.contains(2)), "123|", "True |"), (IN.pipe(ops.contains(4)), "123|", "False |")],
+    "count": [(IN.pipe(ops.count()), "123|", "3 |"), (IN.pipe(ops.count(lambda x: x > 1)), "123|", "2 |")],
+    "debounce": [(IN.pipe(ops.debounce(1.5)), "12--34---5|", "2 4 5 |")],
+    "default_if_empty": [
+        (IN.pipe(ops.default_if_empty(9)), "--|", "9 |"),
+        (IN.pipe(ops.default_if_empty(9)), "1|", "1 |"),
+    ],
+    "delay": [(IN.pipe(ops.delay(2.5)), "12-3|", "1 2 3 |"), (IN.pipe(ops.delay(1)), "12#", "1 2 #")],
+    "delay_subscription": [(IN.pipe(ops.delay_subscription(1.5)), "1234|", "3 4 |")],
+    "distinct": [(IN.pipe(ops.distinct(lambda x: x % 3)), "14251|", "1 2 |")],
+    "distinct_until_changed": [(IN.pipe(ops.distinct_until_changed()), "1121|", "1 2 1 |")],
+    "do_action": [(IN.pipe(ops.do_action(lambda x: 1 / (x - 3))), "123|", "1 2 #")],
+    "element_at": [(IN.pipe(ops.element_at(1)), "123|", "2 |"), (IN.pipe(ops.element_at(3)), "1|", "#")],
+    "element_at_or_default": [(IN.pipe(ops.element_at_or_default(3, 9)), "12|", "9 |")],
+    "empty": [(creation.empty(), "", "|")],
+    "filter_indexed": [(IN.pipe(ops.filter_indexed(lambda _, i: i % 2)), "1234|", "2 4 |")],
+    "finally_action": [(IN.pipe(ops.finally_action(lambda: None)), "12|", "1 2 |")],
+    "first": [(IN.pipe(ops.first(lambda x: x > 1)), "123|", "2 |"), (IN.pipe(ops.first()), "|", "#")],
+    "first_or_default": [(IN.pipe(ops.first_or_default(default_value=9)), "-|", "9 |")],
+    "flat_map": [
+        (IN.pipe(ops.flat_map(echo)), "1--2|", "1 1 2 2 |"),
+        (IN.pipe(ops.flat_map(echo, max_concurrent=2)), "123|", "1 2 1 2 3 3 |"),
+        (IN.pipe(ops.flat_map(lambda x: cold("-#"))), "1|", "#"),
+        (IN.pipe(ops.flat_map(lambda x: creation.of(1 // x))), "10|", "1 #"),
+    ],
+    "flat_map_indexed": [(IN.pipe(ops.flat_map_indexed(lambda x, i: cold(f"-{x + i}|"))), "123|", "1 3 5 |")],
+    "group_by": [
+        (IN.pipe(ops.group_by(lambda x: x % 2), ops.flat_map(keyed)), "12345|", "1:[1, 3, 5] 0:[2, 4] |"),
+        (IN.pipe(ops.group_by(lambda x: x % 2), ops.take(1), ops.flat_map(keyed)), "12345|", "1:[1, 3, 5] |"),
+        (IN.pipe(ops.group_by(lambda x: 1 // x), ops.merge_all()), "10|", "1 #"),
+    ],
+    "ignore_elements": [(IN.pipe(ops.ignore_elements()), "12|", "|")],
+    "interval": [(creation.interval(1.5).pipe(ops.take(3)), "", "0 1 2 |")],
+    "is_empty": [(IN.pipe(ops.is_empty()), "--|", "True |"), (IN.pipe(ops.is_empty()), "-1|", "False |")],
+    "last": [(IN.pipe(ops.last()), "12|", "2 |"), (IN.pipe(ops.last(lambda x: x > 2)), "12|", "#")],
+    "last_or_default": [(IN.pipe(ops.last_or_default(9)), "|", "9 |")],
+    "map": [(IN.pipe(ops.map(lambda x: 6 // (3 - x))), "123|", "3 6 #")],
+    "map_indexed": [(IN.pipe(ops.map_indexed(lambda x, i: x * i)), "123|", "0 2 6 |")],
+    "max": [
+        (IN.pipe(ops.max()), "132|", "3 |"),
+        (IN.pipe(ops.max(lambda x, y: x % 3 - y % 3)), "132|", "2 |"),
+    ],
+    "merge": [(IN.pipe(ops.merge(cold("-7--8|"))), "1-2|", "1 7 2 8 |"), (creation.merge(IN), "1|", "1 |")],
+    "merge_all": [(IN.pipe(ops.window_with_count(2), ops.merge_all()), "123|", "1 2 3 |")],
+    "min": [(IN.pipe(ops.min()), "213|", "1 |"), (IN.pipe(ops.min(lambda x, y: y - x)), "213|", "3 |")],
+    "never": [(creation.never(), "", "")],
+    "of": [(creation.of(1, 2), "", "1 2 |")],
+    "range": [(creation.range(2, 9, 3), "", "2 5 8 |"), (creation.range(2), "", "0 1 |")],
+    "reduce": [(IN.pipe(ops.reduce(max)), "132|", "3 |"), (IN.pipe(ops.reduce(max, 9)), "|", "9 |")],
+    "repeat": [(cold("-1|").pipe(ops.repeat(3)), "", "1 1 1 |"), (cold("1#").pipe(ops.repeat()), "", "1 #")],
+    "retry": [(cold("-1#").pipe(ops.retry(2)), "", "1 1 #"), (cold("1|").pipe(ops.retry()), "", "1 |")],
+    "return_value": [(creation.return_value(5), "", "5 |")],
+    "sample": [
+        (IN.pipe(ops.sample(2.5)), "-12-3---45|", "2 3 5 |"),
+        (IN.pipe(ops.sample(cold("-x|"))), "12-3|", "1 2 |"),
+    ],
+    "scan": [
+        (IN.pipe(ops.scan(lambda total, x: total + x)), "123|", "1 3 6 |"),
+        (IN.pipe(ops.scan(lambda seen, x: [*seen, x], [])), "12|", "[1] [1, 2] |"),
+    ],
+    "sequence_equal": [
+        (IN.pipe(ops.sequence_equal(cold("---12|"))), "12|", "True |"),
+        (IN.pipe(ops.sequence_equal(cold("-1-2|"))), "1-3|", "False |"),
+        (IN.pipe(ops.sequence_equal(cold("1|"))), "123|", "False |"),
+        (IN.pipe(ops.sequence_equal(cold("----|"), limit=2)), "123|", "#"),
+    ],
+    "single": [(IN.pipe(ops.single()), "1|", "1 |"), (IN.pipe(ops.single()), "12|", "#")],
+    "single_or_default": [(IN.pipe(ops.single_or_default(lambda x: x > 2, 9)), "12|", "9 |")],
+    "skip": [(IN.pipe(ops.skip(2)), "1234|", "3 4 |")],
+    "skip_until": [
+        (IN.pipe(ops.skip_until(cold("--x|"))), "1-2-3|", "2 3 |"),
+        (IN.pipe(ops.skip_until(cold("|"))), "1|", "|"),
+    ],
+    "skip_until_with_time": [(IN.pipe(ops.skip_until_with_time(1.5)), "1234|", "3 4 |")],
+    "skip_while": [(IN.pipe(ops.skip_while(lambda x: x < 3)), "1231|", "3 1 |")],
+    "skip_while_indexed": [(IN.pipe(ops.skip_while_indexed(lambda x, i: i < 2)), "1234|", "3 4 |")],
+    "skip_with_time": [(IN.pipe(ops.skip_with_time(1.5)), "1234|", "3 4 |")],
+    "some": [(IN.pipe(ops.some(lambda x: x > 1)), "12|", "True |"), (IN.pipe(ops.some()), "|", "False |")],
+    "start_with": [(IN.pipe(ops.start_with(8, 9)), "-1|", "8 9 1 |")],
+    "sum": [(IN.pipe(ops.sum()), "123|", "6 |"), (IN.pipe(ops.sum(lambda x: -x)), "|", "0 |")],
+    "switch_latest": [(IN.pipe(ops.window_with_count(2, 1), ops.switch_latest()), "123|", "1 2 3 |")],
+    "switch_map": [(IN.pipe(ops.switch_map(echo)), "1--23|", "1 1 2 3 3 |")],
+    "switch_map_indexed": [(IN.pipe(ops.switch_map_indexed(lambda x, i: echo(i))), "8--99|", "0 0 1 2 2 |")],
+    "take": [(IN.pipe(ops.take(2)), "123|", "1 2 |")],
+    "take_until": [
+        (IN.pipe(ops.take_until(cold("--x"))), "1-2-3|", "1 |"),
+        (IN.pipe(ops.take_until(cold("|"))), "1|", "1 |"),
+    ],
+    "take_until_with_time": [(IN.pipe(ops.take_until_with_time(1.5)), "1234|", "1 2 |")],
+    "take_while": [
+        (IN.pipe(ops.take_while(lambda x: x < 3)), "1231|", "1 2 |"),
+        (IN.pipe(ops.take_while(lambda x: x < 3, inclusive=True)), "1231|", "1 2 3 |"),
+    ],
+    "take_while_indexed": [(IN.pipe(ops.take_while_indexed(lambda x, i: i < 2)), "1234|", "1 2 |")],
+    "take_with_time": [(IN.pipe(ops.take_with_time(1.5)), "1234|", "1 2 |")],
+    "throttle_first": [(IN.pipe(ops.throttle_first(2)), "12-345-6|", "1 3 5 6 |")],
+    "throttle_with_mapper": [
+        (IN.pipe(ops.throttle_with_mapper(lambda x: cold("-|"))), "12--3-45|", "1 2 3 4 5 |")
+    ],
+    "throw": [(creation.throw(MarbleError("#")), "", "#")],
+    "timer": [(creation.timer(1.5), "", "0 |"), (creation.timer(0, 2).pipe(ops.take(3)), "", "0 1 2 |")],
+    "to_list": [(IN.pipe(ops.to_list()), "12|", "[1, 2] |"), (IN.pipe(ops.to_list(limit=1)), "12|", "#")],
+    "where": [(IN.pipe(ops.where(lambda x: x % 2)), "123|", "1 3 |")],
+    "window_with_count": [
+        (IN.pipe(ops.window_with_count(2), ops.flat_map(listed)), "123|", "[1, 2] [3] |"),
+        (IN.pipe(ops.window_with_count(3, 2), ops.flat_map(listed)), "1234|", "[1, 2, 3] [3, 4] [] |"),
+        (IN.pipe(ops.window_with_count(2), ops.take(1), ops.flat_map(listed)), "123|", "[1, 2] |"),
+        (IN.pipe(ops.window_with_count(2), ops.merge_all()), "1#", "1 #"),
+    ],
+    "window_with_time": [
+        (IN.pipe(ops.window_with_time(2.5), ops.flat_map(listed)), "-12-3|", "[1, 2] [3] [] |"),
+        (
+            IN.pipe(ops.window_with_time(2.5, 1.5), ops.take(2), ops.flat_map(listed)),
+            "-12345|",
+            "[1, 2] [2, 3] |",
+        ),
+    ],
+    "window_with_time_or_count": [
+        (
+            IN.pipe(ops.window_with_time_or_count(2.5, 2), ops.flat_map(listed)),
+            "-123--4|",
+            "[1, 2] [3] [4] [] |",
+        ),
+    ],
+    "with_latest_from": [(IN.pipe(ops.with_latest_from(cold("-a--b|"))), "1-2--3|", "(2, 'a') (3, 'b') |")],
+    "zip": [
+        (IN.pipe(ops.zip(cold("--ab|"))), "123|", "(1, 'a') (2, 'b') |"),
+        (creation.zip(IN, IN), "12|", "(1, 1) (2, 2) |"),
+        (creation.zip(IN), "12|", "(1,) (2,) |"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [row.name for row in rows()])
+def test_an_operator_emits_the_same_with_saves_and_crashes_at_every_event(name: str) -> None:
+    for query, marbles, wanted in EXAMPLES[name]:
+        assert outcome(check_laws(query, {"in": hot(marbles)}, until_s=20)) == wanted
