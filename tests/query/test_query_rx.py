@@ -1,0 +1,90 @@
+"""Observables of reactivex, in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import reactivex
+from reactivex import operators as rx
+from reactivex.subject import Subject
+
+from rt.objects import MemoryStore
+from rt.query import Backlogged, Factories, QueryEngine, Source
+from rt.query.operators import buffer_with_count
+from rt.query.rx import RxSource, to_reactivex
+
+factories = Factories()
+factories.add("pairs", lambda: Source("in").pipe(buffer_with_count(2)))
+
+
+def engine_of(source: RxSource, store: MemoryStore | None = None) -> tuple[QueryEngine, Any]:
+    engine = QueryEngine(store or MemoryStore(), factories)
+    engine.add_source("in", source)
+    output = engine.add_sink("out", limit=5)
+    engine.recover()
+    if not engine.queries:
+        engine.start("q", "pairs", sink="out")
+    return engine, output
+
+
+def test_a_query_between_two_observables() -> None:
+    source, got = RxSource(reactivex.range(0, 7)), list[Any]()
+    engine, output = engine_of(source)
+    to_reactivex(output).pipe(rx.map(sum)).subscribe(got.append)
+    source.pump()
+    engine.deliver()
+    assert got == []  # No checkpoint holds it yet.
+    engine.checkpoint()
+    engine.deliver()
+    assert (got, len(output.buffer)) == ([1, 5, 9, 6], 0)
+    assert engine.queries == {"q": ""}
+
+
+def test_an_observer_goes_on_where_it_was_and_the_ids_of_a_source_too() -> None:
+    subject, got, store = Subject[int](), list[Any](), MemoryStore()
+    for life in range(2):
+        source = RxSource(subject)
+        engine, output = engine_of(source, store)
+        to_reactivex(output).subscribe(got.append)
+        for number in range(3):
+            subject.on_next(10 * life + number)
+        source.pump()
+        engine.checkpoint()
+        engine.deliver()
+        engine.checkpoint()
+        assert engine.watermarks == {"in": 3 * life + 2}
+        engine.unload()
+    assert got == [[0, 1], [2, 10], [11, 12]]
+
+
+def test_values_wait_while_an_output_is_full() -> None:
+    source = RxSource(reactivex.range(0, 20))
+    engine, output = engine_of(source)
+    got: list[Any] = []
+    to_reactivex(output).subscribe(got.append)
+    for _ in range(5):
+        try:
+            source.pump()
+        except Backlogged:
+            engine.checkpoint()
+            engine.deliver()
+    engine.checkpoint()
+    engine.deliver()
+    assert got == [[n, n + 1] for n in range(0, 20, 2)]
+
+
+def test_an_observable_that_is_too_fast_hears_so() -> None:
+    subject = Subject[int]()
+    source = RxSource(subject, limit=1)
+    engine_of(source)
+    subject.on_next(1)
+    with pytest.raises(Backlogged):
+        subject.on_next(2)
+
+
+def test_an_error_of_an_observable_ends_its_queries() -> None:
+    source = RxSource(reactivex.throw(ValueError("no")))
+    engine, _ = engine_of(source)
+    source.pump()
+    assert engine.queries == {"q": "ValueError: no"}
