@@ -116,3 +116,22 @@ def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> No
     from rt.bench.objects import ObjectsBench
 
     ObjectsBench(directory, rounds=rounds, items=items).run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@directory_option
+@rounds_option(10)
+@click.option(
+    "--queries",
+    "count",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(10, 1_000_000),
+    help="Standing queries.",
+)
+@json_option
+def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> None:
+    """Checkpoint an engine with many standing queries, and feed it."""
+    from rt.bench.queries import QueriesBench
+
+    QueriesBench(directory, rounds=rounds, queries=count).run(lambda figure: show(figure, as_json=as_json))

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from rt.objects import ANY, StateDamaged
+from rt.objects import StateDamaged
 from rt.query.errors import StateMismatch
 from rt.query.inner import Inner
 from rt.query.observing import Observable, Observer
+from rt.query.rows import encode, plain
 
 if TYPE_CHECKING:
     from rt.query.host import Host
@@ -182,9 +183,8 @@ class Artifact:
             if isinstance(self.seed, Inner):
                 row["inner"] = self.seed.address
             elif self.seed is not None:
-                row["seed"] = self.seed
-        ANY.check(row)
-        return ANY.dump(row)
+                row["seed"] = plain(self.seed)
+        return encode(row)
 
     def saved(self) -> None:
         """A checkpoint with its row is durable."""

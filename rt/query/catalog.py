@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from rt.errors import UnknownVersion
 from rt.objects import CheckpointKind, StateDamaged, StateReader, StateWriter
-from rt.query.definitions import DEFINITIONS, QUERIES, Recipe, Standing, decode, encode
+from rt.query.definitions import DEFINITIONS, QUERIES, Recipe, Standing, decode
+from rt.query.rows import encode
 from rt.query.transaction_log import LOG, Entry, number_key
 
 VERSION: Final = 1

@@ -9,13 +9,14 @@ Code is never stored: a program registers the same factories, under the same nam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from rt.names import check_name
 from rt.objects import ANY, StateDamaged
 from rt.query.errors import NoSuchQuery, QueryExists
 from rt.query.observing import Observable
+from rt.query.rows import encode, plain
 
 Factory = Callable[..., Observable[Any]]
 F = TypeVar("F", bound=Factory)
@@ -66,7 +67,7 @@ class Recipe:
 
     def encode(self) -> bytes:
         """As it is stored; `NotSerializable` for arguments that JSON cannot give back as they were."""
-        return encode({"factory": self.factory, "arguments": dict(self.arguments)})
+        return encode({"factory": self.factory, "arguments": plain(dict(self.arguments))})
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
@@ -95,9 +96,17 @@ class Standing:
 
     def encode(self) -> bytes:
         """As it is stored."""
-        row = {**asdict(self), "factory": self.recipe.factory, "arguments": dict(self.recipe.arguments)}
-        del row["recipe"]
-        return encode(row)
+        return encode(
+            {
+                "factory": self.recipe.factory,
+                "arguments": plain(dict(self.recipe.arguments)),
+                "sink": self.sink,
+                "order": self.order,
+                "after": self.after,
+                "begun_ns": self.begun_ns,
+                "ended": self.ended,
+            }
+        )
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
@@ -110,12 +119,6 @@ class Standing:
             )
         except KeyError as error:
             raise StateDamaged("a query's row is damaged", where=where, got=str(error)) from error
-
-
-def encode(row: dict[str, Any]) -> bytes:
-    """A row; `NotSerializable`."""
-    ANY.check(row)
-    return ANY.dump(row)
 
 
 def decode(data: bytes, where: str) -> dict[str, Any]:

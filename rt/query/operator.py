@@ -22,6 +22,7 @@ from rt.query.errors import StateMismatch
 from rt.query.inner import Inner
 from rt.query.objects import ScopedObjects
 from rt.query.observing import Observable, Observer
+from rt.query.rows import plain
 
 if TYPE_CHECKING:
     from rt.query.artifact import Artifact
@@ -289,7 +290,7 @@ class Operator(Generic[A, B]):
     def save(self) -> list[Any]:
         """The operator's part of its artifact's row."""
         timers = [[key, each.due_ns, each.order] for key, each in (self._timers or {}).items()]
-        state = None if self._is_disposed else self.save_state()
+        state = None if self._is_disposed else plain(self.save_state())
         return [self.NAME, self.VERSION, int(self._is_disposed), state, timers, self._children_made]
 
     def load(self, saved: list[Any]) -> None:

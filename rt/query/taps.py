@@ -98,13 +98,9 @@ class SourceTap(Operator[Any, Any]):
         """The watermark."""
         self.after = state
 
-    def take(self, sequence_id: int, value: Any) -> None:
-        """A value of the feed; what escapes the query ends it."""
-        if sequence_id > self.after and not self._is_disposed:
-            try:
-                self._out.on_next(value)
-            except Exception as error:  # noqa: BLE001 - whatever a query raises ends that query only
-                self._artifact.crash(error)
+    def crash(self, error: Exception) -> None:
+        """Something escaped the query."""
+        self._artifact.crash(error)
 
     def end(self, error: Exception | None) -> None:
         """The feed failed, or has ended."""
@@ -144,7 +140,11 @@ class Feed:
     def on_next(self, sequence_id: int, value: Any, /) -> None:
         """Have every query process a value."""
         for tap in self._all():
-            tap.take(sequence_id, value)
+            if sequence_id > tap.after and not tap._is_disposed:
+                try:
+                    tap._out.on_next(value)
+                except Exception as error:  # noqa: BLE001 - whatever a query raises ends that query only
+                    tap.crash(error)
         self.watermark = sequence_id
 
     def on_error(self, error: Exception, /) -> None:

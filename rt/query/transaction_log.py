@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from rt.objects import StateDamaged
-from rt.query.definitions import decode, encode
+from rt.query.definitions import decode
 from rt.query.errors import LogConflict
+from rt.query.rows import encode, plain
 
 LOG: Final = "query/log"
 
@@ -61,7 +62,7 @@ class Entry:
 
     def encode(self) -> bytes:
         """As it is stored."""
-        return encode({"kind": self.kind, "key": self.key, "row": self.row})
+        return encode({"kind": self.kind, "key": self.key, "row": plain(self.row)})
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:

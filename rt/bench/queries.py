@@ -1,0 +1,127 @@
+"""The query engine's speed with many standing queries, in an SQLite file.
+
+Each is `where(…)`, `take(…)`, `average()` of one source, and sees every value; a value passes the filter of
+one of them. The processor's time stands beside that of the clock, as it does not depend on how busy the
+machine and its disk are.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rt.bench.measure import Figure
+from rt.objects import CheckpointKind, SqliteStore
+from rt.query import Factories, Observable, QueryEngine, Source, Start, VirtualScheduler
+from rt.query.operators import average, take, where
+from rt.query.reliable import ReliableObserver
+
+CHANGED = 10
+_NEVER = 1_000_000_000
+_FOR_ALL = -1
+_VALUES = 50
+
+
+class _Numbers:
+    """A source that sends what it is told to."""
+
+    is_dense = True
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._observer: ReliableObserver[int]
+
+    def subscribe(self, observer: ReliableObserver[int], /) -> _Numbers:
+        self._observer = observer
+        return self
+
+    def start(self, sequence_id: int, /) -> None:
+        self._next = sequence_id
+
+    def acknowledge(self, sequence_id: int, /) -> None:
+        pass
+
+    def dispose(self) -> None:
+        pass
+
+    def send(self, values: Iterable[int]) -> None:
+        for value in values:
+            self._observer.on_next(self._next, value)
+            self._next += 1
+
+
+class QueriesBench:
+    """One run below `directory`, with so many `queries`: `rounds` of each measurement."""
+
+    def __init__(self, directory: str | None, *, rounds: int, queries: int) -> None:
+        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
+        self._rounds = rounds
+        self._count = queries
+
+    def run(self, on_figure: Callable[[Figure], None]) -> None:
+        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        path = os.path.join(self._root, "queries.db")
+        try:
+            with SqliteStore(path) as store:
+                self._standing(store, on_figure)
+            with SqliteStore(path) as store:
+                wall, processor = _measured(self._engine(store)[0].recover)
+                on_figure(Figure(f"{self._count:,} queries: recover", (wall,), "s"))
+                on_figure(Figure(f"{self._count:,} queries: recover, CPU", (processor,), "s"))
+        finally:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def _engine(self, store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
+        factories = Factories()
+
+        @factories("average")
+        def standing(key: int) -> Observable[Any]:
+            mine = (key, _FOR_ALL)
+            return Source("in").pipe(where(lambda value: value in mine), take(_NEVER), average())
+
+        engine = QueryEngine(store, factories, VirtualScheduler())
+        source = _Numbers()
+        engine.add_source("in", source)
+        engine.add_sink("out")
+        return engine, source
+
+    def _standing(self, store: SqliteStore, on_figure: Callable[[Figure], None]) -> None:
+        engine, source = self._engine(store)
+        engine.recover()
+        name = f"{self._count:,} queries"
+        starts = [Start(f"q{key}", "average", {"key": key}, "out") for key in range(self._count)]
+        tracemalloc.start()
+        engine.start_many(starts)
+        engine.checkpoint()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        on_figure(Figure(f"{name}: memory of one", (taken / self._count,), "B"))
+        for what, values, kind in (
+            ("full checkpoint", (), CheckpointKind.FULL),
+            ("checkpoint, none changed", (), CheckpointKind.DIFFERENTIAL),
+            (f"checkpoint, {CHANGED} changed", range(CHANGED), CheckpointKind.DIFFERENTIAL),
+            ("checkpoint, each changed", (_FOR_ALL,), CheckpointKind.DIFFERENTIAL),
+        ):
+            rounds = []
+            for _ in range(self._rounds):
+                source.send(values)
+                rounds.append(_measured(lambda: engine.checkpoint(kind)))  # noqa: B023 - called at once
+            wall, processor = zip(*rounds, strict=True)
+            on_figure(Figure(f"{name}: {what}", tuple(each * 1000 for each in wall), "ms"))
+            on_figure(Figure(f"{name}: {what}, CPU", tuple(each * 1000 for each in processor), "ms"))
+        rounds = [_measured(lambda: source.send(range(_VALUES))) for _ in range(self._rounds)]
+        wall, processor = zip(*rounds, strict=True)
+        on_figure(Figure(f"{name}: values", tuple(_VALUES / each for each in wall), "/s"))
+        on_figure(Figure(f"{name}: values, CPU", tuple(_VALUES / each for each in processor), "/s"))
+
+
+def _measured(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor."""
+    wall, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - processor
