@@ -162,11 +162,12 @@ class Sender:
                     os.close(fd)
 
     def _push_clients(self) -> Iterator[int]:
-        """Those of this very directory."""
+        """Those that have files of this very directory open."""
         for entry in filter(str.isdigit, os.listdir("/proc")):
+            process = Path("/proc", entry)
             with contextlib.suppress(OSError):
-                words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
-                if b"push" in words and os.fsencode(self.directory) in words:
+                is_push = b"push" in (process / "cmdline").read_bytes().split(b"\0")
+                if is_push and any(self.directory in file.resolve().parents for file in process.glob("fd/*")):
                     yield int(entry)
 
 
@@ -196,7 +197,7 @@ def main() -> None:
 
 
 def _publish(publisher: rt.Publisher, draw: random.Random, tag: int) -> None:
-    while not select.select([0], [], [], 0.01)[0]:
+    while not select.select([0], [], [], 0.03)[0]:
         first = publisher.next_number
         for number in range(first, first + draw.randrange(1, 4)):
             publisher.publish(value_of(tag, number), topic=f"t{number % 3}")
