@@ -220,7 +220,8 @@ class LeasedBalancer:
         ]
         if lost:
             logger.info("lets_go_of_unknown_leases host=%s leases=%d", self.host, len(lost))
-            await self._leases.release(lost)
+            if all(one is LeaseResult.OK for one in await self._leases.release(lost)):
+                self._wake.set()  # They are to be had.
 
     async def _join(self, rows: Mapping[str, Holder]) -> None:
         if self._place is not None:

@@ -69,6 +69,7 @@ class World:
         self.serving: dict[QueueId, tuple[str, Fence]] = {}
         self.fences: dict[QueueId, Fence] = {}
         self.moves = 0
+        self.started = 0
 
     def balancer(self, leases: MemoryLeases, host: str) -> LeasedBalancer:
         match self.kind:
@@ -116,7 +117,8 @@ class Host:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.leases = Faulty(world.table, f"{name}~{random.randrange(10**9)}")
+        world.started += 1
+        self.leases = Faulty(world.table, f"{name}~{world.started}")
         self.balancer = world.balancer(self.leases, name)
         self.mine: dict[QueueId, Fence] = {}
         self.released: dict[QueueId, Fence] = {}
