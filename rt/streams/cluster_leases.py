@@ -2,7 +2,8 @@
 
 The owner's certificate is a subscriber's or publisher's that names the group (`rt certs issue … --lease
 GROUP`); names are those within the group. Nobody else is given a lease that this owner counts on: its time
-begins before it is asked for, the cluster's when it is granted.
+begins before it is asked for, the cluster's when it is granted. Only where a machine and its clock stood
+still as a whole, as a virtual one may, does an owner not know that its time is over: there the token tells.
 """
 
 from __future__ import annotations

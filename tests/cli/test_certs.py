@@ -43,12 +43,14 @@ def test_init_and_issue_make_what_tls_takes(tmp_path: Path) -> None:
     assert f"Wrote {pki / 'ca.crt'}, valid until" in made.stderr
     issued = run_well(
         *("issue", pki, "--stream", "s", "--role", "publisher", "--name", "f1"),
-        *("--dedup", "d1", "--dedup", "d2"),
+        *("--dedup", "d1", "--dedup", "d2", "--lease", "g1", "--lease", "g2"),
     )
     assert issued.stdout == ""
     assert f"Wrote {pki / 'f1.crt'} and {pki / 'f1.key'}, valid until" in issued.stderr
     tls = TLS(pki / "ca.crt", pki / "f1.crt", pki / "f1.key")
-    assert tls.identity == Identity("s", "publisher", "f1", frozenset({"d1", "d2"}))
+    groups = frozenset({"g1", "g2"})
+    assert tls.identity == Identity("s", "publisher", "f1", frozenset({"d1", "d2"}), groups)
+    assert "leases     g1 g2" in run_well("show", pki / "f1.crt").stdout
 
 
 def test_a_nodes_hosts_are_given_by_options(tmp_path: Path) -> None:
