@@ -35,6 +35,8 @@ from sequencer.comparing import Difference
 from sequencer.control import leading
 from sequencer.control.archiving import LOOK_NS
 from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
+from sequencer.control.lease_clock import LOOK_NS as LEASES_LOOK_NS
+from sequencer.lease_commands import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
 from sequencer.outcomes import Changed, Lapsed, Merged, Outcome, Refused, Trimmed
 from sequencer.state import State
 
@@ -690,3 +692,48 @@ def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(ben
     bench.report("b", held)
     bench.leader.tick()
     assert Restore("b", b"D" * 16) in bench.pending
+
+
+def test_a_lease_nobody_renews_expires_by_the_leaders_own_time_whatever_wall_clocks_say(bench):
+    bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 10_000, ("g/q1", "g/q2"))))
+    bench.leader.tick()
+    for node in "abc":
+        bench.report(node, clock_ns=CLOCK_NS + HOUR_NS)
+    bench.now_ns += 10 * SECOND_NS - 1
+    bench.leader.tick()
+    assert bench.pending == []
+    bench.now_ns += LEASES_LOOK_NS
+    bench.leader.tick()
+    assert bench.pending == [ExpireLeases((IdleLease("g/q1", 1, 0), IdleLease("g/q2", 2, 0)))]
+    bench.commit(encode_command(RenewLeases(b"R" * 16, "h1", (HeldLease("g/q1", 1),))))
+    bench.settle()
+    assert [*bench.state.leases] == ["g/q1"]
+
+
+def test_an_expiry_that_was_lost_is_proposed_again_but_not_while_it_is_on_its_way(bench):
+    bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 1_000, ("g/q1",))))
+    bench.leader.tick()
+    bench.now_ns += SECOND_NS
+    for _ in range(3):
+        bench.leader.tick()
+        bench.now_ns += LEASES_LOOK_NS
+    assert len(bench.pending) == 1
+    bench.proposals.clear()
+    bench.now_ns += FRESH_NS
+    bench.leader.tick()
+    bench.settle()
+    assert not bench.state.leases
+
+
+def test_a_leader_that_comes_new_lets_every_lease_last_its_whole_time_again(bench):
+    bench.commit(encode_command(AcquireLeases(b"Q" * 16, "h1", 10_000, ("g/q1",))))
+    bench.leader.tick()
+    bench.now_ns += 9 * SECOND_NS
+    bench.lead()
+    bench.leader.tick()
+    bench.now_ns += 9 * SECOND_NS
+    bench.leader.tick()
+    assert bench.pending == []
+    bench.now_ns += SECOND_NS
+    bench.leader.tick()
+    assert bench.pending == [ExpireLeases((IdleLease("g/q1", 1, 0),))]
