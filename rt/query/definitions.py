@@ -1,7 +1,7 @@
 """What is stored of a query, so that it can be built again: the name of a factory, and JSON arguments.
 
     query/definition    <name>    {"factory": …, "arguments": {…}}
-    query/query         <id>      the same, and "sink", "order", "after", "begun_ns", "ended": see `Standing`
+    query/query         <id>      the same, and "sink", "order", "after", "begun_ns" …: see `Standing`
 
 Code is never stored: a program registers the same factories, under the same names, before it recovers.
 """
@@ -93,6 +93,8 @@ class Standing:
     """When that was: its clock is never behind it."""
     ended: str | None = None
     """None while it runs; "" when it has completed, else its error."""
+    is_begun: bool = True
+    """False for one that was logged, and then could not be built: there is no state of it."""
 
     def encode(self) -> bytes:
         """As it is stored."""
@@ -105,6 +107,7 @@ class Standing:
                 "after": self.after,
                 "begun_ns": self.begun_ns,
                 "ended": self.ended,
+                "is_begun": self.is_begun,
             }
         )
 
@@ -114,9 +117,8 @@ class Standing:
         found = decode(data, where)
         try:
             recipe = Recipe(found["factory"], found["arguments"])
-            return cls(
-                recipe, found["sink"], found["order"], found["after"], found["begun_ns"], found["ended"]
-            )
+            names = ("sink", "order", "after", "begun_ns", "ended", "is_begun")
+            return cls(recipe, *(found[name] for name in names))
         except KeyError as error:
             raise StateDamaged("a query's row is damaged", where=where, got=str(error)) from error
 

@@ -82,7 +82,11 @@ class InputEdge:
         if gap is not None and self._on_gap is not None:
             logger.warning("gap source=%s start=%d end=%d", self.feed.name, gap.start, gap.end)
             self._on_gap(gap)
-        self.feed.on_next(sequence_id, value)
+        try:
+            self.feed.on_next(sequence_id, value)
+        except BaseException:
+            self._lock.is_torn = True
+            raise
 
     def on_error(self, error: Exception, /) -> None:
         """Fail every query that taps it, and let the source go when that is durable."""

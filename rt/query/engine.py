@@ -280,8 +280,9 @@ class QueryEngine:
         """Fire the timers that are due, unless an output is full; whether there was one."""
         with self._lock:
             fired = False
-            while not self.is_backlogged and self.scheduler.run_due():
-                fired = True
+            with self._whole():
+                while not self.is_backlogged and self.scheduler.run_due():
+                    fired = True
             return fired
 
     def deliver(self) -> bool:
@@ -302,12 +303,14 @@ class QueryEngine:
         if time_of is not None:
             assert isinstance(self.scheduler, VirtualScheduler)
             now_ns = time_of(value)
-            if not self._has_begun:
-                self._begin_time(now_ns)
-            self.scheduler.advance_to(now_ns)
+            with self._whole():
+                if not self._has_begun:
+                    self._begin_time(now_ns)
+                self.scheduler.advance_to(now_ns)
         else:
-            while self.scheduler.run_due():
-                pass
+            with self._whole():
+                while self.scheduler.run_due():
+                    pass
 
     # Checkpoints and recovery
 
@@ -315,7 +318,7 @@ class QueryEngine:
         """Save everything that changed, or everything; returns when it is durable and sources know.
 
         Queries stand still while it is gathered, and run while it is committed. `WrongState` while another
-        runs. Where it raises, the next one makes up for it.
+        runs, or where an interrupt broke an event off. Where a commit raises, the next one makes up for it.
         """
         self._refuse_inside()
         running = EngineState.RUNNING
@@ -373,6 +376,12 @@ class QueryEngine:
         """Called with `_storing` held."""
         writer = self._store.begin(kind)
         with self._lock:
+            if self._lock.is_torn:
+                writer.rollback()
+                raise WrongState(
+                    "an event was broken off half way: what queries hold cannot be saved",
+                    hint="Unload the engine, and make another one on the same store: it goes on.",
+                )
             held = self._save(writer)
         try:
             writer.commit()
@@ -488,8 +497,10 @@ class QueryEngine:
         except BaseException:
             writer.rollback()
             raise
-        writer.commit()
-        appended()
+        try:
+            writer.commit()
+        finally:
+            appended()  # If nobody knows whether it is there, the next checkpoint deletes it.
 
     def _let_go(self) -> None:
         for edge in self._inputs.values():
@@ -507,6 +518,15 @@ class QueryEngine:
         with self._storing, self._lock:
             self._machine.require_usable()
             yield
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is broken off in here is torn."""
+        try:
+            yield
+        except BaseException:
+            self._lock.is_torn = True
+            raise
 
     def _refuse_inside(self) -> None:
         if self._lock.is_mine:

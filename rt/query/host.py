@@ -139,7 +139,7 @@ class Host:
         flight, self._flight = self._flight, None
         self.space.on_saved()
         for each in flight.written.values():
-            each.saved()
+            each.guard(each.saved)
 
     def save_failed(self, *, unknown_outcome: bool) -> None:
         """The save was not committed, or, with `unknown_outcome`, that is not known."""

@@ -7,14 +7,19 @@ from types import TracebackType
 
 
 class EventLock:
-    """Re-entrant; knows whether the calling thread holds it."""
+    """Re-entrant; knows whether the calling thread holds it.
 
-    __slots__ = ("_depth", "_lock", "_owner")
+    `is_torn`: an event was broken off half way, by an interrupt, or by what no query is to blame for. What
+    queries hold then belongs to no watermark, and must never be saved.
+    """
+
+    __slots__ = ("_depth", "_lock", "_owner", "is_torn")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._owner: int | None = None
         self._depth = 0
+        self.is_torn = False
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -24,6 +29,8 @@ class EventLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.is_torn = True
         self._depth -= 1
         if not self._depth:
             self._owner = None

@@ -121,9 +121,16 @@ class Recovery:
                     self._host.roots[query_id] = self._loaded(query_id, standing)
                 case _:
                     self._ignored.add(query_id)
+                    if query_id in self._is_new:
+                        standing.is_begun = False
+                        self._catalog.stand(query_id, standing)
 
     def _loaded(self, query_id: str, standing: Standing) -> Artifact:
         artifact = self._build(query_id, standing)
+        if not standing.is_begun:
+            standing.is_begun = True
+            self._is_new.add(query_id)
+            self._catalog.stand(query_id, standing)
         try:
             if query_id in self._is_new:
                 artifact.open()

@@ -421,6 +421,63 @@ def test_a_query_whose_factory_or_sink_is_gone_is_not_lost() -> None:
     assert engine.state is EngineState.UNLOADED
 
 
+def test_a_new_query_that_was_ignored_begins_when_it_can_be_built() -> None:
+    life = Life()
+    life.engine.start("q", "every", {"count": 2}, sink="out")
+    life.run(2)
+    store, other = life.store, Factories()
+    for _ in range(2):
+        engine = QueryEngine(
+            store, other, VirtualScheduler(), on_load_failed=lambda query_id, error: Mitigation.IGNORE
+        )
+        engine.add_source("numbers", Numbers(), time_of=lambda value: value * 10**9)
+        engine.add_sink("out")
+        engine.recover()
+        engine.checkpoint()
+        engine.unload()
+    assert LOG not in store.content()
+    after = Life(MemoryStore(store.content()))
+    after.run(4)
+    after.engine.checkpoint()
+    after.engine.deliver()
+    assert after.sink.values == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("breaks", [KeyboardInterrupt, SystemExit])
+def test_what_an_interrupt_broke_off_is_never_saved(breaks: type[BaseException]) -> None:
+    life = Life()
+    life.engine.start("q", "every", {"count": 2}, sink="out")
+    life.engine.start("interrupted", "interrupted", {"at": 3})
+    to_raise.append(breaks)
+    life.run(2)
+    life.engine.checkpoint()
+    with pytest.raises(breaks):
+        life.run(5)
+    before = life.store.content()
+    with pytest.raises(WrongState, match="broken off"):
+        life.engine.checkpoint()
+    assert life.store.content() == before
+    life.engine.unload()
+    after = life.crash()
+    after.run(6)
+    after.engine.checkpoint()
+    after.engine.deliver()
+    assert after.sink.values == [[0, 1], [2, 3], [4, 5]]
+
+
+to_raise: list[type[BaseException]] = []
+
+
+@factories("interrupted")
+def interrupted(at: int) -> Observable[Any]:
+    def look(value: int) -> bool:
+        if value == at and to_raise:
+            raise to_raise.pop()
+        return True
+
+    return Source("numbers").pipe(where(look))
+
+
 class Unsavable(Operator[int, int]):
     """Has a state that JSON knows no word for, from 3 on."""
 
