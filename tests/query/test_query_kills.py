@@ -58,40 +58,55 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(tmp_path:
 
     tls = node.certificate("publisher", "out", dedup_ids=["results"])
     sink = {
-        "path": f"{tmp_path}/out",
         "dedup_id": "results",
         "endpoints": node.endpoints,
         "tls": {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")},
     }
-    arguments = [feeds.path, f"{tmp_path}/queries.db", str(COUNT), json.dumps(sink)]
     draw = random.Random(3)
+
+    def arguments(disk: int) -> list[str]:
+        on_disk = json.dumps({**sink, "path": f"{tmp_path}/{disk}"})
+        return [feeds.path, f"{tmp_path}/queries.db", str(COUNT), on_disk]
+
     for kill in range(KILLS):
-        run(arguments, kill_behind=COUNT * (kill + 1) // (KILLS + 1), turns=draw.randint(0, 4))
-        if kill == 0:
-            shutil.rmtree(f"{tmp_path}/out/s/sessions/out")  # The next life publishes from another disk.
-    run(arguments)
+        # What the first life has published stays behind on another disk, and goes on being pushed.
+        behind = COUNT * (kill + 1) // (KILLS + 1)
+        run(arguments(min(kill, 1)), behind, draw.randint(0, 12), is_in_it=kill > 0)
+    run(arguments(1))
+    deadline = time.monotonic() + WAIT_S  # What is merged is agreed; the node may still be writing it.
+    while len(merged(node)) < len(wanted):
+        assert time.monotonic() < deadline, "results are missing"
+        time.sleep(0.01)
     assert merged(node) == wanted
 
-    lost = {**sink, "tls": tls, "check_timeout": 120.0}
+    lost = {**sink, "path": f"{tmp_path}/1", "tls": tls, "check_timeout": 120.0}
     with pytest.raises(WriteConflict, match="not of this output"):
         RunningQueries(feeds.path, MemoryStore(), lost, "commit")
 
 
-def run(arguments: list[str], kill_behind: int | None = None, turns: int = 0) -> None:
-    """Let the driver run to its end, or kill it some turns behind that watermark."""
-    process = subprocess.Popen([sys.executable, DRIVER, *arguments], stdout=subprocess.PIPE)
-    deadline = time.monotonic() + WAIT_S
+def run(
+    arguments: list[str], kill_behind: int | None = None, steps: int = 0, *, is_in_it: bool = False
+) -> None:
+    """Let the driver run to its end, or kill it some steps behind that watermark, before or in the next."""
+    process = subprocess.Popen(
+        [sys.executable, DRIVER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            assert time.monotonic() < deadline, "the driver makes no progress"
-            if kill_behind is not None and int(line) >= kill_behind:
-                turns -= 1
-                if turns < 0:
-                    return
+            if kill_behind is not None and int(line.split()[1]) >= kill_behind:
+                steps -= 1
+            if steps >= 0:
+                process.stdin.write(b"\n")
+            else:
+                if is_in_it:
+                    process.stdin.write(b"\n")
+                return
         assert process.wait(WAIT_S) == 0
         assert kill_behind is None, "the driver ended before it was killed"
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()

@@ -1,7 +1,8 @@
 """Queries between a log and a publisher, and a process that runs them until it is killed.
 
-python query_driver.py LOG STORE COUNT SINK: SINK is JSON, of what `rt.Publisher` takes; it prints a line a
-turn, and ends when the results of COUNT messages are acknowledged.
+python query_driver.py LOG STORE COUNT SINK: SINK is JSON, of what `rt.Publisher` takes; it prints what it is
+about to do and its watermark, reads a line, and does it; and ends when the results of COUNT messages are
+acknowledged.
 """
 
 from __future__ import annotations
@@ -93,6 +94,35 @@ class RunningQueries:
         self.sink.close(linger=0)
 
 
+def gate(phase: str, queries: RunningQueries) -> None:
+    """Say what comes next, and wait until that may be."""
+    print(phase, queries.watermark, flush=True)  # noqa: T201
+    if not sys.stdin.readline():
+        sys.exit("nobody says go")
+
+
+def gated(queries: RunningQueries) -> None:
+    """Have it wait at every step."""
+    pump, checkpoint, acknowledge = queries.source.pump, queries.engine.checkpoint, queries.sink.pump
+
+    def pump_a_few(max_messages: int = 0, timeout: float = 0.0) -> int:
+        gate("pump", queries)
+        return pump(30, timeout)
+
+    def checkpoint_between() -> None:
+        gate("checkpoint", queries)
+        checkpoint()
+        gate("committed", queries)
+
+    def acknowledge_then() -> None:
+        gate("acknowledge", queries)
+        acknowledge()
+
+    queries.source.pump = pump_a_few  # type: ignore[method-assign]
+    queries.engine.checkpoint = checkpoint_between  # type: ignore[method-assign, assignment]
+    queries.sink.pump = acknowledge_then  # type: ignore[method-assign]
+
+
 def main() -> None:
     log, path, count, sink = sys.argv[1:]
     options = json.loads(sink)
@@ -100,13 +130,7 @@ def main() -> None:
         options["tls"] = rt.TLS(**options["tls"])
     with SqliteStore(path) as store:
         queries = RunningQueries(log, store, options, "commit")
-        pump = queries.source.pump
-
-        def a_few(max_messages: int = 0, timeout: float = 0.0) -> int:
-            print(queries.watermark, flush=True)  # noqa: T201
-            return pump(20, timeout)
-
-        queries.source.pump = a_few  # type: ignore[method-assign]
+        gated(queries)
         queries.finish(int(count))
 
 

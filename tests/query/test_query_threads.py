@@ -1,0 +1,105 @@
+"""An engine fed by one thread, saved by a second, and changed by a third."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from rt.objects import MemoryStore
+from rt.query import RESUME, EngineState, Factories, QueryEngine, RealScheduler, ReliableObserver, Source
+from rt.query.operators import buffer_with_count, take
+
+COUNT = 3000
+factories = Factories()
+
+
+@factories("lists")
+def lists(size: int) -> Any:
+    return Source("in").pipe(buffer_with_count(size))
+
+
+@factories("first")
+def first() -> Any:
+    return Source("in").pipe(take(3))
+
+
+class Feeding:
+    """A source with a thread of its own."""
+
+    is_dense = True
+
+    def __init__(self) -> None:
+        self.acknowledged = -1
+
+    def subscribe(self, observer: ReliableObserver[int], /) -> Feeding:
+        self.thread = threading.Thread(target=self._feed, args=(observer,))
+        return self
+
+    def start(self, sequence_id: int, /) -> None:
+        assert sequence_id == 0
+
+    def acknowledge(self, sequence_id: int, /) -> None:
+        assert sequence_id >= self.acknowledged
+        self.acknowledged = sequence_id
+
+    def dispose(self) -> None:
+        pass
+
+    def _feed(self, observer: ReliableObserver[int]) -> None:
+        for number in range(COUNT):
+            observer.on_next(number, number)
+
+
+class Results:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def on_next(self, sequence_id: int, value: Any, /) -> None:
+        assert sequence_id == len(self.values)
+        self.values.append(value)
+
+    def on_error(self, error: Exception, /) -> None: ...
+    def on_completed(self) -> None: ...
+
+
+def test_threads_do_not_get_in_each_others_way() -> None:
+    source, results, store = Feeding(), Results(), MemoryStore()
+    engine = QueryEngine(store, factories, RealScheduler())
+    engine.add_source("in", source)
+    output = engine.add_sink("out")
+    engine.recover()
+    subscription = output.subscribe(results)
+    subscription.start(RESUME)
+    engine.start("lists", "lists", {"size": 7}, sink="out")
+    source.thread.start()
+
+    def change() -> None:
+        for number in range(30):
+            engine.start(f"q{number}", "first")
+            engine.stop(f"q{number}")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    while source.thread.is_alive() or changing.is_alive():
+        engine.checkpoint()
+        engine.deliver()
+        if results.values:
+            subscription.acknowledge(len(results.values) - 1)
+    source.thread.join()
+    changing.join()
+    engine.checkpoint()
+    engine.deliver()
+    assert results.values == [list(range(n, n + 7)) for n in range(0, COUNT - 6, 7)]
+    assert (source.acknowledged, engine.queries) == (COUNT - 1, {"lists": None})
+    engine.unload()
+    assert engine.state is EngineState.UNLOADED
+
+
+def test_a_clock_that_is_set_back_stands_still() -> None:
+    now, fired = [10], list[int]()
+    scheduler = RealScheduler(lambda: now[0])
+    scheduler.at(12, lambda: fired.append(scheduler.now_ns))
+    now[0] = 5
+    assert (scheduler.now_ns, scheduler.run_due(), fired) == (10, False, [])
+    now[0] = 13
+    assert (scheduler.run_due(), scheduler.run_due(), fired) == (True, False, [13])
