@@ -18,10 +18,10 @@ Thread-safe. Sources may call from any thread; factories, operators and callback
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -119,6 +119,8 @@ class QueryEngine:
     ) -> None:
         """Let queries use `Source(name)`. Before `recover`, or, where no stored query needs it, later.
 
+        An output of this engine can be a source of it: queries of queries.
+
         `begin` is the first id wanted, where the store knows none. With `time_of` (ns since the epoch, of a
         value) and a `VirtualScheduler` the queries' clock goes by the values: it begins with the first one,
         and what is due between two fires on the way. `on_gap`: see `InputEdge`.
@@ -141,7 +143,7 @@ class QueryEngine:
                 source,
                 feed,
                 lock=self._lock,
-                before=lambda value: self._before(value, time_of),
+                before=lambda value: self._before(value, source, time_of),
                 on_gap=on_gap,
             )
             self._inputs[name] = edge
@@ -286,19 +288,26 @@ class QueryEngine:
             return fired
 
     def deliver(self) -> bool:
-        """Send outputs what may be sent to those who have started; whether anything was."""
+        """Send outputs what may be sent to those who have started; whether anything was.
+
+        What consumers raise comes out of here, but for `Backlogged`: what was not taken is sent again.
+        """
         with self._lock:
-            sent = [each.deliver() for each in self._outputs.values()]
-            return any(sent)
+            sent = False
+            for each in self._outputs.values():
+                with contextlib.suppress(Backlogged):
+                    sent = each.deliver() or sent
+            return sent
 
     @property
     def is_backlogged(self) -> bool:
         """Whether an output holds all it may, so that sources are refused."""
         return any(each.is_full for each in self._outputs.values())
 
-    def _before(self, value: Any, time_of: Callable[[Any], int] | None) -> None:
-        if self.is_backlogged:
-            full = [name for name, each in self._outputs.items() if each.is_full]
+    def _before(self, value: Any, source: object, time_of: Callable[[Any], int] | None) -> None:
+        # An output that is full is no reason not to take from it.
+        full = [name for name, each in self._outputs.items() if each.is_full and each is not source]
+        if full:
             raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
         if time_of is not None:
             assert isinstance(self.scheduler, VirtualScheduler)
@@ -510,7 +519,7 @@ class QueryEngine:
         for artifact in self._host.roots.values():
             artifact.abandon()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """No event, and nothing else that is stored, meanwhile. `WrongState` unless queries run."""
         self._refuse_inside()
@@ -519,7 +528,7 @@ class QueryEngine:
             self._machine.require_usable()
             yield
 
-    @contextmanager
+    @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
         """What is broken off in here is torn."""
         try:

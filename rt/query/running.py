@@ -55,22 +55,24 @@ class EngineRunner:
         return taken
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Turns until that is so; ends with a checkpoint, so that outputs are sent."""
+        """Turns until that is so; ends with checkpoints until all outputs are sent."""
         is_idle = False
         pause = threading.Event()
         while not until():
             if is_idle and self._engine.is_backlogged:
                 pause.wait(self._idle_s / 10)
             is_idle = not self.run_once(self._wait_s() if is_idle else 0.0)
-        self.checkpoint()
+        while self.checkpoint():
+            pass
 
-    def checkpoint(self) -> None:
-        """Checkpoint now, and deliver what waited for it."""
+    def checkpoint(self) -> bool:
+        """Checkpoint now, and deliver what waited for it; whether anything did."""
         self._engine.checkpoint()
-        self._engine.deliver()
+        delivered = self._engine.deliver()
         for sink in self._sinks:
             sink.pump()
         self._last_checkpoint = self._clock()
+        return delivered
 
     def _wait_s(self) -> float:
         """Until something is due: a checkpoint or a timer, at most `idle_s`."""

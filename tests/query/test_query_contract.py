@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rt.objects import CheckpointKind, MemoryStore
 from rt.query.artifact import Artifact
 from rt.query.errors import StateMismatch
 from rt.query.host import Host
-from rt.query.observing import Observable, Transform
+from rt.query.observing import Observable, Transform, applied
 from rt.query.operators import buffer_with_count, buffer_with_time_or_count, take, where
 from rt.query.operators.filtering import Take
 from rt.query.scheduling import VirtualScheduler
@@ -136,3 +137,41 @@ def test_an_operator_may_begin_anew_in_the_place_of_another(monkeypatch: pytest.
 def test_an_error_is_told_once_and_ends_it() -> None:
     output = check_laws(IN.pipe(buffer_with_count(2)), {"in": hot("1#2|")})
     assert [type(event.value) for event in output] == [MarbleError]
+
+
+class Flawed(Take[int]):
+    """Takes three, with a flaw that the kit must find."""
+
+    __slots__ = ("_flaw",)
+
+    def __init__(self, flaw: str) -> None:
+        super().__init__(3)
+        self._flaw = flaw
+
+    def on_next(self, value: int, /) -> None:
+        if self._flaw == "objects left":
+            self._artifact.host.space.get_or_create_value("query#left", 0).value = value
+        if self._flaw == "chance":
+            value = next(CHANCE)
+        super().on_next(value)
+
+    def changed(self) -> None:
+        if self._flaw != "untold changes":
+            super().changed()
+
+    def load_state(self, state: Any, version: int, /) -> None:
+        if self._flaw != "forgotten state":
+            super().load_state(state, version)
+
+
+CHANCE = count()
+
+
+@pytest.mark.parametrize("flaw", ["none", "objects left", "chance", "untold changes", "forgotten state"])
+def test_the_kit_finds_flaws_that_are_planted(flaw: str) -> None:
+    query = IN.pipe(applied(Flawed, flaw))
+    if flaw == "none":
+        check_laws(query, {"in": hot("12345|")})
+        return
+    with pytest.raises(AssertionError):
+        check_laws(query, {"in": hot("12345|")})

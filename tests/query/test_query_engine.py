@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from rt.errors import DiskFull, InvalidName
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore, NotSerializable, StateDamaged
+from rt.query import operators as ops
 from rt.query.definitions import Factories
 from rt.query.edges import Release
 from rt.query.engine import QueryEngine, Start
@@ -352,6 +355,38 @@ def test_a_gap_is_raised_to_the_source() -> None:
     life.source.next = 2
     with pytest.raises(SequenceGap):
         life.source.pump(3)
+
+
+@factories("sums")
+def sums(count: int) -> Observable[Any]:
+    return Source("between").pipe(buffer_with_count(count), ops.map(lambda lists: sum(chain(*lists))))
+
+
+@pytest.mark.parametrize("release", ["commit", "now"])
+def test_queries_of_queries_are_exact_over_crashes(release: Release) -> None:
+    draw = random.Random(2)
+    store, sink, acknowledged, position = MemoryStore(), Sink(), -1, 0
+    for _ in range(25):
+        source = Numbers()
+        source.acknowledged = acknowledged
+        store = MemoryStore(store.content())
+        engine = QueryEngine(store, factories, VirtualScheduler())
+        engine.add_source("numbers", source, time_of=lambda value: value * 10**9)
+        engine.add_source("between", engine.add_sink("between", release=release, limit=3))
+        output = engine.add_sink("out", release=release)
+        engine.recover()
+        output.subscribe(sink).start(RESUME)
+        if not engine.queries:
+            engine.start("lists", "every", {"count": 2}, sink="between")
+            engine.start("sums", "sums", {"count": 2}, sink="out")
+        for _ in range(draw.randint(3, 9)):
+            position = engine.watermarks["numbers"] + 1
+            with contextlib.suppress(Backlogged):
+                source.pump(position + draw.randint(1, 9))
+            draw.choice([engine.deliver, engine.deliver, engine.checkpoint])()
+        acknowledged = source.acknowledged
+    assert len(sink.values) > 10
+    assert sink.values == [16 * n + 6 for n in range(len(sink.values))]
 
 
 # What cannot be recovered
