@@ -282,9 +282,12 @@ class QueryEngine:
         """Fire the timers that are due, unless an output is full; whether there was one."""
         with self._lock:
             fired = False
-            with self._whole():
+            try:
                 while not self.is_backlogged and self.scheduler.run_due():
                     fired = True
+            except BaseException:
+                self._lock.is_torn = True
+                raise
             return fired
 
     def deliver(self) -> bool:
@@ -305,21 +308,24 @@ class QueryEngine:
         return any(each.is_full for each in self._outputs.values())
 
     def _before(self, value: Any, source: object, time_of: Callable[[Any], int] | None) -> None:
-        # An output that is full is no reason not to take from it.
-        full = [name for name, each in self._outputs.items() if each.is_full and each is not source]
-        if full:
-            raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
-        if time_of is not None:
-            assert isinstance(self.scheduler, VirtualScheduler)
-            now_ns = time_of(value)
-            with self._whole():
-                if not self._has_begun:
-                    self._begin_time(now_ns)
-                self.scheduler.advance_to(now_ns)
-        else:
-            with self._whole():
+        """Before each value: refuse it, or bring the clock to it."""
+        for each in self._outputs.values():
+            if each.is_full and each is not source:  # What is full is no reason not to take from it.
+                full = [name for name, each in self._outputs.items() if each.is_full]
+                raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
+        now_ns = None if time_of is None else time_of(value)
+        try:
+            if now_ns is None:
                 while self.scheduler.run_due():
                     pass
+                return
+            if not self._has_begun:
+                self._begin_time(now_ns)
+            assert isinstance(self.scheduler, VirtualScheduler)
+            self.scheduler.advance_to(now_ns)
+        except BaseException:
+            self._lock.is_torn = True
+            raise
 
     # Checkpoints and recovery
 
@@ -527,15 +533,6 @@ class QueryEngine:
         with self._storing, self._lock:
             self._machine.require_usable()
             yield
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """What is broken off in here is torn."""
-        try:
-            yield
-        except BaseException:
-            self._lock.is_torn = True
-            raise
 
     def _refuse_inside(self) -> None:
         if self._lock.is_mine:

@@ -103,7 +103,7 @@ class VirtualScheduler(Scheduler):
 
     def advance_to(self, now_ns: int) -> None:
         """Move the clock, and fire what is due on the way, each at its own time. Never moves it back."""
-        while (due_ns := self.next_due_ns) is not None and due_ns <= now_ns:
+        while self._heap and (due_ns := self.next_due_ns) is not None and due_ns <= now_ns:
             self._now_ns = max(self._now_ns, due_ns)
             self.run_due()
         self._now_ns = max(self._now_ns, now_ns)
