@@ -43,8 +43,8 @@ What differs from RxPY 4: errors are `rt.query.WrongCount` where a value is miss
 error of a user's function ends the operator everywhere. `skip_until` ends with its source even if nothing
 opened it, and `sample` if its sampler has ended. `catch` tells its handler a `Failure`, what can be kept of
 an error, and not the source. Windows and groups must be subscribed to when they are handed out. Lists of
-`buffer_with_time`, ticks of `timer` and windows of `window_with_time` that were missed while nothing ran are
-left out.
+`buffer_with_time`, ticks of `timer` and windows of `window_with_time` that were missed while nothing ran come
+once, not as often as they were missed.
 """
 
 

@@ -31,8 +31,8 @@ def window_with_count(count: int, skip: int | None = None) -> Transform:
 def window_with_time(timespan: Duration, timeshift: Duration | None = None) -> Transform:
     """Windows of `timespan`, one every `timeshift` (default: `timespan`) from the start.
 
-    Those that would have begun while nothing ran are left out. Saves when the next begins, and the open ones
-    end.
+    Of those that began while nothing ran, only the last is handed out, if it is not over. Saves when the next
+    begins, and the open ones end.
     """
     shift = timespan if timeshift is None else timeshift
     return applied(
@@ -171,9 +171,10 @@ class WindowWithTime(Windows):
         """One begins, or one ends, or both: in this order."""
         now_ns = self.now_ns
         if self._next_ns <= now_ns:
-            begun_ns, self._next_ns = self._next_ns, next_tick_ns(self._next_ns, self._shift_ns, now_ns)
-            if not self._is_left:
-                self._ends_ns.append(begun_ns + self._span_ns)
+            self._next_ns = next_tick_ns(self._next_ns, self._shift_ns, now_ns)
+            end_ns = self._next_ns - self._shift_ns + self._span_ns
+            if end_ns > now_ns and not self._is_left:
+                self._ends_ns.append(end_ns)
                 self.open_window()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             del self._ends_ns[0]
