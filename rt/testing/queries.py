@@ -181,6 +181,9 @@ class _Rig:
         self.taken = other.taken
         self.output = list(other.output)
         self._scheduler.restore(other._scheduler.now_ns)
+        for name in {name for _, name, _ in self._events}:
+            feed, before = self.host.feed(name), other.host.feed(name)
+            feed.watermark, feed.end = before.watermark, before.end
         row = self.host.take_stored(QUERY_ID)
         assert row is not None
         self._root.build(self._query, _Recorder(self))

@@ -14,7 +14,7 @@ from reactivex.testing import ReactiveTest, TestScheduler
 
 from rt.query import Observable, Source, creation
 from rt.query import operators as ops
-from rt.testing.queries import Event, cold, run
+from rt.testing.queries import Event, check_laws, cold, run
 
 IN = Source("in")
 OTHER = Source("other")
@@ -251,3 +251,9 @@ def test_an_operator_emits_what_that_of_rxpy_does(name: str, first: Stream, seco
     if name in LATE:
         outputs = [[each for each in output if each[1] == "next"] for output in outputs]
     assert outputs[0] == outputs[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=st.sampled_from(sorted(CASES)), first=streams(0), second=streams(0.5))
+def test_saves_and_crashes_change_nothing_on_any_input(name: str, first: Stream, second: Stream) -> None:
+    check_laws(CASES[name][0], {"in": first, "other": second}, until_s=60)

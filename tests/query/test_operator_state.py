@@ -1,0 +1,223 @@
+"""What operators hold: what a checkpoint of it costs, what may be held, and who lives for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rt.objects import MemoryStore, NotSerializable
+from rt.query import (
+    Inner,
+    LimitExceeded,
+    Observable,
+    QueryError,
+    Source,
+    VirtualScheduler,
+    WrongCount,
+    creation,
+)
+from rt.query import operators as ops
+from rt.query.artifact import Artifact
+from rt.query.host import Host
+from rt.query.operators.asking import next_tick_ns
+from rt.query.scheduling import NS_PER_S
+from rt.testing.queries import Event, check_laws, cold, hot, rows_written, run
+
+IN = Source("in")
+
+
+def listed(window: Observable[Any]) -> Observable[Any]:
+    return window.pipe(ops.to_list())
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        IN.pipe(ops.buffer_with_count(1000, 900)),
+        IN.pipe(ops.buffer_with_time(2000)),
+        IN.pipe(ops.delay(2000)),
+        IN.pipe(ops.distinct()),
+        IN.pipe(ops.flat_map(lambda _: creation.never(), max_concurrent=1)),
+        IN.pipe(ops.group_by(lambda x: x), ops.merge_all()),
+        IN.pipe(ops.group_by(lambda x: x % 10), ops.flat_map(listed)),
+        IN.pipe(ops.sequence_equal(creation.never())),
+        IN.pipe(ops.to_list()),
+        IN.pipe(ops.window_with_count(1000), ops.flat_map(listed)),
+        IN.pipe(ops.zip(creation.never())),
+    ],
+)
+def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) -> None:
+    events = {"in": [Event(at / 100, "next", at) for at in range(400)]}
+    few, many = (rows_written(query, {"in": events["in"][:count]}, last=4) for count in (60, 400))
+    assert few == many <= 16
+
+
+@pytest.mark.parametrize(
+    ("query", "marbles", "error"),
+    [
+        (IN.pipe(ops.to_list(limit=2)), "123|", LimitExceeded),
+        (IN.pipe(ops.sequence_equal(creation.never(), limit=2)), "123|", LimitExceeded),
+        (IN.pipe(ops.first()), "|", WrongCount),
+        (IN.pipe(ops.last()), "|", WrongCount),
+        (IN.pipe(ops.single()), "12|", WrongCount),
+        (IN.pipe(ops.element_at(3)), "12|", WrongCount),
+        (IN.pipe(ops.average()), "|", WrongCount),
+        (IN.pipe(ops.min()), "|", WrongCount),
+        (IN.pipe(ops.sum(str)), "1|", TypeError),
+        (IN.pipe(ops.distinct(lambda x: [x])), "1|", TypeError),
+        (IN.pipe(ops.group_by(lambda x: [x])), "1|", TypeError),
+        (IN.pipe(ops.flat_map(lambda x: x)), "1|", TypeError),
+        (IN.pipe(ops.flat_map(lambda x: 1 // (x - 1))), "1|", ZeroDivisionError),
+        (IN.pipe(ops.catch(lambda why: cold(why.text[99]))), "#", IndexError),
+        (IN.pipe(ops.map(lambda x: cold("-1|")), ops.merge_all()), "1|", NotSerializable),
+        (IN.pipe(ops.map(lambda x: object()), ops.last()), "1|", NotSerializable),
+        (IN.pipe(ops.map(lambda x: object()), ops.to_list()), "1|", NotSerializable),
+        (IN.pipe(ops.map(lambda x: object()), ops.flat_map(lambda x: IN)), "1|", NotSerializable),
+        (IN.pipe(ops.scan(lambda seen, x: object(), 0)), "1|", NotSerializable),
+    ],
+)
+def test_what_cannot_go_on_ends_the_query_with_a_typed_error(
+    query: Observable[Any], marbles: str, error: type[Exception]
+) -> None:
+    (event,) = run(query, {"in": hot(marbles)})
+    assert event.kind == "error"
+    assert isinstance(event.value, error)
+    if isinstance(event.value, QueryError):
+        assert "query#" in str(event.value)
+
+
+NONSENSE: list[Callable[[], object]] = [
+    lambda: ops.buffer_with_count(0),
+    lambda: ops.debounce(-1),
+    lambda: ops.element_at(-1),
+    lambda: ops.flat_map(cold, max_concurrent=0),
+    lambda: ops.repeat(0),
+    lambda: ops.retry(0),
+    lambda: ops.sample(0),
+    lambda: ops.skip(-1),
+    lambda: ops.skip_until_with_time(datetime(2026, 1, 1)),  # noqa: DTZ001
+    lambda: ops.take(-1),
+    lambda: ops.take_with_time(float("inf")),
+    lambda: ops.throttle_first(0),
+    lambda: ops.to_list(limit=-1),
+    lambda: ops.window_with_count(1, 0),
+    lambda: ops.window_with_time(0),
+    lambda: ops.window_with_time_or_count(1, 0),
+    lambda: creation.interval(0),
+]
+
+
+def test_arguments_that_make_no_sense_are_refused_at_once() -> None:
+    for make in NONSENSE:
+        with pytest.raises(ValueError):
+            make()
+
+
+def test_what_is_no_observable_is_refused_at_once() -> None:
+    wrong: Any = 1
+    for make in (ops.merge, ops.catch, ops.take_until, creation.zip):
+        with pytest.raises(TypeError):
+            make(wrong)
+    with pytest.raises(TypeError):
+        ops.concat()
+
+
+def test_a_failure_in_a_function_goes_to_who_catches_it() -> None:
+    query = IN.pipe(ops.map(lambda x: 1 // x), ops.catch(lambda why: creation.of(why.kind, why.text)))
+    output = check_laws(query, {"in": hot("10|")})
+    assert [event.value for event in output[:-1]] == [
+        1,
+        "ZeroDivisionError",
+        "integer division or modulo by zero",
+    ]
+
+
+def test_times_may_be_given_as_such() -> None:
+    at = datetime.fromtimestamp(2.5, UTC)
+    query = IN.pipe(ops.take_until_with_time(at))
+    assert [event.value for event in check_laws(query, {"in": hot("12345|")})] == [1, 2, 3, None]
+
+
+def test_ticks_that_were_missed_come_once() -> None:
+    assert [next_tick_ns(10, 10, now_ns) for now_ns in (9, 10, 19, 20, 35)] == [20, 20, 20, 30, 40]
+    ticks, scheduler = _Heard(), VirtualScheduler()
+    _started(creation.interval(1), scheduler, ticks)
+    for now_s in (1, 5.5, 6, 6.5):
+        scheduler.restore(round(now_s * NS_PER_S))
+        while scheduler.run_due():
+            ticks.values.append(now_s)
+    assert ticks.values == [0, 1, 1, 5.5, 2, 6]
+
+
+def test_windows_that_were_missed_are_left_out_but_for_the_one_that_is_not_over() -> None:
+    heard, scheduler = _Heard(), VirtualScheduler()
+    _started(creation.never().pipe(ops.window_with_time(1), ops.flat_map(listed)), scheduler, heard)
+    for now_s in (0.0, 1.0, 7.5, 8.0, 8.5):
+        scheduler.restore(round(now_s * NS_PER_S))
+        while scheduler.run_due():
+            pass
+        heard.values.append(now_s)
+    assert heard.values == [0.0, [], 1.0, [], 7.5, [], 8.0, 8.5]
+
+
+def test_groups_outlive_who_wanted_no_more_of_them_and_end_with_their_last_listener() -> None:
+    host = Host(VirtualScheduler())
+    feed, heard = host.add_feed("in"), _Heard()
+    query = IN.pipe(
+        ops.group_by(lambda x: x % 2), ops.take(1), ops.flat_map(lambda group: group.pipe(ops.take(2)))
+    )
+    root = _started(query, host.scheduler, heard, host)
+    for number, value in enumerate((1, 2, 3, 5)):
+        assert not root.is_finished or number == 3
+        feed.on_next(number, value)
+    assert heard.values == [1, 3, "|"]
+    assert root.is_finished
+    assert host.space.ids() == []
+    assert host.inners == {}
+
+
+def test_an_action_at_the_end_is_called_once_and_not_when_the_query_is_let_go_of() -> None:
+    calls: list[str] = []
+    query = IN.pipe(ops.finally_action(lambda: calls.append("ended")), ops.take(1))
+    host = Host(VirtualScheduler())
+    host.add_feed("in")
+    _started(query, host.scheduler, _Heard(), host).abandon()
+    assert calls == []
+    run(query, {"in": hot("123|")})
+    assert calls == ["ended"]
+
+
+def test_a_window_nobody_subscribes_to_costs_nothing_and_stays_silent() -> None:
+    seen: list[Any] = []
+    output = run(
+        IN.pipe(ops.window_with_count(2), ops.do_action(seen.append), ops.count()), {"in": hot("123|")}
+    )
+    assert [event.value for event in output] == [2, None]
+    assert all(type(each) is Inner and not each.has_subscribers for each in seen)
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def on_next(self, value: Any, /) -> None:
+        self.values.append(value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self.values.append(error)
+
+    def on_completed(self) -> None:
+        self.values.append("|")
+
+
+def _started(query: Observable[Any], scheduler: Any, out: _Heard, host: Host | None = None) -> Artifact:
+    host = host or Host(scheduler)
+    host.load(MemoryStore().reader())
+    root = host.roots["q"] = Artifact(host, "q")
+    root.build(query, out)
+    root.open()
+    root.start()
+    return root
