@@ -142,7 +142,15 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
     "start_with": [(IN.pipe(ops.start_with(8, 9)), "-1|", "8 9 1 |")],
     "sum": [(IN.pipe(ops.sum()), "123|", "6 |"), (IN.pipe(ops.sum(lambda x: -x)), "|", "0 |")],
     "switch_latest": [(IN.pipe(ops.window_with_count(2, 1), ops.switch_latest()), "123|", "1 2 3 |")],
-    "switch_map": [(IN.pipe(ops.switch_map(echo)), "1--23|", "1 1 2 3 3 |")],
+    "switch_map": [
+        (IN.pipe(ops.switch_map(echo)), "1--23|", "1 1 2 3 3 |"),
+        # A window that comes out of what is switched off is over.
+        (
+            IN.pipe(ops.switch_map(lambda x: echo(x).pipe(ops.window_with_count(9))), ops.flat_map(listed)),
+            "1-2|",
+            "[1] [2, 2] |",
+        ),
+    ],
     "switch_map_indexed": [(IN.pipe(ops.switch_map_indexed(lambda x, i: echo(i))), "8--99|", "0 0 1 2 2 |")],
     "take": [(IN.pipe(ops.take(2)), "123|", "1 2 |")],
     "take_until": [

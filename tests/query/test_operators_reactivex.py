@@ -253,7 +253,7 @@ def test_an_operator_emits_what_that_of_rxpy_does(name: str, first: Stream, seco
     assert outputs[0] == outputs[1]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(name=st.sampled_from(sorted(CASES)), first=streams(0), second=streams(0.5))
 def test_saves_and_crashes_change_nothing_on_any_input(name: str, first: Stream, second: Stream) -> None:
     check_laws(CASES[name][0], {"in": first, "other": second}, until_s=60)

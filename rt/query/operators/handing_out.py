@@ -61,8 +61,15 @@ class HandsOut(Asking[Any, Inner]):
         else:
             super().complete()
 
+    def dispose(self) -> None:
+        """End. Who still listens to what was handed out, as behind a `switch_map`, hears that it is over."""
+        if not self.is_disposed:
+            super().dispose()
+            for inner in list(self._inners.values()):
+                inner.on_completed()
+
     def on_dispose(self) -> None:
-        """Nothing that was handed out will hear any more."""
+        """Nothing that was handed out is there any more."""
         for inner in self._inners.values():
             inner.drop()
 
