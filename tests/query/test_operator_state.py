@@ -14,6 +14,7 @@ from rt.query import (
     LimitExceeded,
     Observable,
     QueryError,
+    QueryFailed,
     Source,
     VirtualScheduler,
     WrongCount,
@@ -135,6 +136,13 @@ def test_a_failure_in_a_function_goes_to_who_catches_it() -> None:
     ]
 
 
+def test_a_failure_that_was_remembered_as_its_text_is_the_same_to_a_handler() -> None:
+    query = ops.catch(lambda why: creation.of(why.kind, why.text))
+    for error in (ValueError("so: what"), QueryFailed("ValueError: so: what")):
+        output = run(creation.throw(error).pipe(query))
+        assert [event.value for event in output[:-1]] == ["ValueError", "so: what"]
+
+
 def test_times_may_be_given_as_such() -> None:
     at = datetime.fromtimestamp(2.5, UTC)
     query = IN.pipe(ops.take_until_with_time(at))
@@ -188,6 +196,18 @@ def test_an_action_at_the_end_is_called_once_and_not_when_the_query_is_let_go_of
     assert calls == []
     run(query, {"in": hot("123|")})
     assert calls == ["ended"]
+
+
+def test_an_action_at_the_end_that_raises_is_logged_and_keeps_nothing_from_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for transforms in ([], [ops.take(1)], [ops.map(lambda x: 1 // 0)]):
+        caplog.clear()
+        output = run(IN.pipe(ops.finally_action(lambda: 1 // 0), *transforms), {"in": hot("1|")})
+        assert [event.kind for event in output][-1] == ("error" if output[0].value != 1 else "completed")
+        assert [record.getMessage() for record in caplog.records] == [
+            f"finally_action_failed operator=query#{len(transforms)}"
+        ]
 
 
 def test_a_window_nobody_subscribes_to_costs_nothing_and_stays_silent() -> None:

@@ -26,8 +26,6 @@ from rt.query.operators.judging import all, contains, is_empty, sequence_equal, 
 from rt.query.operators.mapping import (
     append,
     default_if_empty,
-    do_action,
-    finally_action,
     ignore_elements,
     map,
     map_indexed,
@@ -59,6 +57,7 @@ from rt.query.operators.taking import (
     take_with_time,
 )
 from rt.query.operators.timing import debounce, delay, sample, throttle_first, throttle_with_mapper
+from rt.query.operators.watching import do_action, finally_action
 from rt.query.operators.windows import window_with_count, window_with_time, window_with_time_or_count
 
 # What others call them.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from rt.query.errors import QueryFailed
 from rt.query.observing import Applied, Observable, Transform
 from rt.query.operator import Operator
 from rt.query.operators.asking import check_time, sources_of, time_ns
@@ -19,6 +20,14 @@ class Failure:
 
     kind: str
     text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """What is kept of `error`: the same after a crash, when a source tells what it remembers of it."""
+        if isinstance(error, QueryFailed):
+            kind, _, text = error.what.partition(": ")
+            return cls(kind, text)
+        return cls(type(error).__name__, str(error))
 
 
 Handler = Callable[[Failure], Observable[Any]]
@@ -147,7 +156,8 @@ class Catch(Chain):
             self.fail(error)
             return
         try:
-            self.open_next([type(error).__name__, str(error)])
+            failure = Failure.of(error)
+            self.open_next([failure.kind, failure.text])
         except Exception as raised:  # noqa: BLE001 - a function of the user's
             self.fail(raised)
 

@@ -14,7 +14,8 @@ _TITLES: Final = {
     "filtering": "Which values pass",
     "taking": "The first values",
     "skipping": "All but the first values",
-    "mapping": "Something for every value",
+    "mapping": "Something for every value, or besides them",
+    "watching": "Functions that see what goes by",
     "folding": "Sums",
     "picking": "One of the values",
     "judging": "Yes or no",
@@ -40,11 +41,11 @@ The `…_async` names of other libraries are `first`, `last` and `single`: here 
 `to_subscribable` is `Source`, of a feed of the engine.
 
 What differs from RxPY 4: errors are `rt.query.WrongCount` where a value is missing or one too many, and the
-error of a user's function ends the operator everywhere. `skip_until` ends with its source even if nothing
-opened it, and `sample` if its sampler has ended. `catch` tells its handler a `Failure`, what can be kept of
-an error, and not the source. Windows and groups must be subscribed to when they are handed out. Lists of
-`buffer_with_time`, ticks of `timer` and windows of `window_with_time` that were missed while nothing ran come
-once, not as often as they were missed.
+error of a user's function ends the operator everywhere, but in `finally_action`. `skip_until` ends with its
+source even if nothing opened it, and `sample` if its sampler has ended. `catch` tells its handler a
+`Failure`, what can be kept of an error, and not the source. Windows and groups must be subscribed to when
+they are handed out. Lists of `buffer_with_time`, ticks of `timer` and windows of `window_with_time` that
+were missed while nothing ran come once, not as often as they were missed.
 """
 
 
