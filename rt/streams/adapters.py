@@ -55,6 +55,10 @@ class QueueReceiver(Protocol):
         """Everything before `low` is with every consumer, durably: the queue may forget it."""
 
     @property
+    def start(self) -> SequenceToken:
+        """The first token that it was to give, once it is open."""
+
+    @property
     def known_end(self) -> SequenceToken | None:
         """Where the queue ends as far as that is known without asking; None: not at all."""
 

@@ -107,11 +107,10 @@ class PullingAgent:
             self._registry = await self._opened_registry()
             undo.push_async_callback(self._registry.close)
             await self._registry.commit()
-            start = self._registry.low
-            self._receiver = await self._adapter.receiver(self.queue, start)
+            self._receiver = await self._adapter.receiver(self.queue, self._registry.low)
             undo.push_async_callback(self._receiver.close)
             self.cache = QueueCache(
-                start or SequenceToken(0),
+                self._registry.low or self._receiver.start,
                 events_max=self.options.cache_events,
                 bytes_max=self.options.cache_bytes,
             )
@@ -288,13 +287,13 @@ class PullingAgent:
         observer: StreamObserver,
         wanted: SequenceToken,
         *,
-        tells_gaps: bool = True,
+        is_named: bool = True,
     ) -> Consumer:
         """Pinned at `wanted` when this returns; it is handed nothing before `begin`."""
         consumer = Consumer(self, record, observer)
         self._served[record.id] = consumer
         self._stream(record.stream).consumers.append(consumer)
-        consumer.seat(wanted, tells_gaps=tells_gaps)
+        consumer.seat(wanted, is_named=is_named)
         self._moved[consumer] = None
         return consumer
 
@@ -335,9 +334,7 @@ class PullingAgent:
         """Returns the new subscription's id when it is durable. Pinned before anything is waited for."""
         record = SubscriptionRecord(uuid4().hex, stream, consumer)
         wanted = self._start_of(stream, start)
-        served = self._serve(
-            record, observer, wanted, tells_gaps=start is not StartPosition.EARLIEST_AVAILABLE
-        )
+        served = self._serve(record, observer, wanted, is_named=isinstance(start, SequenceToken))
         self._registry.put(record, served.wanted)
         try:
             await self._registry.commit()

@@ -169,6 +169,9 @@ class ClusterReceiver:
         self._streams: dict[str, StreamId] = {}
         self._known_end: SequenceToken | None = None
         self._look_at = 0.0
+        self._begun_at: int | None = None
+        """Until the first batch, where no position was asked for."""
+        self._is_first = True
         beginning: Place | None = None if cluster.name is not None else "earliest"
         self._subscriber = rt.aio.Subscriber(
             cluster.path,
@@ -183,6 +186,13 @@ class ClusterReceiver:
     async def open(self) -> None:
         """Before anything else; what is opened is closed again where it fails."""
         await self._subscriber.__aenter__()
+        if self._start is None:
+            self._begun_at = self._subscriber.position
+
+    @property
+    def start(self) -> SequenceToken:
+        """Where it was opened; 0 where it begins with the oldest, and no node has said yet what that is."""
+        return SequenceToken(self._begun_at or 0) if self._start is None else self._start
 
     @property
     def known_end(self) -> SequenceToken | None:
@@ -197,9 +207,12 @@ class ClusterReceiver:
         if batch is None:
             return None if gap is None else QueueRead([], gap.resumed, gap)
         read = events_of(batch, self._streams, self._split)
-        if self._start is not None and read and self._start.event_index and self._split is not None:
-            read = [cut for each in read if (cut := each.behind(self._start)) is not None]
-            self._start = None
+        if self._is_first:
+            self._is_first = False
+            read = [cut for each in read if (cut := each.behind(self.start)) is not None]
+            first = SequenceToken(int(batch.positions[0]))
+            if self._begun_at is not None and first > self.start:
+                gap = QueueGap(self.start, first, "not kept any more")
         return QueueRead(read, SequenceToken(batch.end), gap)
 
     async def acknowledge(self, low: SequenceToken) -> None:

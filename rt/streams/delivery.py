@@ -97,10 +97,10 @@ class Consumer:
         "_is_begun",
         "_is_calling",
         "_is_greeted",
+        "_is_named",
         "_is_stopping",
         "_limit",
         "_task",
-        "_tells_gaps",
         "_went_back_at",
         "cursor",
         "is_behind",
@@ -121,7 +121,7 @@ class Consumer:
         self._is_greeted = False
         self._is_calling = False
         self._is_stopping = False
-        self._tells_gaps = True
+        self._is_named = True
         self._gaps: deque[StreamGap] = deque()
         self._failed_at: SequenceToken | None = None
         self._failing_since = 0.0
@@ -144,14 +144,14 @@ class Consumer:
         """Whether it did not take what it was handed last."""
         return self._failed_at is not None
 
-    def seat(self, wanted: SequenceToken, *, tells_gaps: bool = True) -> None:
+    def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
         """Stand at `wanted`: in the cache, or else behind it; at once, so that nothing from there on can go.
 
-        Where a queue cannot be read again: at the oldest event that it has, with the gap told, unless not
-        `tells_gaps`.
+        Where a queue cannot be read again: at the oldest event that it has, with the gap told. If no token was
+        named, what the queue has lost of its beginning is no gap.
         """
         host, stream = self._host, self.record.stream
-        self._tells_gaps = tells_gaps
+        self._is_named = is_named
         if host.cache.covers(stream, wanted):
             self._leave_history()
             self._place(wanted)
@@ -183,7 +183,8 @@ class Consumer:
     def note_gap(self, gap: QueueGap) -> None:
         """Tell it before what lies behind the gap."""
         told = StreamGap(self.record.stream, gap.wanted, gap.resumed, gap.reason)
-        if self._tells_gaps and gap.resumed >= self.wanted and told not in self._gaps:
+        is_beginning = not self._is_named and gap.wanted <= SequenceToken(0)
+        if not is_beginning and gap.resumed >= self.wanted and told not in self._gaps:
             self._gaps.append(told)
             self.wake()
 
@@ -389,7 +390,6 @@ class Consumer:
     def _place(self, wanted: SequenceToken) -> None:
         """In the cache, with the gaps that lie between there and its end."""
         self.cursor.place(wanted)
-        self._tells_gaps = True
         for gap in self._host.gaps:
             if gap.resumed > wanted:
                 self.note_gap(gap)

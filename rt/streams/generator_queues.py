@@ -93,6 +93,7 @@ class GeneratorReader:
     ) -> None:
         self._queues = queues
         self._queue = queue
+        self.start = start
         self._at = start.sequence_number + (start.event_index > 0)
         self._only = only
 

@@ -89,6 +89,7 @@ class MemoryReceiver:
     def __init__(self, queue: _Queue, start: SequenceToken | None) -> None:
         self._queue = queue
         self._at = SequenceToken(queue.start) if start is None else max(start, SequenceToken(queue.start))
+        self.start = self._at
 
     @property
     def known_end(self) -> SequenceToken:
