@@ -147,8 +147,8 @@ class Consumer:
     def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
         """Stand at `wanted`: in the cache, or else behind it; at once, so that nothing from there on can go.
 
-        Where a queue cannot be read again: at the oldest event that it has, with the gap told. If no token was
-        named, what the queue has lost of its beginning is no gap.
+        Where a queue cannot be read again: at the oldest event that it has, with the gap told. If no token
+        was named, what the queue has lost of its beginning is no gap.
         """
         host, stream = self._host, self.record.stream
         self._is_named = is_named

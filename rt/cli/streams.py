@@ -1,0 +1,174 @@
+"""`rt streams`: what hosts of streams say of their queues, taken together."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+import click
+
+from rt.cli.options import json_option, option
+from rt.cli.text import escape
+from rt.errors import RtError
+
+_SAMPLE: Final = re.compile(r'(rt_streams_\w+)\{((?:\w+="[^"]*",?)*)\} (\S+)')
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_BYTES_MAX: Final = 16 * 2**20
+_HIGH_PRESSURE: Final = 0.9
+
+
+@dataclass(slots=True)
+class QueueRow:
+    """One queue of a provider: who serves it, and how that goes."""
+
+    provider: str
+    queue: str
+    owner: str = ""
+    consumers: int = 0
+    behind: int = 0
+    slow: int = 0
+    failing: int = 0
+    faulted: int = 0
+    unattended: int = 0
+    low: int = 0
+    lag: int = 0
+    pressure: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+_FIELDS: Final[Mapping[str, str]] = {
+    "rt_streams_slow_consumers": "slow",
+    "rt_streams_failing_consumers": "failing",
+    "rt_streams_low_position": "low",
+    "rt_streams_lag_events": "lag",
+    "rt_streams_pressure_ratio": "pressure",
+}
+_STATES: Final[Mapping[str, str]] = {
+    "served": "consumers",
+    "behind": "behind",
+    "faulted": "faulted",
+    "unattended": "unattended",
+}
+
+
+def overview(texts: Iterable[str]) -> list[QueueRow]:
+    """The queues that these hosts' metrics tell of, each as its owner says, with what is wrong."""
+    samples = [found for text in texts for found in _samples(text)]
+    rows: dict[tuple[str, str], QueueRow] = {}
+    owners: dict[tuple[str, str], list[str]] = {}
+    for name, labels, value in samples:
+        place = (labels["provider"], labels["queue"])
+        row = rows.setdefault(place, QueueRow(*place))
+        if name == "rt_streams_queue_owned" and value:
+            owners.setdefault(place, []).append(labels["host"])
+        if name == "rt_streams_queue_failed" and value:
+            row.problems.append(f"its agent on {labels['host']} broke, and is to be started again")
+    for name, labels, value in samples:
+        place = (labels["provider"], labels["queue"])
+        if labels["host"] not in owners.get(place, []):
+            continue
+        attribute = (
+            _STATES.get(labels.get("state", "")) if name == "rt_streams_consumers" else _FIELDS.get(name)
+        )
+        if attribute is not None:
+            setattr(rows[place], attribute, value if attribute == "pressure" else int(value))
+    for place, row in rows.items():
+        _judge(row, owners.get(place, []))
+    return [rows[place] for place in sorted(rows)]
+
+
+def _judge(row: QueueRow, owners: Sequence[str]) -> None:
+    row.owner = ", ".join(sorted(owners))
+    if not owners:
+        row.problems.append("none of these hosts serves it")
+    if len(owners) > 1:
+        row.problems.append("it changed hands while they were asked: ask again")
+    if row.pressure >= _HIGH_PRESSURE:
+        row.problems.append("its cache is full: nothing is read before consumers have got on")
+    if row.failing:
+        row.problems.append(f"{row.failing} consumers do not take what they are handed")
+    if row.faulted:
+        row.problems.append(f"{row.faulted} subscriptions were given up: resume or end them")
+    if row.unattended:
+        row.problems.append(f"{row.unattended} subscriptions have nobody here to consume")
+
+
+def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
+    for line in text.splitlines():
+        if (found := _SAMPLE.fullmatch(line)) is not None:
+            labels = dict(_LABEL.findall(found[2]))
+            if {"provider", "host", "queue"} <= labels.keys():
+                yield found[1], labels, float(found[3])
+
+
+def ask(endpoint: str, timeout_s: float) -> str:
+    """The metrics of a host at `host:port`; `rt.RtError` if it does not answer with them."""
+    url = f"http://{endpoint}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return str(answer.read(_BYTES_MAX).decode())
+    except (OSError, ValueError) as error:
+        hint = "Is serve_metrics running there?"
+        raise RtError("no metrics of that host", where=endpoint, got=str(error)[:200], hint=hint) from error
+
+
+def as_table(rows: Sequence[QueueRow]) -> str:
+    """For people: what is wrong first."""
+    head = ["provider", "queue", "owner", "consumers", "behind", "slow", "low", "lag", "pressure"]
+    body = [
+        [
+            row.provider,
+            row.queue,
+            row.owner or "nobody",
+            f"{row.consumers:,}",
+            f"{row.behind:,}",
+            f"{row.slow:,}",
+            f"{row.low:,}",
+            f"{row.lag:,}",
+            f"{row.pressure:.0%}",
+        ]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    text = [f"  {row.queue}: {problem}" for row in rows for problem in row.problems]
+    for cells in [head, *body]:
+        padded = [
+            cell.ljust(width) if at < 3 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        text.append("  ".join(padded).rstrip())
+    return "\n".join(text)
+
+
+@click.command()
+@click.argument("hosts", nargs=-1, required=True, metavar="HOST:PORT...")
+@option(
+    "--timeout", default=5.0, show_default=True, type=click.FloatRange(0.1, 300), help="Seconds for each."
+)
+@json_option
+@click.pass_context
+def streams(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: bool) -> None:
+    """Show the queues of stream hosts: owners, consumers, lag, pressure.
+
+    HOST:PORT is where a host serves its metrics. Exit status 1 if a host does not answer, or something is
+    wrong with a queue.
+    """
+    texts, has_failed = [], False
+    for host in hosts:
+        try:
+            texts.append(ask(host, timeout))
+        except RtError as error:
+            has_failed = True
+            click.echo(f"rt: {escape(str(error))}", err=True)
+    rows = overview(texts)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(asdict(row)))
+    elif rows:
+        click.echo(as_table(rows))
+    if has_failed or any(row.problems for row in rows):
+        ctx.exit(1)

@@ -1,0 +1,90 @@
+"""A host of streams, as a program: `stream_host.py CONFIG`, until SIGTERM.
+
+Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that all
+hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import rt
+from rt.streams import (
+    Cluster,
+    ClusterLeases,
+    ClusterQueues,
+    EventBatch,
+    LeaseBalancer,
+    SequenceToken,
+    StreamId,
+    StreamObserver,
+    StreamOptions,
+    StreamProvider,
+    directory_stores,
+)
+from rt.streams.balancers import LeaseTimes
+from rt.streams.serving import serve_metrics
+
+
+class Appending(StreamObserver):
+    """A line for each event: position and value. A batch is one write, so that a kill leaves whole ones."""
+
+    def __init__(self, path: Path, *, keeps_token: bool) -> None:
+        self._path = path
+        self._keeps_token = keeps_token
+
+    async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
+        lines = "".join(f"{token} {event.decode()}\n" for token, event in batch)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            assert os.write(file, lines.encode()) == len(lines)
+        finally:
+            os.close(file)
+        return None
+
+    async def last_token(self) -> SequenceToken | None:
+        if not self._keeps_token or not self._path.exists():
+            return None
+        return SequenceToken(int(self._path.read_text().splitlines()[-1].split()[0]))
+
+
+async def main(config: dict[str, Any]) -> None:
+    out, host = Path(config["out"]), config["host"]
+    clusters = {}
+    for name, cluster in config["clusters"].items():
+        tls = rt.TLS(*cluster["tls"])
+        clusters[name] = Cluster(name, f"{config['copies']}/{host}", cluster["endpoints"], tls, name="hosts")
+    first = config["clusters"][config["leases"]]
+    leases = ClusterLeases(first["endpoints"], rt.TLS(*first["tls"]), "streams")
+    balancer = LeaseBalancer(leases, times=LeaseTimes(lease_s=4.0, look_s=0.3))
+    provider = StreamProvider(
+        "load",
+        ClusterQueues(clusters),
+        balancer=balancer,
+        stores=directory_stores(config["books"]),
+        options=StreamOptions(save_every_s=0.2, drain_s=5, cache_events=2000, batch_events_max=50),
+        host=host,
+    )
+
+    def keeping(stream: StreamId) -> StreamObserver:
+        return Appending(out / f"keeping.{stream.key}", keeps_token=True)
+
+    def plain(stream: StreamId) -> StreamObserver:
+        return Appending(out / f"plain.{stream.key}.{host}", keeps_token=False)
+
+    provider.implicit("keeping", "load/*", keeping)
+    provider.implicit("plain", "load/*", plain)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    async with provider, serve_metrics([provider], port=config["port"]):
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))
