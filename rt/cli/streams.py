@@ -71,9 +71,9 @@ def overview(texts: Iterable[str]) -> list[QueueRow]:
         place = (labels["provider"], labels["queue"])
         if labels["host"] not in owners.get(place, []):
             continue
-        attribute = (
-            _STATES.get(labels.get("state", "")) if name == "rt_streams_consumers" else _FIELDS.get(name)
-        )
+        attribute = _FIELDS.get(name)
+        if name == "rt_streams_consumers":
+            attribute = _STATES.get(labels.get("state", ""))
         if attribute is not None:
             setattr(rows[place], attribute, value if attribute == "pressure" else int(value))
     for place, row in rows.items():
@@ -106,7 +106,7 @@ def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
 
 
 def ask(endpoint: str, timeout_s: float) -> str:
-    """The metrics of a host at `host:port`; `rt.RtError` if it does not answer with them."""
+    """The metrics of a host at `host:port`; `rt.RtError` if there are none within `timeout_s`."""
     url = f"http://{endpoint}/metrics"
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
@@ -117,7 +117,7 @@ def ask(endpoint: str, timeout_s: float) -> str:
 
 
 def as_table(rows: Sequence[QueueRow]) -> str:
-    """For people: what is wrong first."""
+    """For people: what is wrong first. Its parts are names of `rt.names`, or ours."""
     head = ["provider", "queue", "owner", "consumers", "behind", "slow", "low", "lag", "pressure"]
     body = [
         [

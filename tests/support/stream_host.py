@@ -1,7 +1,7 @@
 """A host of streams, as a program: `stream_host.py CONFIG`, until SIGTERM.
 
-Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that all
-hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
+Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that
+all hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def main(config: dict[str, Any]) -> None:
         clusters[name] = Cluster(name, f"{config['copies']}/{host}", cluster["endpoints"], tls, name="hosts")
     first = config["clusters"][config["leases"]]
     leases = ClusterLeases(first["endpoints"], rt.TLS(*first["tls"]), "streams")
-    balancer = LeaseBalancer(leases, times=LeaseTimes(lease_s=4.0, look_s=0.3))
+    balancer = LeaseBalancer(leases, times=LeaseTimes(lease_s=10.0, look_s=0.3))
     provider = StreamProvider(
         "load",
         ClusterQueues(clusters),

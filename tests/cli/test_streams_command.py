@@ -1,0 +1,82 @@
+"""`rt streams`: what hosts say, taken together."""
+
+import json
+from pathlib import Path
+
+import prometheus_client.parser
+import pytest
+from click.testing import CliRunner
+
+from rt.cli import streams
+from rt.errors import RtError
+from rt.streams.metrics import METRICS, QueueCounts, QueueStatus, exposition
+
+DOCS = Path(__file__).parents[2] / "docs" / "streams.md"
+
+
+def host(name: str, *queues: QueueStatus) -> str:
+    return exposition("p", name, [(queue, QueueCounts(events=7)) for queue in queues])
+
+
+def test_a_queue_is_shown_as_its_owner_says() -> None:
+    served = QueueStatus("q", "served", consumers=10, behind=2, low=500, lag=20, pressure=0.25)
+    (row,) = streams.overview([host("h1", served), host("h2", QueueStatus("q"))])
+    assert (row.owner, row.consumers, row.behind, row.low, row.lag, row.pressure) == (
+        "h1",
+        8,
+        2,
+        500,
+        20,
+        0.25,
+    )
+    assert row.problems == []
+    cells = streams.as_table([row]).splitlines()[1].split()
+    assert cells == ["p", "q", "h1", "8", "2", "0", "500", "20", "25%"]
+
+
+def test_what_is_wrong_is_said() -> None:
+    bad = QueueStatus("q", "served", consumers=3, failing=1, faulted=2, unattended=4, pressure=0.95)
+    rows = streams.overview([host("h1", bad, QueueStatus("r", "failed"), QueueStatus("s", "served"))])
+    rows += streams.overview([host(name, QueueStatus("t", "served")) for name in ("h1", "h2")])
+    assert [len(row.problems) for row in rows] == [4, 2, 0, 1]
+    text = streams.as_table(rows)
+    assert "r: its agent on h1 broke, and is to be started again" in text
+    assert "r: none of these hosts serves it" in text
+    assert "q: 2 subscriptions were given up" in text
+    assert "nobody" in text
+
+
+def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"a:1": host("h1", QueueStatus("q", "served"))}
+
+    def ask(endpoint: str, timeout_s: float) -> str:
+        if endpoint not in texts:
+            raise RtError("no metrics of that host", where=endpoint)
+        return texts[endpoint]
+
+    monkeypatch.setattr(streams, "ask", ask)
+    runner = CliRunner()
+    good = runner.invoke(streams.streams, ["a:1", "--json"])
+    assert good.exit_code == 0
+    assert json.loads(good.stdout)["owner"] == "h1"
+    away = runner.invoke(streams.streams, ["a:1", "b:1"])
+    assert away.exit_code == 1
+    assert "no metrics of that host" in away.stderr
+    texts["a:1"] = host("h1", QueueStatus("q", "failed"))
+    assert runner.invoke(streams.streams, ["a:1"]).exit_code == 1
+
+
+def test_a_host_that_is_not_there_is_an_error_that_names_it() -> None:
+    with pytest.raises(RtError, match=r"no metrics of that host \(at 127.0.0.1:1\)"):
+        streams.ask("127.0.0.1:1", 1.0)
+
+
+def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -> None:
+    text = host("h1", QueueStatus("q", "served", consumers=1))
+    families = list(prometheus_client.parser.text_string_to_metric_families(text))
+    assert len(families) == len(METRICS)
+    assert all(sample.labels["queue"] == "q" for family in families for sample in family.samples)
+    table = DOCS.read_text()
+    for metric in METRICS:
+        labels = f"`{metric.labels}`" if metric.labels else ""
+        assert f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |" in table
