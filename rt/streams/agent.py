@@ -107,7 +107,7 @@ class PullingAgent:
             self._registry = await self._opened_registry()
             undo.push_async_callback(self._registry.close)
             await self._registry.commit()
-            self._receiver = await self._adapter.receiver(self.queue, self._registry.low)
+            self._receiver = await self._adapter.receiver(self.queue, self._start())
             undo.push_async_callback(self._receiver.close)
             self.cache = QueueCache(
                 self._registry.low or self._receiver.start,
@@ -144,6 +144,14 @@ class PullingAgent:
                 logger.warning(
                     "agent_stop_failed queue=%s step=%s error=%r", self.queue, step.__name__, error
                 )
+
+    def _start(self) -> SequenceToken | None:
+        """Where to read from: what some are still to read again is wanted here as well, and let pass."""
+        low = self._registry.low
+        if low is None or not self.is_rewindable:
+            return low
+        places = [self._registry.place(each.id) for each in self._registry.records() if each.fault is None]
+        return min([low, *(place for place in places if place is not None)])
 
     def fail(self, error: BaseException) -> None:
         """Something broke that is not a consumer's: say so, once."""
@@ -318,6 +326,7 @@ class PullingAgent:
             if is_quiet and all(each.record.is_implicit and each.is_idle for each in met.consumers):
                 for consumer in list(met.consumers):
                     self._leave(consumer)
+                    consumer.cursor.close()
                     self._tasks.append(asyncio.create_task(consumer.close()))
                 del self._streams[stream]
         self._tasks = [task for task in self._tasks if not task.done()]

@@ -7,6 +7,7 @@ i-th is (position, i). Everything that the local copy of the log still has can b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import rt.aio
+from rt.errors import RtError
 from rt.events import BadMessage, Event, HoldRefused, Reset, SkipForward
+from rt.following import FollowingReader
 from rt.log.directory import is_log_directory, merged_directory
 from rt.log.disk import REAL
 from rt.log.reader import LogReader, Place
@@ -107,7 +110,7 @@ class ClusterQueues:
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
         """Read a topic of the local copy."""
         cluster = self._clusters[queue.name]
-        return await asyncio.to_thread(ClusterHistory, cluster.directory, stream, start, self._split)
+        return ClusterHistory(cluster.directory, stream, start, self._split)
 
     async def close(self) -> None:
         """Close the publishers; what is not replicated yet goes on behind us."""
@@ -229,8 +232,9 @@ class ClusterReceiver:
         if now < self._look_at:
             return
         self._look_at = now + _END_AGAIN_S
-        end = await asyncio.to_thread(_end_of, self._directory)
-        self._known_end = None if end is None else SequenceToken(end)
+        with contextlib.suppress(RtError):  # Who reads will hear of it.
+            end = await asyncio.to_thread(_end_of, self._directory)
+            self._known_end = None if end is None else SequenceToken(end)
 
 
 class ClusterHistory:
@@ -241,13 +245,17 @@ class ClusterHistory:
         self._start = start
         self._split = split
         self._streams: dict[str, StreamId] = {}
-        position = _position(start, split)
-        self._reader = LogReader(directory, position=position, topics=[stream.topic], on_event=self._gaps)
+        self._directory = directory
+        self._stream = stream
+        self._reader: FollowingReader | None = None
 
     async def read(self, events_max: int) -> QueueRead:
-        """The stream's next events."""
+        """The stream's next events; none as long as the copy is not filled so far."""
+        if self._reader is None and not await asyncio.to_thread(self._open):
+            return QueueRead([], self._start)
+        assert self._reader is not None
         batch = await asyncio.to_thread(self._reader.next_batch, 0.0, events_max)
-        end = SequenceToken(self._reader.position)
+        end = max(self._start, SequenceToken(self._reader.position))
         if batch is None:
             return QueueRead([], end, self._gaps.take())
         read = events_of(batch, self._streams, self._split)
@@ -256,7 +264,22 @@ class ClusterHistory:
 
     async def close(self) -> None:
         """Let go of its file."""
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _open(self) -> bool:
+        """Whether there is a copy yet."""
+        if not is_log_directory(REAL, self._directory):
+            return False
+        self._reader = FollowingReader(
+            self._directory,
+            position=_position(self._start, self._split),
+            topics=[self._stream.topic],
+            on_event=self._gaps,
+            check=lambda: None,
+            may_be_ahead=True,
+        )
+        return True
 
 
 def _end_of(directory: str) -> int | None:

@@ -374,8 +374,13 @@ class Consumer:
 
     async def _called(self, call: Awaitable[T]) -> T:
         self._is_calling = True
+        task = asyncio.current_task()
         try:
             return await call
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            raise DeliveryFailed("the consumer's own task was cancelled") from None
         finally:
             self._is_calling = False
 

@@ -1,8 +1,8 @@
 """The agents of a host: one for each queue that the balancer says is its own.
 
 Laws. There is never more than one agent of a queue here; a queue is released only when its agent has ended.
-Changes are followed one after the other, and only the newest state counts. An agent that broke is started
-again, after a wait that grows.
+Changes of a queue are followed one after the other, and only the newest state counts. An agent that broke is
+started again, after a wait that grows.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class _Place:
     started_at: float = 0.0
     try_at: float = 0.0
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PullingManager:
@@ -60,10 +61,9 @@ class PullingManager:
         self._make = make
         self._drain_s = drain_s
         self._places = {queue: _Place() for queue in queues}
-        self._woken = asyncio.Event()
         self._changed = asyncio.Event()
         """Set, and another one, when an agent was started or has ended."""
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     # What the balancer calls
 
@@ -73,7 +73,7 @@ class PullingManager:
         for queue, place in self._places.items():
             if queue not in owned:
                 place.closed_to = None
-        self._woken.set()
+            place.woken.set()
 
     async def release(self, queue: QueueId) -> None:
         """Drain, flush, end."""
@@ -98,15 +98,17 @@ class PullingManager:
     async def start(self) -> None:
         """Begin to follow; agents are started behind it."""
         self._balancer.subscribe(self)
-        self._woken.set()
-        self._following = asyncio.create_task(self._follow())
+        for queue, place in self._places.items():
+            place.woken.set()
+            self._following.append(asyncio.create_task(self._follow(queue, place)))
 
     async def stop(self) -> None:
         """Drain all, and end. The balancer is to be stopped first, so that it can let its rights go."""
         self._balancer.unsubscribe(self)
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+        for task in self._following:
+            task.cancel()
+        if self._following:
+            await asyncio.wait(self._following)
         await asyncio.gather(
             *(self._end(place, self._drain_s, keeps_books=True) for place in self._places.values())
         )
@@ -114,7 +116,8 @@ class PullingManager:
     def agent(self, queue: QueueId) -> PullingAgent | None:
         """Who serves the queue here; None: nobody."""
         place = self._places[queue]
-        return None if place.failed is not None else place.agent
+        is_up = place.agent is not None and place.failed is None and place.agent.is_open
+        return place.agent if is_up else None
 
     def agents(self) -> list[PullingAgent]:
         """Of all queues that are served here."""
@@ -136,16 +139,15 @@ class PullingManager:
 
     # Following
 
-    async def _follow(self) -> None:
+    async def _follow(self, queue: QueueId, place: _Place) -> None:
         while True:
             try:
-                async with asyncio.timeout_at(self._next_try()):
-                    await self._woken.wait()
+                async with asyncio.timeout_at(self._next_try(queue, place)):
+                    await place.woken.wait()
             except TimeoutError:
                 pass
-            self._woken.clear()
-            owned = dict(self._balancer.my_queues())
-            await asyncio.gather(*(self._settle(queue, owned.get(queue)) for queue in self._places))
+            place.woken.clear()
+            await self._settle(queue, self._balancer.my_queues().get(queue))
 
     async def _settle(self, queue: QueueId, fence: Fence | None) -> None:
         """Have an agent of that fence, or none."""
@@ -198,7 +200,7 @@ class PullingManager:
         if place.agent is agent:
             place.failed = agent
             self._note_failure(queue, place, error)
-            self._woken.set()
+            place.woken.set()
 
     def _note_failure(self, queue: QueueId, place: _Place, error: BaseException) -> None:
         if _now() - place.started_at > _HEALTHY_S:
@@ -210,18 +212,11 @@ class PullingManager:
         place.try_at = _now() + wait
         logger.error("agent_failed queue=%s again_s=%.1f error=%r", queue, wait, error)
 
-    def _next_try(self) -> float | None:
+    def _next_try(self, queue: QueueId, place: _Place) -> float | None:
         """When a broken agent is due; None: there is none."""
-        owned = self._balancer.my_queues()
-        due = [
-            place.try_at
-            for queue, place in self._places.items()
-            if place.agent is None
-            and place.failures
-            and queue in owned
-            and self._may_serve(place, owned[queue])
-        ]
-        return min(due, default=None)
+        fence = self._balancer.my_queues().get(queue)
+        is_due = place.agent is None and place.failures and fence is not None
+        return place.try_at if is_due and fence is not None and self._may_serve(place, fence) else None
 
     def _tell_changed(self) -> None:
         self._changed.set()

@@ -103,6 +103,8 @@ class Stream:
         With the name of a `consumer` whose factory other hosts have, it goes on there when they serve the
         queue; without, it waits there for somebody to resume it. `NotRewindable`, `QueueElsewhere`.
         """
+        if consumer is not None:
+            check_name(consumer, kind="consumer")
         agent = await self._provider.agent_of(self.id)
         return Subscription(
             self._provider, self.id, await agent.subscribe(self.id, observer, consumer, start)
@@ -194,8 +196,10 @@ class StreamProvider:
         self._is_closed = True
         try:
             if self._manager is not None:
-                await self._balancer.stop()
-                await self._manager.stop()
+                try:
+                    await self._balancer.stop()
+                finally:
+                    await self._manager.stop()
         finally:
             if self._adapter is not None:
                 await self._adapter.close()
@@ -239,7 +243,7 @@ class StreamProvider:
                         raise QueueElsewhere(
                             "another host serves the queue, or none yet", where=queue, got=stream, hint=hint
                         )
-                    if (agent := self._manager.agent(queue)) is not None and agent.is_open:
+                    if (agent := self._manager.agent(queue)) is not None:
                         return agent
                     await self._manager.changed()
         except TimeoutError as error:

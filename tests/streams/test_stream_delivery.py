@@ -266,6 +266,23 @@ def test_a_subscription_that_is_given_up_keeps_its_place_and_holds_nobody_up() -
     generated(program, GeneratorQueues(one), options={"cache_events": 20, "deliver_for_s": 5})
 
 
+def test_a_consumer_whose_own_task_was_cancelled_has_failed_and_is_tried_again() -> None:
+    cancels = 3
+
+    async def act(_: EventBatch) -> None:
+        nonlocal cancels
+        if cancels:
+            cancels -= 1
+            raise asyncio.CancelledError
+
+    async def program(provider: StreamProvider) -> None:
+        got = Collector(act=act)
+        await provider.stream("n", "one").subscribe(got, start=EARLIEST)
+        await until(lambda: got.events == list(range(100)))
+
+    generated(program, GeneratorQueues(one))
+
+
 def test_with_policy_block_an_event_is_tried_until_it_is_taken() -> None:
     bad = {13}
 
