@@ -1,0 +1,61 @@
+{{/*
+node.toml in two parts: the settings, whose checksum is in the pods' annotations, and the members, which are not in
+it. TOML's basic strings are JSON's.
+*/}}
+
+{{- define "rt.settings" -}}
+{{- $config := .Values.config -}}
+stream = {{ include "rt.stream" . | toJson }}
+directory = "/var/lib/rt/node"
+bootstrap = {{ .Values.bootstrap }}
+data_port = {{ int .Values.ports.data }}
+raft_port = {{ int .Values.ports.raft }}
+rest_port = {{ int .Values.ports.rest }}
+health_port = {{ int .Values.ports.health }}
+log_level = {{ $config.logLevel | toJson }}
+log_format = {{ $config.logFormat | toJson }}
+{{- with $config.rollBytes }}
+roll_bytes = {{ . | toString | toJson }}
+{{- end }}
+{{- if not (kindIs "invalid" $config.rollMinutes) }}
+roll_minutes = {{ int64 $config.rollMinutes }}
+{{- end }}
+{{- if not (kindIs "invalid" $config.archive.timeMinutes) }}
+archive_time_minutes = {{ int64 $config.archive.timeMinutes }}
+{{- end }}
+{{- with $config.archive.limit }}
+archive_limit = {{ . | toString | toJson }}
+{{- end }}
+{{- if not (kindIs "invalid" $config.archive.diskPercent) }}
+archive_disk_percent = {{ int64 $config.archive.diskPercent }}
+{{- end }}
+{{- with $config.archive.holdLimit }}
+archive_hold_limit = {{ . | toString | toJson }}
+{{- end }}
+{{- range $key, $value := $config.extra }}
+{{ $key }} = {{ if kindIs "string" $value }}{{ tpl $value $ | toJson }}{{ else if kindIs "bool" $value }}{{ $value }}{{ else }}{{ int64 $value }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- define "rt.members" -}}
+{{- range $ordinal := until (int .Values.replicaCount) }}
+{{- $host := include "rt.host" (dict "root" $ "ordinal" $ordinal) }}
+
+[members.{{ printf "%s-%d" (include "rt.fullname" $) $ordinal | toJson }}]
+raft = {{ printf "%s:%d" $host (int $.Values.ports.raft) | toJson }}
+data = {{ printf "%s:%d" $host (int $.Values.ports.data) | toJson }}
+{{- end }}
+{{- end -}}
+
+{{- define "rt.configMap" -}}
+{{- default (printf "%s-config" (include "rt.fullname" .)) .Values.existingConfigMap -}}
+{{- end -}}
+
+{{/* Where clients inside the cluster reach the nodes: host:port, … */}}
+{{- define "rt.endpoints" -}}
+{{- $endpoints := list -}}
+{{- range $ordinal := until (int .Values.replicaCount) -}}
+{{- $endpoints = append $endpoints (printf "%s:%d" (include "rt.host" (dict "root" $ "ordinal" $ordinal)) (int $.Values.ports.data)) -}}
+{{- end -}}
+{{- join "," $endpoints -}}
+{{- end -}}

@@ -1,0 +1,159 @@
+"""The Dockerfile, as far as it goes without an engine: its steps run, and what they make starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from chart_bench import CHART, ROOT, objects, one
+from dockerfile import read_dockerfile
+from packaging.requirements import Requirement
+
+ARGUMENTS, (BUILD, FINAL) = read_dockerfile(CHART / "Dockerfile")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("archiver", "pyspark_rt", "replicator", "rt", "sequencer")
+
+
+def copied() -> list[str]:
+    return [source for rest in BUILD.of("COPY") for source in rest.split()[:-1]]
+
+
+def test_the_base_is_pinned_and_the_same_in_both_stages() -> None:
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", ARGUMENTS["PYTHON"])
+    assert BUILD.base == FINAL.base == ARGUMENTS["PYTHON"]
+    assert "latest" not in (CHART / "Dockerfile").read_text()
+
+
+def test_every_path_that_is_copied_exists_and_is_not_ignored() -> None:
+    lines = (CHART / "Dockerfile.dockerignore").read_text().splitlines()
+    let_in = [line.removeprefix("!") for line in lines if line.startswith("!")]
+
+    for path in copied():
+        assert (ROOT / path).exists(), path
+        assert any(fnmatch(path, each) for each in let_in), path
+    assert [package for package in PACKAGES if package not in copied()] == []
+    assert FINAL.of("COPY") == ["--from=build /opt/rt /opt/rt"]
+
+
+def test_it_runs_as_nobody_in_particular_whom_the_chart_names_too() -> None:
+    security = one(objects("default"), "StatefulSet")["spec"]["template"]["spec"]["securityContext"]
+
+    assert FINAL.one("USER") == f"{security['runAsUser']}:{security['runAsGroup']}" == "10001:10001"
+    assert "--uid 10001" in FINAL.one("RUN")
+
+
+def test_its_commands_are_ours_and_its_ports_the_charts() -> None:
+    assert FINAL.command("ENTRYPOINT") == ["rt"]
+    assert FINAL.command("CMD")[0] == "node"
+    assert "rt" in PROJECT["scripts"]
+    (container,) = one(objects("default"), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    ports = {str(port["containerPort"]) for port in container["ports"]}
+    assert set(FINAL.one("EXPOSE").split()) == ports
+    assert FINAL.one("VOLUME") in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert container["command"][0] == "rt"
+
+
+def test_it_tells_its_health_and_what_it_is() -> None:
+    check = FINAL.one("HEALTHCHECK")
+    assert "/liveness" in check
+    compile(re.findall(r'"([^"]*)"\]$', check)[0], "healthcheck", "exec")
+    assert {"title", "description", "licenses", "version", "revision"} <= {
+        label for rest in FINAL.of("LABEL") for label in re.findall(r"opencontainers\.image\.(\w+)=", rest)
+    }
+    assert f"VERSION={PROJECT['version']}" in FINAL.of("ARG")
+
+
+def test_no_compiler_and_no_installer_is_in_the_final_stage() -> None:
+    assert not re.search(r"pip|apt|gcc|build-essential", " ".join(FINAL.of("RUN")))
+    assert "--without-pip /opt/rt" in BUILD.of("RUN")[0]
+
+
+def test_every_dependency_is_locked_with_its_hash() -> None:
+    text = (CHART / "requirements.lock").read_text()
+    locked = re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE)
+
+    wanted = {re.match(r"[A-Za-z0-9-]+", each)[0].lower() for each in PROJECT["dependencies"]}  # type: ignore[index]
+    assert wanted <= set(locked)
+    for name, version in re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE):
+        for each in map(Requirement, PROJECT["dependencies"]):
+            assert each.name != name or each.specifier.contains(version), (name, version)
+    for block in re.split(r"\n(?=\S)", text.strip()):
+        assert "--hash=sha256:" in block, block
+    assert "://" not in text
+
+
+FETCHING = re.compile("--require-hashes")
+"""The steps that get what is locked: 20 s of processor time, most of it for the pages of the index."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_whole", [False, True], ids=["what_is_ours", "with_all_that_is_locked"])
+def test_its_steps_make_an_environment_in_which_the_entry_point_starts(
+    is_whole: bool, tmp_path: Path
+) -> None:
+    if is_whole and not os.environ.get("RT_IMAGE"):
+        pytest.skip("RT_IMAGE=1 has it fetch all that is locked, as the image does")
+    places = {"/opt/rt": tmp_path / "rt", "/opt/build": tmp_path / "build", "/src": tmp_path / "src"}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    # What is compiled ahead in the image is not worth the time here.
+    environment |= {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}", "PIP_NO_COMPILE": "1"}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+
+    for word, rest in BUILD.steps:
+        if word == "COPY":
+            *paths, target = rest.split()
+            for path in paths:
+                copy_in(path, places["/src"] / target)
+        elif word == "RUN" and FETCHING.search(rest) and not is_whole:
+            for venv in (places["/opt/rt"], places["/opt/build"]):
+                lend_packages(venv)
+        elif word == "RUN":
+            command = re.sub("/opt/rt|/opt/build|/src", lambda found: str(places[found[0]]), rest)
+            run(["sh", "-c", command], cwd=places["/src"], env=environment)
+
+    shutil.rmtree(places["/src"])  # It runs from what is installed.
+    python, entry = (str(places["/opt/rt"] / "bin" / word) for word in ("python", "rt"))
+    clean = {"PATH": environment["PATH"]}
+    assert FINAL.command("ENTRYPOINT") == ["rt"]
+    assert "--bootstrap" in run([entry, *FINAL.command("CMD")], cwd=tmp_path, env=clean)
+    where = run([python, "-c", "import rt; print(rt.__file__)"], cwd=tmp_path, env=clean)
+    assert where.startswith(str(places["/opt/rt"]))
+    assert not (places["/opt/rt"] / "bin" / "pip").exists()
+
+
+def lend_packages(venv: Path) -> None:
+    """What these tests run with, but not ours, instead of what would be fetched."""
+    (site,) = venv.glob("lib/python3*/site-packages")
+    lent = Path(sysconfig.get_path("purelib"))
+    for path in lent.iterdir():
+        if path.name.startswith(("rt_transport", "_rt_transport", "_editable", "__editable__")):
+            continue
+        target = site / path.name
+        if path.suffix != ".pth" and not target.exists():
+            target.symlink_to(path)
+
+
+def copy_in(path: str, target: Path) -> None:
+    """As COPY does: a directory's content into the target, a file into a directory."""
+    target.mkdir(parents=True, exist_ok=True)
+    if (ROOT / path).is_dir():
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / path, target, ignore=ignored, dirs_exist_ok=True)
+    else:
+        shutil.copy(ROOT / path, target)
+
+
+def run(command: list[str], *, cwd: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
+    return done.stdout

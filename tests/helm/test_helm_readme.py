@@ -1,0 +1,85 @@
+"""What the chart says of itself, to readers and to who installs it, is true of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from chart_bench import CHART, MATRIX, ROOT, load_yaml, notes, objects
+from chart_docs import with_table
+
+README = (CHART / "README.md").read_text()
+META: dict[str, Any] = next(load_yaml((CHART / "Chart.yaml").read_text()))
+
+
+def test_the_table_of_values_is_made_of_the_values(request: pytest.FixtureRequest) -> None:
+    wanted = with_table(README, CHART / "values.yaml")
+    if request.config.getoption("--rewrite"):
+        (CHART / "README.md").write_text(wanted)
+    else:
+        assert wanted == README
+
+
+def test_every_value_that_the_readme_sets_or_names_exists() -> None:
+    known = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    named = re.findall(r"--set '?([\w.\[\]]+)=", README) + re.findall(r"`((?:\w+\.)+\w+)=?[^`]*`", README)
+    paths = [name for name in named if name.split(".")[0] in known and name not in {"tls.crt", "tls.key"}]
+
+    assert len(paths) > 20
+    for path in paths:
+        schema = {"properties": known}
+        for word in re.sub(r"\[\d+\]", ".items", path).split("."):
+            schema = schema.get("items", {}) if word == "items" else schema["properties"].get(word)
+            assert schema is not None, path
+
+
+def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -> None:
+    found = objects({"stream": "trades"})
+    names = {each["metadata"]["name"] for each in found}
+
+    for name in ("trades-rt", "trades-rt-headless", "trades-rt-tls-0", "trades-rt-ca"):
+        assert f"{name}" in README
+        assert name in names
+
+
+def test_the_versions_are_the_programs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert META["appVersion"] == META["version"] == project["version"]
+    assert META["annotations"]["artifacthub.io/license"] == project["license"]
+    for key, text in META["annotations"].items():
+        if key.rpartition("/")[2] in {"images", "changes", "recommendations"}:
+            assert isinstance(next(load_yaml(text)), list)
+        else:
+            assert text in {"true", "false"} or key.endswith(("category", "license"))
+
+
+@pytest.mark.parametrize("values", MATRIX)
+def test_notes_are_written_for_every_set_of_values(values: str) -> None:
+    assert "A first publisher:" in notes(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "warnings"),
+    [
+        ("default", []),
+        ("single", ["one node", "podAntiAffinity", "PodDisruptionBudget"]),
+        ("no-persistence", ["persistence.enabled", "diagnosticMode"]),
+        ("external-nodeport", ["externalAccess.hosts"]),
+    ],
+)
+def test_notes_warn_of_what_may_lose_data_or_cannot_work(values: str, warnings: list[str]) -> None:
+    said = [line for line in notes(values).splitlines() if line.startswith("WARNING")]
+
+    assert len(said) == len(warnings)
+    for line, warning in zip(said, warnings, strict=True):
+        assert warning in line
+
+
+def test_notes_name_every_endpoint() -> None:
+    found = re.findall(r"^  (\S+:5002)$", notes("default"), re.MULTILINE)
+
+    assert found == [f"trades-rt-{one}.trades-rt-headless.prod.svc.cluster.local:5002" for one in range(3)]

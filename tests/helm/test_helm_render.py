@@ -1,0 +1,82 @@
+"""What the chart renders is what Kubernetes takes: every set of values, strictly, by 1.25 to 1.37."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import helm_python
+import pytest
+import yaml
+from chart_bench import CHART, MATRIX, VERSIONS, objects, one, problems, rendered
+from chart_rules import RULES
+
+
+@pytest.mark.parametrize("values", MATRIX)
+def test_kubernetes_takes_every_object_of_every_set_of_values(values: str) -> None:
+    versions = VERSIONS if values == "default" else VERSIONS[::4]
+
+    for found in objects(values):
+        for version in versions:
+            is_newer = found["kind"] == "Service" and "trafficDistribution" in found["spec"]
+            if not (is_newer and version < "1.30"):
+                where = f"{version} {found['kind']} {found['metadata']['name']}"
+                assert problems(found, version) == [], where
+
+
+@pytest.mark.parametrize("values", MATRIX)
+def test_the_objects_of_every_set_of_values_fit_each_other(values: str) -> None:
+    found = objects(values)
+
+    assert [broken for rule in RULES for broken in rule(found)] == []
+
+
+@pytest.mark.parametrize("values", MATRIX)
+def test_nothing_is_outside_of_the_namespace_or_named_twice(values: str) -> None:
+    found = objects(values)
+    names = [(each["kind"], each["metadata"]["name"]) for each in found]
+
+    assert len(set(names)) == len(names)
+    kinds = {kind for kind, _ in names}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Namespace", "CustomResourceDefinition"}
+
+
+def test_a_field_that_nobody_knows_is_seen() -> None:
+    found = objects("everything")
+    service, monitor = one(found, "Service", "trades-stream"), one(found, "ServiceMonitor")
+    service["spec"]["typo"] = monitor["spec"]["typo"] = 1
+
+    assert problems(service, "1.30") != []
+    assert problems(monitor, "1.30") != []
+
+
+@pytest.mark.parametrize("values", MATRIX)
+def test_helm_finds_nothing_to_say_against_it(values: str) -> None:
+    said = yaml.safe_load((CHART / "ci" / f"{values}-values.yaml").read_text())
+
+    report = helm_python.lint(str(CHART), said, strict=True, kube_version="v1.29.0")
+
+    assert report["errors"] == []
+    assert [one["error"] for one in report["messages"] if "icon" not in one["error"]] == []
+
+
+def test_a_release_of_any_name_has_names_that_kubernetes_takes() -> None:
+    for release in ("a", "rt", "a" * 53):
+        for found in objects("default", release=release):
+            assert len(found["metadata"]["name"]) <= 63, found["metadata"]["name"]
+
+
+def test_rendering_twice_gives_the_same() -> None:
+    again = helm_python.Chart.load(CHART).render({}, name="trades", namespace="prod")
+
+    assert again == rendered({})
+
+
+def test_the_chart_is_packaged_with_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    path = helm_python.package(str(CHART), destination=str(tmp_path))
+
+    with tarfile.open(path) as archive:
+        names = {name.removeprefix("rt/") for name in archive.getnames()}
+    wanted = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md"}
+    assert wanted | {"dashboards/rt.json", "alerts/rt.rules.yaml", "templates/statefulset.yaml"} <= names
+    assert not [name for name in names if name.startswith(("ci/", "Dockerfile", "requirements", ".c", ".y"))]

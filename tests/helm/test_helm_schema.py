@@ -1,0 +1,115 @@
+"""What values the chart takes: its schema is closed, and what that cannot say is checked when it renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from chart_bench import CHART, load_yaml, refusal
+
+from archiver.units import parse_size
+
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = next(load_yaml((CHART / "values.yaml").read_text()))
+OF_KUBERNETES = {
+    *("podSecurityContext", "securityContext", "affinity", "dnsConfig", "global"),
+    *("startupProbe", "readinessProbe", "livenessProbe"),
+}
+"""Objects that Kubernetes says all about, and what charts above this one put into `global`."""
+
+
+def closed(schema: Mapping[str, Any], values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Where the schema and the values differ in keys, or the schema takes any key."""
+    if schema.get("additionalProperties") is not False:
+        yield f"{path}: takes any key"
+    known = schema.get("properties", {})
+    yield from (f"{path}.{key}: only in one of both" for key in set(known) ^ set(values))
+    for key in set(known) & set(values):
+        if isinstance(values[key], dict) and "properties" in known[key] and key not in OF_KUBERNETES:
+            inner = {**dict.fromkeys(known[key]["properties"]), **values[key]}
+            yield from closed(known[key], inner, f"{path}.{key}")
+
+
+def test_the_schema_names_every_value_and_no_other() -> None:
+    assert list(closed(SCHEMA, VALUES)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"replicaCount": 2}',
+        '{"replicaCount": 9}',
+        '{"replicaCount": "3"}',
+        '{"replicas": 3}',
+        '{"stream": "no such/name"}',
+        '{"config": {"rollBytes": "many"}}',
+        '{"config": {"archive": {"diskPercent": 101}}}',
+        '{"config": {"archive": {"days": 7}}}',
+        '{"config": {"extra": {"Bad-Key": 1}}}',
+        '{"config": {"extra": {"nested": {"a": 1}}}}',
+        '{"image": {"digest": "sha256:short"}}',
+        '{"image": {"pullPolicy": "Sometimes"}}',
+        '{"ports": {"data": 0}}',
+        '{"tls": {"source": "none"}}',
+        '{"tls": {"enabled": false}}',
+        '{"tls": {"extraDnsNames": ["*.example.com"]}}',
+        '{"tls": {"clients": [{"name": "a"}]}}',
+        '{"tls": {"clients": [{"name": "a", "role": "node"}]}}',
+        '{"persistence": {"accessModes": ["ReadWriteMany"]}}',
+        '{"persistence": {"size": "big"}}',
+        '{"externalAccess": {"hosts": ["a b"]}}',
+        '{"podAntiAffinity": "maybe"}',
+        '{"updateStrategy": {"type": "Recreate"}}',
+        '{"extraEnv": [{"value": "no name"}]}',
+        '{"merge": {"secret": {}}}',
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
+    assert "schema" in refusal(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"persistence": {"existingClaim": "c"}}', "share no volume"),
+        (
+            '{"tls": {"source": "existingSecret", "clients": [{"name": "a", "role": "operator"}]}}',
+            "nothing makes certificates",
+        ),
+        ('{"tls": {"ca": {"secret": "a", "configMap": "b"}}}', "not both"),
+        ('{"tls": {"clients": [{"name": "a", "role": "operator", "dedupIds": ["d"]}]}}', "only publishers"),
+        (
+            '{"tls": {"clients": [{"name": "a", "role": "operator"}, {"name": "a", "role": "publisher"}]}}',
+            "two certificates for the Secret",
+        ),
+        ('{"externalAccess": {"enabled": true, "hosts": ["a.example.com"]}}', "one for each of the 3 nodes"),
+        ('{"externalAccess": {"enabled": true, "nodePorts": [30000]}}', "one for each of the 3 nodes"),
+        ('{"preStopSeconds": 50}', "terminationGracePeriodSeconds: at least"),
+        ('{"ports": {"data": 7000}}', "taken twice"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: str, why: str) -> None:
+    assert why in refusal(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"persistence": {"existingClaim": "c"}, "replicaCount": 1}',
+        '{"config": {"archive": {"timeMinutes": 0, "limit": "0"}}}',
+        '{"externalAccess": {"enabled": true, "hosts": ["a.example.com", "2001:db8::1", "192.0.2.1"]}}',
+        '{"livenessProbe": null, "global": {"ofAnother": "chart"}}',
+    ],
+)
+def test_values_that_can_be_are_taken(text: str) -> None:
+    assert refusal(json.loads(text)) == ""
+
+
+@pytest.mark.parametrize("size", ["90Gi", "500M", "1.5Ti", "1024", "10GiB", "0"])
+def test_sizes_are_those_that_a_node_takes(size: str) -> None:
+    parse_size(size)
+
+    assert refusal({"config": {"rollBytes": size, "archive": {"limit": size}}}) == ""

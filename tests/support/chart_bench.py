@@ -1,0 +1,122 @@
+"""The chart, rendered once for each set of values, and what Kubernetes and its operators take of objects."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import helm_python
+import jsonschema
+import yaml
+from referencing import Registry, Resource
+
+ROOT: Final = Path(__file__).parents[2]
+CHART: Final = ROOT / "helm"
+CRDS: Final = ROOT / "tests" / "testdata" / "helm" / "crds"
+MATRIX: Final = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").iterdir())
+VERSIONS: Final = tuple(f"1.{minor}" for minor in range(25, 38))
+RELEASE, NAMESPACE = "trades", "prod"
+
+Object: TypeAlias = dict[str, Any]
+Values: TypeAlias = Mapping[str, Any]
+
+
+def load_yaml(text: str) -> Iterator[Any]:
+    """Each document that is not empty, by the parser in C."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return (document for document in yaml.load_all(text, Loader=loader) if document is not None)
+
+
+def values_of(name: str) -> dict[str, Any]:
+    """A file of the matrix."""
+    found: dict[str, Any] = next(load_yaml((CHART / "ci" / f"{name}-values.yaml").read_text()))
+    return found
+
+
+@cache
+def _chart(directory: str) -> helm_python.Chart:
+    return helm_python.Chart.load(directory)
+
+
+@cache
+def _rendered(values: str, release: str) -> Mapping[str, str]:
+    return _chart(str(CHART)).render(json.loads(values), name=release, namespace=NAMESPACE)
+
+
+def rendered(values: Values | str, *, release: str = RELEASE) -> Mapping[str, str]:
+    """What a file of the matrix, or values, make of each template."""
+    said = values_of(values) if isinstance(values, str) else values
+    return _rendered(json.dumps(said, sort_keys=True), release)
+
+
+def notes(values: Values | str) -> str:
+    """What the installer is told."""
+    return rendered(values)["rt/templates/NOTES.txt"]
+
+
+def objects(values: Values | str, *, release: str = RELEASE) -> list[Object]:
+    """The same as objects, which may be changed."""
+    said = values_of(values) if isinstance(values, str) else values
+    return copy.deepcopy(_objects(json.dumps(said, sort_keys=True), release))
+
+
+@cache
+def _objects(values: str, release: str) -> list[Object]:
+    texts = _rendered(values, release)
+    return [each for name, text in texts.items() if name.endswith(".yaml") for each in load_yaml(text)]
+
+
+def one(found: list[Object], kind: str, name: str | None = None) -> Object:
+    """The one object of that kind, and name."""
+    (only,) = [
+        each for each in found if each["kind"] == kind and (name is None or each["metadata"]["name"] == name)
+    ]
+    return only
+
+
+def refusal(values: Values) -> str:
+    """Why the chart does not render these values; empty if it does."""
+    try:
+        _chart(str(CHART)).render(dict(values), name=RELEASE, namespace=NAMESPACE)
+    except helm_python.HelmError as error:
+        return str(error)
+    return ""
+
+
+# What takes objects
+
+
+def problems(found: Object, version: str) -> list[str]:
+    """Why Kubernetes of that version, or the operator whose kind it is, would refuse the object; strict."""
+    validator = _own_kind(found["kind"]) or _validator(found["apiVersion"], found["kind"], version)
+    return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(found)]
+
+
+@cache
+def _own_kind(kind: str) -> Any:
+    path = CRDS / f"{kind}.json"
+    return jsonschema.Draft202012Validator(json.loads(path.read_text())) if path.exists() else None
+
+
+@cache
+def _validator(api: str, kind: str, version: str) -> Any:
+    group, _, number = api.rpartition("/")
+    words = [kind.lower(), *([group.split(".")[0]] if group else []), number]
+    schema = json.loads((_schemas(version) / f"{'-'.join(words)}.json").read_text())
+    return jsonschema.Draft202012Validator(schema, registry=_definitions(version))
+
+
+@cache
+def _definitions(version: str) -> Registry[Any]:
+    content = json.loads((_schemas(version) / "_definitions.json").read_text())
+    return Resource.from_contents(content) @ Registry()
+
+
+def _schemas(version: str) -> Any:
+    package = importlib.resources.files("kubernetes_validate")
+    return package / "kubernetes-json-schema" / f"v{version}.0-local-strict"
