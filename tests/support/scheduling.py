@@ -6,7 +6,12 @@ from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
 
-SHARED: Final = ("tests/cluster/", "tests/test_subscriber_cluster.py", "tests/spark/")
+SHARED: Final = (
+    "tests/cluster/",
+    "tests/helm/test_helm_boot.py",
+    "tests/test_subscriber_cluster.py",
+    "tests/spark/",
+)
 """Whose tests share a cluster of real nodes, or Spark: of two workers each would start one, and keep it to
 its end."""
 

@@ -1,0 +1,166 @@
+"""What the chart renders, started: one node, then three; an upgrade; a lost volume; new certificates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chart_bench import one
+from chart_pods import Pods
+
+import rt
+from rt.log.reader import LogReader
+from sequencer.testing.leftovers import nothing_left
+
+pytestmark = pytest.mark.slow
+VALUES = {
+    "stream": "trades",
+    "tls": {
+        "source": "certManager",
+        "clients": [{"name": "feed1", "role": "publisher"}, {"name": "ops", "role": "operator"}],
+    },
+}
+
+
+class Feed:
+    """A publisher that never stops: what it sends is counted."""
+
+    def __init__(self, pods: Pods, root: Path) -> None:
+        tls = pods.client("trades-rt-client-feed1")
+        self.publisher = rt.Publisher(root, "trades", publisher_id="feed1", endpoints=pods.endpoints, tls=tls)
+        self.sent = 0
+
+    def send(self) -> None:
+        """Some more."""
+        self.publisher.publish_many([b"%d" % number for number in range(self.sent, self.sent + 100)])
+        self.sent += 100
+        self.publisher.flush()
+
+    def wait(self) -> None:
+        """Until all of it is merged."""
+        self.publisher.wait(self.sent - 1, level="merged", timeout=240)
+
+
+def numbers(pods: Pods, pod: str) -> list[int]:
+    """What a node's merged log holds of the feed."""
+    with LogReader(pods.merged(pod)) as reader:
+        return [int(message.value) for message in reader if message.session == "feed1"]
+
+
+def check_nothing_is_lost(pods: Pods, feed: Feed) -> None:
+    """Every node has every message once, in order, and all of them have the same bytes."""
+    feed.wait()
+    for pod in pods.names:
+        pods.wait(lambda pod=pod: len(numbers(pods, pod)) >= feed.sent, f"{pod} to have merged all")  # type: ignore[misc]
+        assert numbers(pods, pod) == list(range(feed.sent))
+    assert pods.compare().differences == ()
+
+
+@pytest.fixture(scope="module")
+def grown() -> Iterator[tuple[Pods, Feed]]:
+    """A stream that was installed with one node, and upgraded to three while messages were published."""
+    root = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
+    with nothing_left():
+        pods = Pods(root, {**VALUES, "replicaCount": 1})
+        try:
+            pods.start()
+            pods.wait_ready()
+            feed = Feed(pods, root / "feed")
+            feed.send()
+            feed.wait()
+            checksum = pods.checksum
+            grow(pods, feed)
+            assert pods.checksum == checksum, "members are no part of what restarts nodes"
+            feed.publisher.close(linger=0)
+            after = Feed(pods, root / "feed")
+            after.sent = feed.sent
+            yield pods, after
+            after.publisher.close(linger=0)
+        finally:
+            pods.close()
+            shutil.rmtree(root)
+
+
+def grow(pods: Pods, feed: Feed) -> None:
+    """The procedure of the chart's README."""
+    pods.upgrade({"replicaCount": 3})
+    first, *others = pods.names
+    pods.start(*others)
+    for pod in others:
+        pods.wait(lambda pod=pod: pods.answers(pod, "livenessProbe"), f"{pod} to live")  # type: ignore[misc]
+        assert not pods.answers(pod, "readinessProbe")
+    feed.send()
+    assert pods.stop(first) == 0
+    pods.start(first)
+    pods.wait(lambda: all(pods.is_connected(first, pod) for pod in others), "the others to be connected")
+    pods.wait(lambda: pods.ask(first, "/soft-reset", '{"force": true}') == 0, "the epoch to be forced")
+    pods.wait_ready(meanwhile=feed.send)
+
+
+def test_a_stream_grows_from_one_node_to_three_with_all_it_had(grown: tuple[Pods, Feed]) -> None:
+    pods, feed = grown
+    feed.send()
+
+    check_nothing_is_lost(pods, feed)
+
+
+def test_the_pod_of_helm_test_publishes_a_message_and_reads_it(grown: tuple[Pods, Feed]) -> None:
+    pods, _ = grown
+
+    done = pods.run_to_its_end(one(pods.objects, "Pod"))
+
+    assert done.returncode == 0, done.stdout
+    assert "read: hello" in done.stdout
+
+
+def test_a_changed_value_restarts_node_after_node_under_load_without_losing_a_message(
+    grown: tuple[Pods, Feed],
+) -> None:
+    pods, feed = grown
+    checksum = pods.checksum
+    pods.upgrade({"config": {"rollBytes": "64Mi", "archive": {"timeMinutes": 600}}})
+    assert pods.checksum != checksum
+
+    for pod in reversed(pods.names):  # As the controller of StatefulSets does.
+        feed.send()
+        assert pods.stop(pod) == 0
+        feed.send()
+        pods.start(pod)
+        pods.wait_ready(pod, meanwhile=feed.send)
+
+    check_nothing_is_lost(pods, feed)
+    assert json.loads(pods.told("/configuration"))["rollBytes"] == 64 * 2**20
+
+
+def test_a_node_that_is_killed_and_has_lost_its_volume_comes_back_by_itself(grown: tuple[Pods, Feed]) -> None:
+    pods, feed = grown
+    victim = pods.names[1]
+
+    pods.kill(victim)
+    pods.lose_volume(victim)
+    feed.send()
+    feed.wait()
+    pods.start(victim)
+    pods.wait_ready(meanwhile=feed.send)
+
+    check_nothing_is_lost(pods, feed)
+
+
+def test_new_certificates_are_taken_up_without_a_restart(grown: tuple[Pods, Feed]) -> None:
+    pods, feed = grown
+    ops = pods.client("trades-rt-client-ops")
+    before = {pod: pods.served_certificate(pod, ops) for pod in pods.names}
+
+    pods.renew_certificates()
+
+    for pod in pods.names:
+        pods.wait(
+            lambda pod=pod: pods.served_certificate(pod, ops) != before[pod],  # type: ignore[misc]
+            f"{pod} to show its new certificate",
+        )
+    feed.send()
+    check_nothing_is_lost(pods, feed)
