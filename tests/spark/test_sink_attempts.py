@@ -8,14 +8,16 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sink_nodes import Sink, running_sink
-from sink_part import rows_of
+from sink_nodes import Sink
+from sink_part import attempt, rows_of
+
+import rt
+from rt.spark import writing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,56 +25,57 @@ SCRIPT = Path(__file__).parents[1] / "support" / "sink_part.py"
 COUNT = 700
 
 
-@pytest.fixture(scope="module")
-def sink() -> Iterator[Sink]:
-    with running_sink() as sink:
-        yield sink
+@pytest.fixture(autouse=True)
+def no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts put a context of their own in the place of Spark's."""
+    monkeypatch.setattr(writing, "_context", writing._context)
 
 
-def attempt(sink: Sink, disk: Path, **asked: Any) -> subprocess.CompletedProcess[str]:
-    """Run one to its end."""
-    options = sink.options(asked.pop("name"), path=str(disk))
-    said = {"options": options, "batch": 0, "partition": 0, "count": COUNT, **asked}
-    return subprocess.run(
-        [sys.executable, SCRIPT, json.dumps(said)],
+def asked(sink: Sink, disk: Path, **more: Any) -> dict[str, Any]:
+    options = sink.options(more.pop("name"), path=str(disk))
+    return {"options": options, "batch": 0, "partition": 0, "count": COUNT, **more}
+
+
+def done(sink: Sink, disk: Path, **more: Any) -> list[int]:
+    """Run an attempt to its end; the first number, and the end."""
+    return attempt(asked(sink, disk, **more))
+
+
+def dead(sink: Sink, disk: Path, **more: Any) -> None:
+    """Run an attempt that is killed half done, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, SCRIPT, json.dumps(asked(sink, disk, **more))],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
         env={**os.environ, "PYTHONPATH": str(SCRIPT.parent)},
     )
-
-
-def done(found: subprocess.CompletedProcess[str]) -> list[int]:
-    assert found.returncode == 0, found.stderr
-    numbers: list[int] = json.loads(found.stdout)
-    return numbers
+    assert found.returncode == -signal.SIGKILL, found.stderr
 
 
 def test_a_task_that_died_half_done_is_finished_elsewhere_in_the_order_it_began_with(
     sink: Sink, tmp_path: Path
 ) -> None:
     rows = {"name": "half", "seed": 1}
-    dead = attempt(sink, tmp_path / "one", **rows, die_at=300)
-    assert dead.returncode == -signal.SIGKILL, dead.stderr
+    dead(sink, tmp_path / "one", **rows, die_at=300)
     assert len(sink.written("half", 0)) >= 300
 
-    assert done(attempt(sink, tmp_path / "two", **rows, shuffle=5, finish=True)) == [0, COUNT]
+    assert done(sink, tmp_path / "two", **rows, shuffle=5, finish=True) == [0, COUNT]
 
     assert sink.written("half", 0) == rows_of(1, COUNT)
     # And what the first one left behind arrives when its disk is back, with the next batch.
-    more = attempt(sink, tmp_path / "one", **rows | {"seed": 2}, batch=1, finish=True)
-    assert done(more) == [COUNT, 2 * COUNT]
+    more = done(sink, tmp_path / "one", **rows | {"seed": 2}, batch=1, finish=True)
+    assert more == [COUNT, 2 * COUNT]
     assert sink.written("half", 0) == rows_of(1, COUNT) + rows_of(2, COUNT)
 
 
 def test_what_a_dead_disk_brings_late_is_not_published_again(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "late", "seed": 3, "partition": 1}
-    lost = attempt(sink, tmp_path / "one", **rows, lost=True)
-    assert lost.returncode == -signal.SIGKILL, lost.stderr
-    assert done(attempt(sink, tmp_path / "two", **rows, shuffle=1)) == [0, COUNT]
+    dead(sink, tmp_path / "one", **rows, lost=True)
+    assert done(sink, tmp_path / "two", **rows, shuffle=1) == [0, COUNT]
 
-    assert done(attempt(sink, tmp_path / "one", **rows)) == [0, COUNT]
+    assert done(sink, tmp_path / "one", **rows) == [0, COUNT]
 
     assert sink.written("late", 1) == rows_of(3, COUNT)
 
@@ -81,8 +84,8 @@ def test_attempts_that_run_at_once_publish_each_row_once_in_one_order(sink: Sink
     rows = {"name": "twins", "seed": 7, "partition": 2}
     with ThreadPoolExecutor(3) as pool:
         disks = [tmp_path / "one", tmp_path / "two", tmp_path / "one"]
-        found = [pool.submit(attempt, sink, disk, **rows, shuffle=n) for n, disk in enumerate(disks)]
-        assert [done(one.result()) for one in found] == [[0, COUNT]] * 3
+        found = [pool.submit(done, sink, disk, **rows, shuffle=n) for n, disk in enumerate(disks)]
+        assert [one.result() for one in found] == [[0, COUNT]] * 3
     orders = []
     for shuffle in range(3):
         orders.append(rows_of(7, COUNT))
@@ -94,28 +97,25 @@ def test_a_task_that_has_other_rows_the_second_time_publishes_nothing_and_says_s
     sink: Sink, tmp_path: Path
 ) -> None:
     rows = {"name": "other", "seed": 4}
-    attempt(sink, tmp_path / "one", **rows, die_at=10)
-    found = attempt(sink, tmp_path / "two", **rows, change=True)
-    assert "WriteConflict: the write is made again with other rows" in found.stderr
-    assert "got 1 other rows of 700, wanted the same rows" in found.stderr
-    assert done(attempt(sink, tmp_path / "two", **rows)) == [0, COUNT]
+    dead(sink, tmp_path / "one", **rows, die_at=10)
+    with pytest.raises(rt.WriteConflict, match="the write is made again with other rows") as error:
+        done(sink, tmp_path / "two", **rows, change=True)
+    assert "got 1 other rows of 700, wanted the same rows" in str(error.value)
+    assert done(sink, tmp_path / "two", **rows) == [0, COUNT]
     assert sink.written("other", 0) == rows_of(4, COUNT)
 
 
 def test_a_ledger_that_was_lost_is_noticed_before_rows_count_as_merged(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "ledger", "seed": 5}
-    done(attempt(sink, tmp_path / "one", **rows, finish=True))
+    done(sink, tmp_path / "one", **rows, finish=True)
     (sink.ledger / "ledger").rename(sink.ledger / "ledger-before")
-    found = attempt(sink, tmp_path / "one", **rows | {"seed": 6})
-    assert "WriteConflict: rows would count as merged already" in found.stderr
+    with pytest.raises(rt.WriteConflict, match="rows would count as merged already"):
+        done(sink, tmp_path / "one", **rows | {"seed": 6})
     assert sink.written("ledger", 0) == rows_of(5, COUNT)
 
 
 def test_a_certificate_without_a_dedup_id_is_refused(sink: Sink, tmp_path: Path) -> None:
     plain = sink.nodes.certificate("publisher", "plain")
     options = sink.options("plain", path=str(tmp_path)) | {"cert": str(plain.cert), "key": str(plain.key)}
-    said = {"options": options, "batch": 0, "partition": 0, "count": 3, "seed": 1}
-    found = subprocess.run(
-        [sys.executable, SCRIPT, json.dumps(said)], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert "CertificateError: the certificate cannot be used to write from Spark" in found.stderr
+    with pytest.raises(rt.CertificateError, match="the certificate cannot be used to write from Spark"):
+        attempt({"options": options, "batch": 0, "partition": 0, "count": 3, "seed": 1})

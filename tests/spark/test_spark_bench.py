@@ -10,7 +10,7 @@ from rt.bench.spark import SparkBench
 
 @pytest.mark.slow
 def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
-    bench = SparkBench(str(tmp_path), rounds=1, size_bytes=2**20, stream_seconds=2.0)
+    bench = SparkBench(str(tmp_path), rounds=1, size_bytes=2**20, stream_seconds=0.2)
     figures = list(bench.figures(spark))
     bench.close()
     assert len({figure.name for figure in figures}) == len(figures) == 12

@@ -1,14 +1,9 @@
-"""`rt export`: each message is in the files once, whatever was killed, on any file system of Hadoop."""
+"""Exporting: each message is in the files once, on any file system of Hadoop."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,11 +11,14 @@ import pyarrow.dataset as ds
 import pytest
 from merged_logs import Feeds
 from pyspark.sql import SparkSession
+from sink_nodes import Sink
 
 import rt
-from rt.spark.export_target import STATE, ExportTarget, Part
+from rt.net.rest import ask, check
+from rt.spark.export_target import ExportTarget, Part
 from rt.spark.exporting import Exporter, ExportSettings
-from rt.spark.options import Directory
+from rt.spark.options import Directory, Nodes
+from rt.spark.source import latest_position
 from rt.spark.storage import HadoopStorage, LocalStorage, Storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -117,39 +115,28 @@ def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds,
     other.close()
 
 
-def rt_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rt", *arguments]
-
-
-def test_an_export_that_is_killed_is_finished_by_the_next_one(
-    spark: SparkSession, feeds: Feeds, tmp_path: Path
+def test_what_is_exported_from_nodes_is_held_until_it_is(
+    spark: SparkSession, sink: Sink, tmp_path: Path
 ) -> None:
-    target = tmp_path / "target"
-    draw = random.Random(seed := random.randrange(2**32))
-    command = rt_command(
-        "export", str(target), "--path", feeds.path, "--linger-seconds", "0", "--master", "local[2]"
-    )
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
-    try:
-        deadline, seen = time.monotonic() + 480, -1
-        wanted, place = draw.randint(1, 2), draw.choice(["part-*.json", "part-*.moved", "staging/*"])
-        while len(list((target / STATE).glob("part-*.moved"))) < wanted or not [
-            *(target / STATE).glob(place)
-        ]:
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline, "the export makes no progress"
-            if seen < (seen := len(list((target / STATE).glob("part-*.json")))):
-                feeds.fill(5)  # There is always more to export.
-            time.sleep(0.002)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    export(feeds, spark, LocalStorage(str(target)))
-    assert exported(target) == truth(feeds.rows()), f"seed {seed}"
+    files = {name: path for name, path in sink.reading("archive").items() if name in {"ca", "cert", "key"}}
+    where = Nodes(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
+    target = ExportTarget(LocalStorage(str(tmp_path / "target")))
+    start = latest_position(**sink.reading("archive"))
+    target.begin()
+    target.commit(0, start, rows=0, log_end=start, time_ns=0)  # What others wrote was exported already.
+    with sink.publisher("exported") as publisher:
+        numbers = publisher.publish_many([b"%d" % number for number in range(300)], topic="trade")
+        publisher.wait(numbers[-1], "merged", 300)
 
-    said = subprocess.run(
-        rt_command("export", str(target), "--status", "--json"), capture_output=True, text=True, check=True
-    )
-    status = json.loads(said.stdout)
-    assert (status["end"], status["lag"], status["is_moved"]) == (feeds.rows()[-1].position + 1, 0, True)
+    (part,) = Exporter(ExportSettings(where, hold="archive"), target, spark).parts(once=True)
+
+    assert (part.start, part.rows) == (start, part.end - start)
+    got = [(row[2], row[3], row[5]) for row in exported(tmp_path / "target") if row[2] == "exported"]
+    assert got == [("exported", number, b"%d" % number) for number in range(300)]
+    tls = rt.TLS(**files)
+
+    def held() -> list[int]:
+        answer = check(asyncio.run(ask(sink.nodes.endpoints, tls, "GET", "/holds")))
+        return [hold["position"] for hold in json.loads(answer.body) if hold["name"] == "archive"]
+
+    sink.nodes.wait(lambda: held() == [part.end], "the hold to be where the export is")

@@ -35,6 +35,27 @@ class Sink:
             **more,
         }
 
+    def reading(self, name: str) -> dict[str, str]:
+        """Options to read as the subscriber `name`."""
+        tls = self.nodes.certificate("subscriber", name)
+        return {
+            "endpoints": ",".join(self.nodes.endpoints),
+            "stream": self.nodes.stream,
+            "ca": str(tls.ca),
+            "cert": str(tls.cert),
+            "key": str(tls.key),
+        }
+
+    def publisher(self, name: str) -> rt.Publisher:
+        """One that is no writer of Spark's."""
+        return rt.Publisher(
+            self.nodes.root / "sources",
+            self.nodes.stream,
+            publisher_id=name,
+            endpoints=self.nodes.endpoints,
+            tls=self.nodes.certificate("publisher", name),
+        )
+
     def messages(self, name: str) -> list[Message]:
         """All that is merged of what a writer wrote, by any executor."""
         with contextlib.suppress(rt.NotALog), rt.LogReader(self.nodes.merged_directory("n1")) as reader:

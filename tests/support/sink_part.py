@@ -1,4 +1,4 @@
-"""A process that writes one partition as a task of Spark does, and may die half done.
+"""One partition written as a task of Spark does it, here or in a process that dies half done.
 
 python sink_part.py JSON: options, batch, partition, seed, count; of what goes wrong: `shuffle` (another
 order), `change` (other rows), `die_at` (rows that are merged when it kills itself), `lost` (it never reaches
@@ -78,11 +78,11 @@ def fail_as(asked: dict[str, Any], delivering: Any) -> None:
         delivering._publish, delivering.Publisher = lost, files_only
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
+def attempt(asked: dict[str, Any]) -> list[int]:
+    """Write what is asked for; the first number and the end."""
     from pyspark.sql.types import StructType
 
-    from rt.spark import delivering, writing
+    from rt.spark import writing
     from rt.spark.sink_options import parse_write_options
 
     rows = rows_of(asked["seed"], asked["count"])
@@ -90,7 +90,6 @@ def main() -> None:
         random.Random(asked["shuffle"]).shuffle(rows)
     if asked.get("change"):
         rows[-1] = (b"other", *rows[-1][1:])
-    fail_as(asked, delivering)
     writing._context = lambda: Context(asked["partition"])  # type: ignore[assignment,return-value]
     schema = StructType().add("value", "binary").add("topic", "string").add("timestamp_ns", "long")
     options = parse_write_options(asked["options"], streaming=True)
@@ -98,7 +97,15 @@ def main() -> None:
     written = writer.write_part("query", asked["batch"], batches_of(rows))
     if asked.get("finish"):
         writer.commit([written], asked["batch"])
-    sys.stdout.write(json.dumps([written.first, written.end]))
+    return [written.first, written.end]
+
+
+def main() -> None:
+    from rt.spark import delivering
+
+    asked = json.loads(sys.argv[1])
+    fail_as(asked, delivering)
+    attempt(asked)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,27 @@ def local_session(
     directory: Path | str, python: str, environment: MutableMapping[str, str], *, master: str = "local[2]"
 ) -> SparkSession:
     """A session with two cores whose workers run `python`; what it leaves behind is in `directory`."""
-    # Before the JVM starts, or the workers run whatever python3 is first in the path.
+    prepare(directory, python, environment)
+    builder = SparkSession.builder.master(master).appName("rt")
+    for name, value in settings(directory).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def prepare(directory: Path | str, python: str, environment: MutableMapping[str, str]) -> None:
+    """Set what the JVM must find when it starts, or the workers run the first python3 there is."""
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    environment["SPARK_LAUNCHER_OPTS"] = _SMALL
     environment["SPARK_HOME"] = _home(os.path.join(directory, "home"))
-    settings = {
+
+
+def settings(directory: Path | str) -> dict[str, str]:
+    """Of a session that is cheap to start; what it leaves behind is in `directory`."""
+    return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.buffer.size": "1048576",
@@ -31,16 +44,15 @@ def local_session(
         "spark.driver.host": "localhost",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "1g",
-        # Small queries, of which none runs twice: what compilers would do for them costs more than it saves.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": _SMALL,
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.ui.explainMode": "formatted",
     }
-    builder = SparkSession.builder.master(master).appName("rt")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+
+
+_SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Small queries, of which none runs twice: what compilers would do for them costs more than it saves."""
 
 
 def _home(path: str) -> str:

@@ -1,0 +1,210 @@
+"""Whenever a driver is killed, what it wrote is whole when the next one has gone on: each message once.
+
+One driver does all that can be cut short, and is killed in the middle of it. Before that it is held still
+once, and what is on disk then is kept: it is what a kill at that moment would have left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from frozen import descendants, frozen
+from merged_logs import Feeds
+from pyspark.sql import SparkSession
+from sink_nodes import Sink
+from spark_victim import PARTITIONS, into_nodes, into_parquet
+
+from rt.spark.export_target import STATE, ExportTarget
+from rt.spark.exporting import Exporter, ExportSettings
+from rt.spark.ledger import Ledger
+from rt.spark.options import Directory
+from rt.spark.storage import LocalStorage
+from sequencer.testing.leftovers import nothing_left
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+NAME = "killed"
+
+
+class Victim:
+    """A driver at work below `root`, and the log that it reads: there is always more for it to do."""
+
+    def __init__(self, root: Path, sink: Sink) -> None:
+        self.seed = random.randrange(2**32)
+        self.draw = random.Random(self.seed)
+        self.root = root
+        self.feeds = Feeds(root)
+        self.feeds.fill(60)
+        self.feeds.roll()
+        self.options = sink.options(NAME)
+        del self.options["ledger"]
+        self.streamed, self.delivered, self.target = root / "streamed", root / "delivered", root / "target"
+        self.ledger = Ledger(f"{self.delivered}/checkpoint/rt", NAME)
+        self._seen = 0
+        asked = {
+            "log": self.feeds.path,
+            "streamed": str(self.streamed),
+            "delivered": str(self.delivered),
+            "target": str(self.target),
+            "options": self.options,
+            "directory": str(root / "spark"),
+        }
+        with open(root / "log", "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, SUPPORT / "spark_victim.py", json.dumps(asked)],
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Return when it holds; whatever is done meanwhile, there is more to do."""
+        deadline = time.monotonic() + 900
+        while not condition():
+            assert self.process.poll() is None, (self.root / "log").read_text()
+            assert time.monotonic() < deadline, "the driver makes no progress"
+            seen = self.begun() + len(self.exported("part-*.json")) + self.ledger.done().batch
+            if seen > self._seen:
+                self._seen = seen
+                self.feeds.fill(4)
+            time.sleep(0.005)
+
+    def begun(self) -> int:
+        """The micro-batches that were planned on the way into Parquet."""
+        return count(self.streamed / "checkpoint" / "offsets")
+
+    def done(self) -> int:
+        """Those that are written."""
+        return count(self.streamed / "checkpoint" / "commits")
+
+    def exported(self, what: str) -> set[Path]:
+        """What the export has noted: parts that count, or have all their names."""
+        return {*(self.target / STATE).glob(what)}
+
+    def kill_workers(self) -> int:
+        """Kill those that run tasks, forked from a daemon of Spark's; how many there were."""
+        workers = [
+            pid
+            for daemon in descendants(self.process.pid)
+            if b"pyspark.daemon\0pyspark.worker\0" in command_of(daemon)
+            for pid in descendants(daemon)
+            if b"pyspark.daemon" in command_of(pid)
+        ]
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(workers)
+
+    def kill(self) -> None:
+        """With all that is in its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def count(directory: Path) -> int:
+    """The micro-batches that a log of a checkpoint knows of."""
+    return sum(1 for path in directory.glob("[0-9]*")) if directory.exists() else 0
+
+
+def command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes()
+    return b""
+
+
+@pytest.fixture(scope="module")
+def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """It was killed."""
+    with nothing_left():
+        victim = Victim(tmp_path_factory.mktemp("victim"), sink)
+        draw = victim.draw
+        try:
+            victim.until(victim.ledger.begun)
+            assert victim.kill_workers() > 0
+
+            # Planned and not done yet, or done just now; exported, and seen in part or whole.
+            wanted, done = draw.randint(1, 3), draw.randint(0, 1)
+            victim.until(lambda: victim.begun() >= wanted and victim.done() >= wanted - 1 + done)
+            with frozen(victim.process.pid):
+                shutil.copytree(victim.streamed, victim.root / "streamed-before")
+            place = draw.choice(["part-*.json", "part-*.moved"])
+            before = victim.exported(place)
+            victim.until(lambda: victim.exported(place) - before)
+            with frozen(victim.process.pid):
+                shutil.copytree(victim.target, victim.root / "target-before")
+
+            # Killed while a batch is begun, half done, or just done, and whatever else is under way then.
+            batch, some = draw.randint(0, 1), draw.randint(0, PARTITIONS)
+            victim.until(lambda: victim.ledger.done().batch >= batch and victim.exported("part-*.moved"))
+            victim.until(lambda: len(victim.ledger.partitions(victim.ledger.done().batch + 1)) >= some)
+        finally:
+            victim.kill()
+        yield victim
+        victim.feeds.close()
+
+
+def test_each_message_is_streamed_into_parquet_once(spark: SparkSession, victim: Victim) -> None:
+    wanted = [
+        (row.position, row.session, row.number, hashlib.sha256(row.value).hexdigest())
+        for row in victim.feeds.rows()
+    ]
+    for state in ("as it was killed", "as it was before"):
+        if state == "as it was before":
+            shutil.rmtree(victim.streamed)
+            (victim.root / "streamed-before").rename(victim.streamed)
+        query = into_parquet(spark, victim.feeds.path, str(victim.streamed), 100_000, availableNow=True)
+        assert query.awaitTermination(900), "the query does not end"
+        got = sorted(tuple(row) for row in spark.read.parquet(f"{victim.streamed}/output").collect())
+        assert got == wanted, f"{state}, seed {victim.seed}"
+
+
+def test_each_row_is_delivered_once_though_a_worker_was_killed_as_well(
+    spark: SparkSession, sink: Sink, victim: Victim
+) -> None:
+    query: Any = into_nodes(
+        spark, victim.feeds.path, str(victim.delivered), victim.options, 100_000, availableNow=True
+    )
+    assert query.awaitTermination(900), "the query does not end"
+
+    wanted = Counter((row.value, row.topic, row.timestamp_ns // 1000 * 1000) for row in victim.feeds.rows())
+    got = Counter((row.value, row.topic, row.timestamp_ns) for row in sink.messages(NAME))
+    assert got == wanted, f"seed {victim.seed}"
+
+
+def test_each_message_is_exported_once(spark: SparkSession, victim: Victim) -> None:
+    columns = ["position", "timestamp_ns", "session", "number", "full_topic", "value"]
+    wanted = [
+        (m.position, m.timestamp_ns, m.session, m.number, m.topic, m.value) for m in victim.feeds.rows()
+    ]
+    for target in (victim.target, victim.root / "target-before"):
+        settings = ExportSettings(Directory(victim.feeds.path))
+        deque(Exporter(settings, ExportTarget(LocalStorage(str(target))), spark).parts(once=True), maxlen=0)
+        table = ds.dataset(target, format="parquet", partitioning="hive").to_table(columns=columns)
+        got = sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert got == wanted, f"{target.name}, seed {victim.seed}"
+
+    said = subprocess.run(
+        [sys.executable, "-m", "rt", "export", str(victim.target), "--status", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    status = json.loads(said.stdout)
+    assert (status["end"], status["lag"], status["is_moved"]) == (len(wanted), 0, True)

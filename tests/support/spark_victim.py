@@ -1,0 +1,63 @@
+"""A driver that streams a log into Parquet and into nodes, and exports it, all at once, until it is killed.
+
+python spark_victim.py JSON: log; streamed and delivered: the directories of two queries; options: of the
+nodes; target: of the export; directory: for what Spark leaves behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+PARTITIONS = 2
+
+
+def into_parquet(spark: SparkSession, log: str, directory: str, limit: int, **trigger: Any) -> Any:
+    """The running query: positions and a hash of each value, in micro-batches of `limit` messages."""
+    frame = spark.readStream.format("rt").option("maxOffsetsPerTrigger", str(limit)).load(log)
+    rows = frame.select("position", "session", "number", F.sha2("value", 256).alias("digest"))
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{directory}/checkpoint")
+    return writer.option("path", f"{directory}/output").trigger(**trigger).start()
+
+
+def into_nodes(
+    spark: SparkSession, log: str, directory: str, options: dict[str, str], limit: int, **trigger: Any
+) -> Any:
+    """The running query: all rows, shuffled by what is in them, in micro-batches of `limit` messages."""
+    frame = spark.readStream.format("rt").option("maxOffsetsPerTrigger", str(limit)).load(log)
+    rows = frame.select("value", "topic", "timestamp").repartition(PARTITIONS, "value")
+    writer = rows.writeStream.format("rt").options(**options)
+    return writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(**trigger).start()
+
+
+def main() -> None:
+    from spark_sessions import prepare, settings
+
+    from rt.cli import export
+    from rt.cli.main import cli
+
+    asked = json.loads(sys.argv[1])
+    prepare(asked["directory"], sys.executable, os.environ)
+    make = export.spark_session
+
+    def session(*said: Any) -> SparkSession:
+        """That of the export, in which the queries run as well."""
+        spark = make(*said)
+        into_parquet(spark, asked["log"], asked["streamed"], 100, processingTime="0 seconds")
+        into_nodes(spark, asked["log"], asked["delivered"], asked["options"], 150, processingTime="0 seconds")
+        return spark
+
+    export.spark_session = session
+    conf = [word for pair in settings(asked["directory"]).items() for word in ("--conf", "=".join(pair))]
+    # A task that fails is run again, up to four times.
+    where = ["--path", asked["log"], "--linger-seconds", "0", "--master", "local[2,4]"]
+    cli(["export", asked["target"], *where, *conf])
+
+
+if __name__ == "__main__":
+    main()
