@@ -1,0 +1,95 @@
+"""Where a log in a directory ends, as the driver of a query asks for it again and again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+
+import rt
+from rt.log import disk
+from rt.spark import local_log
+from rt.spark.local_log import LocalLog
+
+MEGABYTES = 24
+
+
+@pytest.fixture
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    made = Feeds(tmp_path, names=("a",))
+    made.fill(5)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLog]:
+    """Of which all was looked at that was there before the test."""
+    monkeypatch.setattr(local_log, "LEAP_BYTES", 4 * 2**20)
+    made = LocalLog(feeds.path)
+    made.bounds()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each read of a file."""
+    pread, found = disk._RealFile.pread, []
+
+    def counted(self: disk._RealFile, size: int, offset: int) -> bytes:
+        data = pread(self, size, offset)
+        found.append(len(data))
+        return data
+
+    monkeypatch.setattr(disk._RealFile, "pread", counted)
+    return found
+
+
+def publish(feeds: Feeds, megabytes: int) -> None:
+    for _ in range(megabytes):
+        feeds.publish("a", [os.urandom(2**20)], "t", [1])
+
+
+def merge_unsynced(feeds: Feeds) -> int:
+    feeds.log.merge_all([feeds._publishers["a"].directory])
+    return feeds.log.position
+
+
+def test_synced_messages_are_not_read_to_find_the_end(feeds: Feeds, log: LocalLog, reads: list[int]) -> None:
+    low, before = log.bounds()
+    for _ in range(2):
+        publish(feeds, MEGABYTES)
+        end = feeds.merge().stop
+        reads.clear()
+        assert log.bounds() == (low, end)
+        assert sum(reads) < MEGABYTES / 2 * 2**20
+        feeds.roll()
+    assert end == before + 2 * MEGABYTES
+
+
+def test_what_is_not_synced_yet_is_offered_when_it_verifies(feeds: Feeds, log: LocalLog) -> None:
+    publish(feeds, 6)
+    feeds.merge()
+    publish(feeds, 1)
+    end = merge_unsynced(feeds)
+    assert log.bounds()[1] == end
+    with open(f"{feeds.path}/log.0.0", "r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(50))
+    assert log.bounds()[1] == end, "it was verified when it was offered"
+    fresh = LocalLog(feeds.path)
+    assert fresh.bounds()[1] == end - 1
+    fresh.close()
+
+
+def test_a_synced_message_that_is_not_there_is_damage(feeds: Feeds, log: LocalLog) -> None:
+    publish(feeds, 6)
+    feeds.merge()
+    with open(f"{feeds.path}/log.0.0", "r+b") as file:
+        file.truncate(os.fstat(file.fileno()).st_size - 8)
+    with pytest.raises(rt.Damaged, match=r"log\.0\.0"):
+        log.bounds()
