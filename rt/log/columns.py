@@ -8,6 +8,7 @@ the bytes that were read. Many small batches are decoded together, with a fixed 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -37,6 +38,8 @@ _GROUP_BATCH_BYTES_MAX = 64 * 1024
 _GROUP_BYTES_MAX = 16 * 2**20
 """What small batches decoded together may come to once they are decompressed."""
 
+_FEW_TOPICS_BYTES_MAX = 512
+"""Up to there what was read of topics is kept."""
 _TOPICS_TOGETHER_MIN = 32
 """From so many batches on it pays to look whether all have one topic before each is asked."""
 _GATHERED_MEAN_BYTES_MAX = 512
@@ -145,7 +148,7 @@ def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | Non
     if header.topic_count > 1:
         start += padded(2 * count)
     try:
-        return _read_topics(bytes(data[start:columns_end]), header.topic_count)
+        return [*_read_topics(bytes(data[start:columns_end]), header.topic_count)]
     except BadBatch:
         return None
 
@@ -365,8 +368,20 @@ class _Group:
         return names, None if len(names) == 1 else self.spread(np.array(index, np.int64))
 
 
-def _read_topics(raw: bytes, count: int) -> list[str]:
-    """The `count` topics in the last part of the columns: their offsets, then their bytes to the very end."""
+def _read_topics(raw: bytes, count: int) -> Sequence[str]:
+    """The `count` topics in the last part of the columns: their offsets, then their bytes to the very end.
+
+    Most batches of a log name the same few, which are read once.
+    """
+    return _few_topics(raw, count) if len(raw) <= _FEW_TOPICS_BYTES_MAX else _topics_in(raw, count)
+
+
+@lru_cache(maxsize=256)
+def _few_topics(raw: bytes, count: int) -> tuple[str, ...]:
+    return tuple(_topics_in(raw, count))
+
+
+def _topics_in(raw: bytes, count: int) -> list[str]:
     offsets = np.frombuffer(raw, np.int32, count + 1)
     text = raw[4 * (count + 1) :]
     if offsets[0] != 0 or offsets[-1] != len(text) or (offsets[1:] < offsets[:-1]).any():

@@ -9,6 +9,8 @@ not copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +25,11 @@ BYTES_MAX: Final = 16 * 2**20
 
 _ROW_BYTES: Final = 48
 """About what a row takes beside its value."""
+_RUNS_MAX: Final = 100
+"""Joining so many runs of one text each costs less than taking each row's text."""
+_CONSTANT_ROWS_MIN: Final = 2**14
+_CONSTANT_TEXT_MAX: Final = 2**20
+"""Up to so many characters in all, one text for many rows is kept for the next ones."""
 
 
 def gather(
@@ -121,21 +128,38 @@ def _joined(parts: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 def _texts(parts: Sequence[tuple[Sequence[str], Indices | None, int]]) -> pa.Array:
     """The text of each row; each part brings its own dictionary."""
+    if all(own is None for _, own, _ in parts):
+        runs = [
+            (name, sum(count for _, _, count in run)) for name, run in groupby(parts, lambda part: part[0][0])
+        ]
+        if len(runs) <= _RUNS_MAX:
+            return _joined_texts([_constant(name, count) for name, count in runs])
     places: dict[str, int] = {}
     tables = [[places.setdefault(name, len(places)) for name in names] for names, _, _ in parts]
-    counts = [count for _, _, count in parts]
-    if len(places) == 1:
-        return pa.repeat(pa.scalar(next(iter(places)), pa.string()), sum(counts))
-    if all(own is None for _, own, _ in parts):
-        index = np.repeat(np.array([table[0] for table in tables], np.int32), counts)
-    else:
-        index = np.concatenate(
-            [
-                np.full(count, table[0], np.int32) if own is None else np.array(table, np.int32)[own]
-                for table, (_, own, count) in zip(tables, parts, strict=True)
-            ]
-        )
+    index = np.concatenate(
+        [
+            np.full(count, table[0], np.int32) if own is None else np.array(table, np.int32)[own]
+            for table, (_, own, count) in zip(tables, parts, strict=True)
+        ]
+    )
     return pa.array(list(places), pa.string()).take(pa.array(index))
+
+
+def _joined_texts(runs: Sequence[pa.Array]) -> pa.Array:
+    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
+
+
+def _constant(text: str, count: int) -> pa.Array:
+    """`text` so many times; mostly a part of what was made before."""
+    rows = max(1 << (count - 1).bit_length(), _CONSTANT_ROWS_MIN)
+    if rows * len(text) > _CONSTANT_TEXT_MAX:
+        return pa.repeat(pa.scalar(text, pa.string()), count)
+    return _constants(text, rows)[:count]
+
+
+@lru_cache(maxsize=16)
+def _constants(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
 _COLUMNS: Final[dict[str, Callable[[Sequence[MessageBatch]], Any]]] = {
