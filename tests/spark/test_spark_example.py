@@ -6,6 +6,7 @@ installed, of the sources of Python's library.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def source(sink: Sink, records: list[list[Record]]) -> Sink:
 def test_flights_are_counted_by_a_streaming_query_as_in_the_file(
     spark: SparkSession, source: Sink, records: list[list[Record]], tmp_path: Path
 ) -> None:
-    options = source.reading("counter")
-    live = spark.readStream.format("rt").options(**options, maxOffsetsPerTrigger="200000").load()
+    options = source.reading("counter") | {"consumer": "counter"}
+    live = spark.readStream.format("rt").options(**options, maxOffsetsPerTrigger="60000").load()
     feeds = live.where("session like 'feed%'")
     fields = feeds.selectExpr("topic", "split(cast(value as string), ',') fields", "value")
     by_month = fields.selectExpr("topic", "get(fields, 1) month", "length(value) size").groupBy(
@@ -60,7 +61,11 @@ def test_flights_are_counted_by_a_streaming_query_as_in_the_file(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(300), "the query does not end"
+    assert query.awaitTermination(600), "the query does not end"
+    last_but_one = query.recentProgress[-1]["sources"][0]["startOffset"]
+    held = json.loads(last_but_one)["position"]
+    assert held >= 60_000
+    source.nodes.wait(lambda: source.held("counter") == held, "what may be read again to be held")
 
     counts: Counter[tuple[str, str | None]] = Counter()
     sizes: Counter[tuple[str, str | None]] = Counter()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from pyspark.sql import SparkSession
 from sink_nodes import Sink
 
 import rt
-from rt.net.rest import ask, check
 from rt.spark.export_target import ExportTarget, Part
 from rt.spark.exporting import Exporter, ExportSettings
 from rt.spark.options import Directory, Nodes
 from rt.spark.source import latest_position
-from rt.spark.storage import HadoopStorage, LocalStorage, Storage
+from rt.spark.storage import HadoopStorage, LocalStorage, Storage, open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -49,14 +47,24 @@ def export(feeds: Feeds, spark: SparkSession, storage: Storage, part_bytes: int 
     return list(Exporter(settings, ExportTarget(storage), spark).parts(once=True))
 
 
+def mounted(spark: SparkSession, directory: Path) -> str:
+    """The URL of a directory in a file system that only Hadoop knows."""
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    conf.set(f"fs.viewfs.mounttable.rt{os.getpid()}.link./data", f"file://{directory}")
+    return f"viewfs://rt{os.getpid()}/data"
+
+
 @pytest.mark.parametrize("kind", ["local", "hadoop"])
 def test_every_message_is_exported_once_and_the_next_run_goes_on_behind_it(
     spark: SparkSession, feeds: Feeds, tmp_path: Path, kind: str
 ) -> None:
     target = tmp_path / "a target"
+    root = f"file://{tmp_path}" if kind == "local" else mounted(spark, tmp_path)
 
     def storage() -> Storage:
-        return LocalStorage(str(target)) if kind == "local" else HadoopStorage(f"file://{target}", spark)
+        found = open_storage(f"{root}/a target", spark)
+        assert isinstance(found, LocalStorage if kind == "local" else HadoopStorage)
+        return found
 
     end = feeds.rows()[-1].position + 1
     parts = export(feeds, spark, storage(), part_bytes=60_000)
@@ -133,10 +141,4 @@ def test_what_is_exported_from_nodes_is_held_until_it_is(
     assert (part.start, part.rows) == (start, part.end - start)
     got = [(row[2], row[3], row[5]) for row in exported(tmp_path / "target") if row[2] == "exported"]
     assert got == [("exported", number, b"%d" % number) for number in range(300)]
-    tls = rt.TLS(**files)
-
-    def held() -> list[int]:
-        answer = check(asyncio.run(ask(sink.nodes.endpoints, tls, "GET", "/holds")))
-        return [hold["position"] for hold in json.loads(answer.body) if hold["name"] == "archive"]
-
-    sink.nodes.wait(lambda: held() == [part.end], "the hold to be where the export is")
+    sink.nodes.wait(lambda: sink.held("archive") == part.end, "the hold to be where the export is")

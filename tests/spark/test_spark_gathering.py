@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from merged_logs import Feeds
@@ -118,3 +119,24 @@ def test_what_is_asked_for_without_values_has_none(feeds: Feeds) -> None:
         "position": [row.position for row in rows],
         "topic": [row.topic for row in rows],
     }
+
+
+def test_sessions_and_topics_are_those_of_their_rows_however_they_come() -> None:
+    draw = np.random.default_rng(5)
+    names = ("one", "ärger", "", "x" * 1024)
+
+    def drawn(count: int, kinds: int) -> tuple[tuple[str, ...], npt.NDArray[np.int64] | None]:
+        chosen = tuple(names[place] for place in draw.permutation(len(names))[:kinds])
+        return chosen, draw.integers(0, kinds, count) if kinds > 1 else None
+
+    for pieces, kinds_max in ((1, 1), (1, 3), (7, 1), (7, 4), (250, 1), (250, 2)):
+        made = []
+        for _ in range(pieces):
+            count = int(draw.integers(1, 40))
+            zeros = np.zeros(count, np.int64)
+            sessions, topics = (drawn(count, int(draw.integers(1, kinds_max + 1))) for _ in range(2))
+            offsets = np.zeros(count + 1, np.int32)
+            made.append(MessageBatch(zeros, zeros, zeros, *sessions, *topics, offsets, memoryview(b"")))
+        table = pa.Table.from_batches(gather(made, ("session", "topic"), schema("session", "topic")))
+        assert table["session"].to_pylist() == [each for batch in made for each in batch.sessions]
+        assert table["topic"].to_pylist() == [each for batch in made for each in batch.topics]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from merged_logs import Feeds
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 from range_nodes import RangeNodes, range_nodes
 
 import rt
+from rt.spark import gathering, reading
+from rt.spark.log_source import open_log
+from rt.spark.options import parse_options
+from rt.spark.reading import RtPartition, RtReader
 
 pytestmark = [pytest.mark.slow]
 
@@ -56,6 +63,30 @@ def test_a_batch_query_reads_from_nodes_and_goes_on_without_one(
         assert frame.count() == len(rows)
     finally:
         nodes.start(0)
+
+
+def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Feeds(tmp_path)
+    for _ in range(24):
+        large.publish("a", [os.urandom(2**20)], "t", [1])
+    end = large.merge().stop
+    monkeypatch.setattr(gathering, "BYTES_MAX", 2**20)
+    opened: list[Any] = []
+    monkeypatch.setattr(reading, "open_log", lambda where: opened.append(open_log(where)) or opened[-1])
+    with range_nodes(tmp_path) as nodes:
+        reader = RtReader(
+            parse_options(options(nodes)), StructType().add("position", "long").add("value", "binary")
+        )
+        rows = reader.read(RtPartition(0, end))
+        got = [next(rows)]
+        nodes.stop(opened[0]._at)
+        got += rows
+    assert opened[0].switches >= 1
+    messages = [(row["position"], row["value"]) for batch in got for row in batch.to_pylist()]
+    assert messages == [(row.position, row.value) for row in large.rows()]
+    large.close()
 
 
 def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNodes) -> None:

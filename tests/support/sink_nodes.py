@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import rt
 from rt.log.columns import Message
+from rt.net.rest import ask, check
 from sequencer.testing.nodes import Nodes
 
 
@@ -45,6 +48,13 @@ class Sink:
             "cert": str(tls.cert),
             "key": str(tls.key),
         }
+
+    def held(self, name: str) -> int | None:
+        """From where on the nodes hold what the subscriber `name` needs."""
+        tls = self.nodes.certificate("subscriber", name)
+        answer = check(asyncio.run(ask(self.nodes.endpoints, tls, "GET", "/holds")))
+        found = {hold["name"]: hold["position"] for hold in json.loads(answer.body)}
+        return found.get(name)
 
     def publisher(self, name: str) -> rt.Publisher:
         """One that is no writer of Spark's."""
