@@ -107,12 +107,12 @@ def test_a_publisher_whose_disk_is_full_goes_on_when_there_is_room(
         assert publisher.publish(b"after") == taken
         publisher.flush()
         publisher.wait(taken, "merged", timeout=45)
+    faults.verdict()  # When every node has merged it: until now a majority has.
     with rt.LogReader(faults.nodes.merged_directory("n1"), topics=[""]) as reader:
         numbers = [(message.number, message.value[:6]) for message in reader if message.session == "full"]
     assert [number for number, _ in numbers] == list(range(taken + 1))
     assert numbers[0][1] == b"before"
     assert numbers[-1][1] == b"after"
-    faults.verdict()
 
 
 def test_while_no_node_is_reachable_publishers_go_on_and_all_flows_afterwards(faults: Faults) -> None:
