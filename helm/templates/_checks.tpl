@@ -27,6 +27,15 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq $values.service.type "ClusterIP") $values.service.externalTrafficPolicy -}}
+{{- fail "service.externalTrafficPolicy: goes with service.type NodePort or LoadBalancer only." -}}
+{{- end -}}
+{{- if and (ne $values.service.type "LoadBalancer") (or $values.service.loadBalancerClass $values.service.loadBalancerSourceRanges) -}}
+{{- fail "service.loadBalancerClass, loadBalancerSourceRanges: go with service.type LoadBalancer only." -}}
+{{- end -}}
+{{- if ge (int $values.tls.selfSigned.renewDays) (int $values.tls.selfSigned.days) -}}
+{{- fail "tls.selfSigned.renewDays: fewer than days, or certificates are renewed each time." -}}
+{{- end -}}
 {{- if gt (add (int $values.preStopSeconds) 20) (int $values.terminationGracePeriodSeconds) -}}
 {{- fail "terminationGracePeriodSeconds: at least preStopSeconds and 20, which a node may take to stop." -}}
 {{- end -}}

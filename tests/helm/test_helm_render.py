@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 
 import helm_python
 import pytest
 import yaml
-from chart_bench import CHART, MATRIX, VERSIONS, objects, one, problems, rendered
+from chart_bench import CHART, MATRIX, VERSIONS, load_yaml, objects, one, problems, rendered
 from chart_rules import RULES
 
 
@@ -50,7 +51,7 @@ def test_a_field_that_nobody_knows_is_seen() -> None:
     assert problems(monitor, "1.30") != []
 
 
-@pytest.mark.parametrize("values", MATRIX)
+@pytest.mark.parametrize("values", ["default", "cert-manager", "everything"])
 def test_helm_finds_nothing_to_say_against_it(values: str) -> None:
     said = yaml.safe_load((CHART / "ci" / f"{values}-values.yaml").read_text())
 
@@ -63,7 +64,8 @@ def test_helm_finds_nothing_to_say_against_it(values: str) -> None:
 def test_a_release_of_any_name_has_names_that_kubernetes_takes() -> None:
     for release in ("a", "rt", "a" * 53):
         for found in objects("default", release=release):
-            assert len(found["metadata"]["name"]) <= 63, found["metadata"]["name"]
+            name = found["metadata"]["name"]
+            assert len(name) <= (52 if found["kind"] == "CronJob" else 63), name
 
 
 def test_rendering_twice_gives_the_same() -> None:
@@ -80,3 +82,35 @@ def test_the_chart_is_packaged_with_what_it_needs_and_nothing_else(tmp_path: Pat
     wanted = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md"}
     assert wanted | {"dashboards/rt.json", "alerts/rt.rules.yaml", "templates/statefulset.yaml"} <= names
     assert not [name for name in names if name.startswith(("ci/", "Dockerfile", "requirements", ".c", ".y"))]
+
+
+def test_alerts_and_the_dashboard_are_those_of_the_files() -> None:
+    found = objects("everything")
+    files = next(load_yaml((CHART / "alerts" / "rt.rules.yaml").read_text()))
+    wanted = {rule["alert"]: rule for group in files["groups"] for rule in group["rules"]}
+
+    made = [rule for group in one(found, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    assert {rule["alert"] for rule in made} == set(wanted) - {"RtMergeLag"}
+    for rule in made:
+        assert rule["labels"] == wanted[rule["alert"]]["labels"] | {"team": "data"}
+        assert rule["expr"] == wanted[rule["alert"]]["expr"]
+        assert rule["annotations"] == wanted[rule["alert"]]["annotations"]
+    board = one(found, "ConfigMap", "trades-stream-dashboard")["data"]["rt.json"]
+    assert json.loads(board) == json.loads((CHART / "dashboards" / "rt.json").read_text())
+
+
+def test_what_the_user_has_of_his_own_is_there() -> None:
+    found = objects("everything")
+    template = one(found, "StatefulSet")["spec"]["template"]
+    (node, sidecar) = template["spec"]["containers"]
+
+    assert template["spec"]["shareProcessNamespace"]
+    assert (sidecar["name"], template["spec"]["initContainers"][0]["name"]) == ("sidecar", "first")
+    assert {"name": "EXTRA", "value": "trades"} in node["env"]
+    assert node["args"] == ["--log-level", "debug"]
+    assert template["metadata"]["annotations"]["example.com/release"] == "trades"
+    assert one(found, "ConfigMap", "trades-extra")
+    assert one(found, "ConfigMap", "trades-text")
+    spread = template["spec"]["topologySpreadConstraints"]
+    assert [each["labelSelector"]["matchLabels"].get("own") for each in spread] == [None, "selector"]
+    assert node["image"].startswith("registry.example.com/rt@sha256:")

@@ -88,6 +88,9 @@ def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
         ('{"externalAccess": {"enabled": true, "nodePorts": [30000]}}', "one for each of the 3 nodes"),
         ('{"preStopSeconds": 50}', "terminationGracePeriodSeconds: at least"),
         ('{"ports": {"data": 7000}}', "taken twice"),
+        ('{"service": {"externalTrafficPolicy": "Local"}}', "NodePort or LoadBalancer only"),
+        ('{"service": {"type": "NodePort", "loadBalancerClass": "c"}}', "LoadBalancer only"),
+        ('{"tls": {"selfSigned": {"days": 90}}}', "fewer than days"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: str, why: str) -> None:
