@@ -5,7 +5,7 @@ it made would stay in every revision of the release.
 {{- define "rt.wantedFile" -}}
 {{- $own := .Values.tls.selfSigned -}}
 {{- $wanted := (include "rt.wanted" . | fromJson).wanted -}}
-{{- dict "stream" (include "rt.stream" .) "ca" (printf "%s-ca" (include "rt.fullname" .)) "days" (int $own.days) "renew_days" (int $own.renewDays) "certificates" $wanted | toPrettyJson -}}
+{{- dict "stream" (include "rt.stream" .) "ca" (printf "%s-ca" (include "rt.tlsPrefix" .)) "days" (int $own.days) "renew_days" (int $own.renewDays) "certificates" $wanted | toPrettyJson -}}
 {{- end -}}
 
 {{- define "rt.certificatesPod" -}}

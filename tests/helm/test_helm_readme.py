@@ -40,7 +40,7 @@ def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -
     found = objects({"stream": "trades"})
     names = {each["metadata"]["name"] for each in found}
 
-    for name in ("trades-rt", "trades-rt-headless", "trades-rt-tls-0", "trades-rt-ca"):
+    for name in ("trades-rt", "trades-rt-headless", "trades-rt-tls-0", "trades-rt-tls-ca"):
         assert f"{name}" in README
         assert name in names
 
