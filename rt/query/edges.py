@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from rt.objects import PersistedQueue
 from rt.query.errors import QueryFailed, SequenceGap
 from rt.query.locking import EventLock
-from rt.query.reliable import RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
+from rt.query.reliable import NOTHING, RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
 from rt.query.replay import ReplayBuffer, check_consumer
 from rt.query.taps import Feed
 
@@ -30,7 +30,7 @@ class InputEdge:
 
     `before`: called with each value before it is processed; may refuse it by raising. `on_gap`: hears of ids
     that a dense source left out, and it goes on behind them; without it `SequenceGap` is raised to the source
-    and nothing is taken.
+    and nothing is taken. With `takes_any_first` the source begins with its first id, whichever that is.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class InputEdge:
         lock: EventLock | None = None,
         before: Callable[[Any], object] | None = None,
         on_gap: OnGap | None = None,
+        takes_any_first: bool = False,
     ) -> None:
         self.feed: Final = feed
+        self._takes_any_first: Final = takes_any_first
         self._lock: Final = lock or EventLock()
         self._before = before
         self._on_gap = on_gap
@@ -73,7 +75,8 @@ class InputEdge:
             self.duplicates += 1
             return
         gap = None
-        if self._is_dense and sequence_id != watermark + 1:
+        is_first = watermark == NOTHING and self._takes_any_first
+        if self._is_dense and sequence_id != watermark + 1 and not is_first:
             gap = SequenceGap(self.feed.name, watermark + 1, sequence_id)
             if self._on_gap is None:
                 raise gap

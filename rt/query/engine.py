@@ -36,7 +36,7 @@ from rt.query.host import Host
 from rt.query.locking import EventLock
 from rt.query.observing import Observable
 from rt.query.recovery import Mitigation, OnLoadFailed, Recovery
-from rt.query.reliable import ReliableObservable
+from rt.query.reliable import NOTHING, ReliableObservable
 from rt.query.scheduling import RealScheduler, Scheduler, VirtualScheduler
 from rt.query.states import EngineState, StateMachine
 from rt.query.transaction_log import Entry
@@ -113,7 +113,7 @@ class QueryEngine:
         name: str,
         source: ReliableObservable[Any],
         *,
-        begin: int = 0,
+        begin: int | None = 0,
         time_of: Callable[[Any], int] | None = None,
         on_gap: OnGap | None = None,
     ) -> None:
@@ -121,9 +121,10 @@ class QueryEngine:
 
         An output of this engine can be a source of it: queries of queries.
 
-        `begin` is the first id wanted, where the store knows none. With `time_of` (ns since the epoch, of a
-        value) and a `VirtualScheduler` the queries' clock goes by the values: it begins with the first one,
-        and what is due between two fires on the way. `on_gap`: see `InputEdge`.
+        `begin` is the first id wanted, where the store knows none; None: whichever comes first. With
+        `time_of` (ns since the epoch, of a value) and a `VirtualScheduler` the queries' clock goes by the
+        values: it begins with the first one, and what is due between two fires on the way. `on_gap`: see
+        `InputEdge`.
         """
         check_name(name, kind="source")
         if time_of is not None and not isinstance(self.scheduler, VirtualScheduler):
@@ -132,7 +133,8 @@ class QueryEngine:
             if name in self._inputs:
                 raise QueryExists("a source of that name is there", got=repr(name))
             feed = self._host.add_feed(name)
-            stored = self._catalog.sources.get(name, {"watermark": begin - 1, "end": None})
+            watermark = NOTHING if begin is None else begin - 1
+            stored = self._catalog.sources.get(name, {"watermark": watermark, "end": None})
             feed.watermark = stored["watermark"]
             match stored["end"]:
                 case ["completed"]:
@@ -145,6 +147,7 @@ class QueryEngine:
                 lock=self._lock,
                 before=lambda value: self._before(value, source, time_of),
                 on_gap=on_gap,
+                takes_any_first=begin is None,
             )
             self._inputs[name] = edge
             self._is_event_time = self._is_event_time or time_of is not None

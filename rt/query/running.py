@@ -6,12 +6,25 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from rt.query.engine import QueryEngine
 from rt.query.errors import Backlogged
 from rt.query.scheduling import NS_PER_S, RealScheduler
-from rt.query.transport import MessageSink, MessageSource
+
+
+class PumpedSource(Protocol):
+    """A `MessageSource`, or another that hands on values when it is asked to."""
+
+    def pump(self, max_messages: int = 1000, timeout: float = 0.0) -> int:
+        """Hand on up to so many, waiting `timeout` seconds for the first; how many."""
+
+
+class PumpedSink(Protocol):
+    """A `MessageSink`, or another that acknowledges when it is asked to."""
+
+    def pump(self) -> None:
+        """Acknowledge what is done."""
 
 
 class EngineRunner:
@@ -24,8 +37,8 @@ class EngineRunner:
     def __init__(
         self,
         engine: QueryEngine,
-        sources: Sequence[MessageSource],
-        sinks: Sequence[MessageSink] = (),
+        sources: Sequence[PumpedSource],
+        sinks: Sequence[PumpedSink] = (),
         *,
         checkpoint_s: float = 0.5,
         idle_s: float = 0.1,

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from rt.errors import RtError, Timeout, WriteConflict
@@ -36,14 +36,24 @@ _AGAIN_S: Final = 0.1
 class MessageSource:
     """The messages of a stream, each an `rt.Message`; one observer. `pump` it, in one thread.
 
-    Takes what `rt.Subscriber` takes but for the position: the engine says that. With a `name` the subscriber
-    acknowledges what checkpoints hold. With `topics` positions have gaps; what is missing is raised as
-    `rt.Gap` then, unless `on_event` is given. Without, the engine notices (`SequenceGap`).
+    Takes what `rt.Subscriber` takes but for the position: the engine says that. To begin elsewhere than at
+    position 0, say where in `first`, and `add_source(begin=None)`. With a `name` the subscriber acknowledges
+    what checkpoints hold. With `topics` positions have gaps; what is missing is raised as `rt.Gap` then,
+    unless `on_event` is given. Without, the engine notices (`SequenceGap`).
     """
 
     def __init__(
-        self, path: Any, stream: str, *, topics: Collection[str] | None = None, **options: Any
+        self,
+        path: Any,
+        stream: str,
+        *,
+        first: Literal["earliest", "latest"] | None = None,
+        topics: Collection[str] | None = None,
+        **options: Any,
     ) -> None:
+        if first not in {"earliest", "latest", None}:
+            raise ValueError(f"first={first!r}: use 'earliest' or 'latest', or leave it out: position 0")
+        self._first: Final[Any] = 0 if first is None else first
         self.is_dense: Final = topics is None
         if self.is_dense:
             options.setdefault("on_event", _log_event)
@@ -62,11 +72,11 @@ class MessageSource:
         return self
 
     def start(self, sequence_id: int, /) -> None:
-        """From that position on, which `pump` hands out."""
+        """From that position on, which `pump` hands out; 0 is where it begins."""
         if self._subscriber is not None:
             self._subscriber.close()
         self._left = []
-        self._subscriber = self._open(position=sequence_id)
+        self._subscriber = self._open(position=sequence_id or self._first)
 
     def acknowledge(self, sequence_id: int, /) -> None:
         """From any thread; a named subscriber acknowledges with the next `pump`, or when it is disposed."""

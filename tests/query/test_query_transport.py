@@ -98,6 +98,23 @@ def test_messages_that_were_trimmed_are_a_gap_and_not_silence(tmp_path: Path) ->
     machine.crash()
 
 
+@pytest.mark.parametrize(("first", "wanted"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
+def test_queries_may_begin_where_a_log_that_was_trimmed_begins_or_at_its_end(
+    tmp_path: Path, first: str, wanted: bytes
+) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 3)
+    feeds.roll()
+    fill(feeds, 3, first=3)
+    feeds.trim(1)
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path, begin=None, first=first)
+    fill(feeds, 2, first=6)
+    machine.finish(8)
+    assert published(tmp_path)[0] == wanted
+    with pytest.raises(ValueError, match="earliest"):
+        MessageSource(feeds.path, "s", first="newest")  # type: ignore[arg-type]
+
+
 def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     fill(feeds, 3)

@@ -64,11 +64,19 @@ class RunningQueries:
     """An engine with a source and a sink, recovered, and with two queries."""
 
     def __init__(
-        self, path: str, store: Any, sink: dict[str, Any], release: Release, *, log: str = "", **source: Any
+        self,
+        path: str,
+        store: Any,
+        sink: dict[str, Any],
+        release: Release,
+        *,
+        log: str = "",
+        begin: int | None = 0,
+        **source: Any,
     ) -> None:
         self.source = MessageSource(log or path, "s", **source)
         self.engine = QueryEngine(store, factories, VirtualScheduler())
-        self.engine.add_source("in", self.source, time_of=lambda message: message.timestamp_ns)
+        self.engine.add_source("in", self.source, begin=begin, time_of=lambda message: message.timestamp_ns)
         self.output = self.engine.add_sink("out", release=release, encode=as_message)
         self.engine.recover()
         options = {"stream": "s", "publisher_id": "out", **sink}
