@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rt.names import check_name
-from rt.objects import CheckpointKind, CommitUnknown, PersistedQueue, Serializers, StateWriter, Store
+from rt.objects import CheckpointKind, PersistedQueue, Serializers, Store
 from rt.query.artifact import Artifact
 from rt.query.catalog import Catalog
+from rt.query.checkpointing import Checkpoints
+from rt.query.clock import QueryClock
 from rt.query.definitions import Factories, Recipe, Standing
 from rt.query.edges import InputEdge, OnGap, OutputEdge, Release
 from rt.query.errors import Backlogged, NoSuchQuery, QueryExists, QueryFailed, WrongState
@@ -37,7 +38,7 @@ from rt.query.locking import EventLock
 from rt.query.observing import Observable
 from rt.query.recovery import Mitigation, OnLoadFailed, Recovery
 from rt.query.reliable import NOTHING, ReliableObservable
-from rt.query.scheduling import RealScheduler, Scheduler, VirtualScheduler
+from rt.query.scheduling import RealScheduler, Scheduler
 from rt.query.states import EngineState, StateMachine
 from rt.query.transaction_log import Entry
 
@@ -78,14 +79,11 @@ class QueryEngine:
         on_query_ended: Callable[[str, Exception | None], object] | None = None,
     ) -> None:
         self.scheduler: Final = scheduler or RealScheduler()
-        self._store: Final = store
         self._factories: Final = factories
         self._on_load_failed = on_load_failed
         self._on_save_failed = on_save_failed
         self._on_query_ended = on_query_ended
         self._machine = StateMachine()
-        self._storing = threading.Lock()
-        """Held while anything is written. May be held when `_lock` is taken, never the other way round."""
         self._lock = EventLock()
         """Held during every event: who takes it sees the queries between two events."""
         self._host: Final = Host(self.scheduler, serializers)
@@ -94,12 +92,11 @@ class QueryEngine:
         self._host.load(reader)
         self._inputs: dict[str, InputEdge] = {}
         self._outputs: dict[str, OutputEdge] = {}
-        self.scheduler.restore(self._catalog.now_ns or 0)
-        self._is_event_time = False
-        self._has_begun = self._catalog.now_ns is not None
-        """Whether there is a time. Where it goes by the values, that is when the first one came."""
-        self._waiting: list[tuple[Artifact, dict[str, int] | None]] = []
-        """Queries that begin when time does."""
+        self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
+        edges = self._inputs, self._outputs
+        self._checkpoints: Final = Checkpoints(
+            store, self._host, self._catalog, self._clock, self._lock, edges, self._unsavable
+        )
 
     @property
     def state(self) -> EngineState:
@@ -127,8 +124,8 @@ class QueryEngine:
         `InputEdge`.
         """
         check_name(name, kind="source")
-        if time_of is not None and not isinstance(self.scheduler, VirtualScheduler):
-            raise ValueError("time_of without a VirtualScheduler: there the clock goes by itself")
+        if time_of is not None:
+            self._clock.go_by_values()
         with self._lock:
             if name in self._inputs:
                 raise QueryExists("a source of that name is there", got=repr(name))
@@ -150,7 +147,6 @@ class QueryEngine:
                 takes_any_first=begin is None,
             )
             self._inputs[name] = edge
-            self._is_event_time = self._is_event_time or time_of is not None
         if self.state is not EngineState.NEW:
             edge.start()
 
@@ -190,7 +186,7 @@ class QueryEngine:
             if factory not in self._factories:
                 raise NoSuchQuery("no factory of that name", got=repr(factory), hint="Register it.")
             recipe = Recipe(factory, dict(arguments or {}))
-            self._append([Entry(DEFINITION, name, recipe.encode())])
+            self._checkpoints.append([Entry(DEFINITION, name, recipe.encode())])
             self._catalog.define(name, recipe)
 
     def undefine(self, name: str) -> None:
@@ -198,7 +194,7 @@ class QueryEngine:
         with self._changing():
             if name not in self._catalog.definitions:
                 raise NoSuchQuery("no definition of that name", got=repr(name))
-            self._append([Entry(DEFINITION, name, None)])
+            self._checkpoints.append([Entry(DEFINITION, name, None)])
             self._catalog.define(name, None)
 
     def start(
@@ -225,15 +221,17 @@ class QueryEngine:
                 made[each.query_id] = standing, self._build(each.query_id, standing)
             is_logged = not any(self._is_live(each.sink) for each, _ in made.values())
             if is_logged:
-                self._append([Entry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()])
+                self._checkpoints.append(
+                    [Entry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()]
+                )
             for query_id, (standing, artifact) in made.items():
                 self._catalog.stand(query_id, standing)
                 self._host.roots[query_id] = artifact
                 artifact.guard(artifact.open)
-                self._begin(artifact, None)
+                self._clock.begin(artifact, None)
             if not is_logged:
                 try:
-                    self._checkpoint()
+                    self._checkpoints.checkpoint()
                 except BaseException:
                     for query_id in made:
                         self._forget(query_id)
@@ -255,11 +253,11 @@ class QueryEngine:
                     raise NoSuchQuery("no query of that id", got=repr(query_id))
             is_logged = all(self._catalog.standing[query_id].sink is None for query_id in wanted)
             if is_logged:
-                self._append([Entry(QUERY, query_id, None) for query_id in wanted])
+                self._checkpoints.append([Entry(QUERY, query_id, None) for query_id in wanted])
             for query_id in wanted:
                 self._forget(query_id)
             if not is_logged:
-                self._checkpoint()
+                self._checkpoints.checkpoint()
 
     @property
     def definitions(self) -> dict[str, Recipe]:
@@ -318,14 +316,7 @@ class QueryEngine:
                 raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
         now_ns = None if time_of is None else time_of(value)
         try:
-            if now_ns is None:
-                while self.scheduler.run_due():
-                    pass
-                return
-            if not self._has_begun:
-                self._begin_time(now_ns)
-            assert isinstance(self.scheduler, VirtualScheduler)
-            self.scheduler.advance_to(now_ns)
+            self._clock.advance(now_ns)
         except BaseException:
             self._lock.is_torn = True
             raise
@@ -340,8 +331,8 @@ class QueryEngine:
         """
         self._refuse_inside()
         running = EngineState.RUNNING
-        with self._machine.operation(EngineState.CHECKPOINTING, running, running), self._storing:
-            self._checkpoint(kind)
+        with self._machine.operation(EngineState.CHECKPOINTING, running, running), self._checkpoints.writing:
+            self._checkpoints.checkpoint(kind)
         logger.debug("checkpoint kind=%s", kind.value)
 
     def recover(self) -> None:
@@ -353,7 +344,9 @@ class QueryEngine:
         new, unloaded = EngineState.NEW, EngineState.UNLOADED
         with self._machine.operation(EngineState.RECOVERING, new, unloaded), self._lock:
             try:
-                Recovery(self._host, self._catalog, self._build, self._begin, self._on_load_failed).run()
+                Recovery(
+                    self._host, self._catalog, self._build, self._clock.begin, self._on_load_failed
+                ).run()
             except BaseException:
                 self._let_go()
                 raise
@@ -365,84 +358,12 @@ class QueryEngine:
         self._refuse_inside()
         if self._machine.begin_unload():
             try:
-                with self._storing, self._lock:
+                with self._checkpoints.writing, self._lock:
                     self._let_go()
             finally:
                 self._machine.end_unload()
 
     # Parts
-
-    def _has_time(self) -> bool:
-        return self._has_begun or not self._is_event_time
-
-    def _begin(self, artifact: Artifact, watermarks: dict[str, int] | None) -> None:
-        """Start a query, now or when time begins: else its timers would be due since 1970."""
-        if self._has_time():
-            artifact.guard(artifact.start, watermarks)
-        else:
-            self._waiting.append((artifact, watermarks))
-
-    def _begin_time(self, now_ns: int) -> None:
-        self._has_begun = True
-        self.scheduler.restore(now_ns)
-        waiting, self._waiting = self._waiting, []
-        for artifact, watermarks in waiting:
-            artifact.mark()
-            artifact.guard(lambda each, after: each.start(after, is_new=True), artifact, watermarks)
-
-    def _checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
-        """Called with `_storing` held."""
-        writer = self._store.begin(kind)
-        with self._lock:
-            if self._lock.is_torn:
-                writer.rollback()
-                raise WrongState(
-                    "an event was broken off half way: what queries hold cannot be saved",
-                    hint="Unload the engine, and make another one on the same store: it goes on.",
-                )
-            held = self._save(writer)
-        try:
-            writer.commit()
-        except BaseException as error:
-            unknown = isinstance(error, CommitUnknown) or not isinstance(error, Exception)
-            with self._lock:
-                self._catalog.save_failed()
-                self._host.save_failed(unknown_outcome=unknown)
-            raise
-        with self._lock:
-            self._saved(held)
-
-    def _save(self, writer: StateWriter) -> dict[str, tuple[int, bool]]:
-        """Gather; what to tell the edges when it is durable: watermark or end, and whether it has ended."""
-        inputs, outputs = self._inputs.items(), self._outputs.items()
-        try:
-            self._host.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._unsavable)
-            self._catalog.save(
-                writer,
-                sources={name: edge.save() for name, edge in inputs},
-                sinks={name: edge.save() for name, edge in outputs},
-                now_ns=self.scheduler.now_ns if self._has_time() else None,
-            )
-            self._host.save(writer)
-        except BaseException:
-            writer.rollback()
-            self._catalog.save_failed()
-            raise
-        return {
-            **{f"<{name}": (edge.feed.watermark, edge.is_stopped) for name, edge in inputs},
-            **{f">{name}": (edge.buffer.end, False) for name, edge in outputs},
-        }
-
-    def _saved(self, held: dict[str, tuple[int, bool]]) -> None:
-        self._catalog.saved()
-        self._host.saved()
-        for name, edge in self._outputs.items():
-            if f">{name}" in held:
-                edge.saved(held[f">{name}"][0])
-        for name, source in self._inputs.items():
-            if f"<{name}" in held:
-                watermark, has_ended = held[f"<{name}"]
-                source.saved(watermark, has_ended=has_ended)
 
     def _unsavable(self, artifact: Artifact, error: Exception) -> None:
         answer = self._on_save_failed(artifact.root.id, error) if self._on_save_failed else None
@@ -507,19 +428,6 @@ class QueryEngine:
             except Exception:
                 logger.exception("callback_failed id=%s", query_id)
 
-    def _append(self, entries: list[Entry]) -> None:
-        """Make entries of the transaction log durable; called with both locks held."""
-        writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
-        try:
-            appended = self._catalog.append(writer, entries)
-        except BaseException:
-            writer.rollback()
-            raise
-        try:
-            writer.commit()
-        finally:
-            appended()  # If nobody knows whether it is there, the next checkpoint deletes it.
-
     def _let_go(self) -> None:
         for edge in self._inputs.values():
             edge.unload()
@@ -533,7 +441,7 @@ class QueryEngine:
         """No event, and nothing else that is stored, meanwhile. `WrongState` unless queries run."""
         self._refuse_inside()
         self._machine.require_usable()
-        with self._storing, self._lock:
+        with self._checkpoints.writing, self._lock:
             self._machine.require_usable()
             yield
 
