@@ -59,6 +59,7 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(tmp_path:
     tls = node.certificate("publisher", "out", dedup_ids=["results"])
     sink = {
         "dedup_id": "results",
+        "check_timeout": 1.0 * WAIT_S,
         "endpoints": node.endpoints,
         "tls": {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")},
     }
@@ -79,7 +80,7 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(tmp_path:
         time.sleep(0.01)
     assert merged(node) == wanted
 
-    lost = {**sink, "path": f"{tmp_path}/1", "tls": tls, "check_timeout": 120.0}
+    lost = {**sink, "path": f"{tmp_path}/1", "tls": tls}
     with pytest.raises(WriteConflict, match="not of this output"):
         RunningQueries(feeds.path, MemoryStore(), lost, "commit")
 
