@@ -263,6 +263,31 @@ def test_a_commit_that_fails_is_made_up_for_by_the_next(happens: bool, error: Ex
     assert after.sink.values == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
+def test_what_a_failed_checkpoint_would_have_deleted_is_deleted_by_the_next() -> None:
+    life = Life(store := BadCommits())
+    life.engine.start("q", "every", {"count": 3}, sink="out")
+    life.run(2)
+    life.engine.checkpoint()
+    store.error = DiskFull("full")
+    with pytest.raises(DiskFull):
+        life.engine.stop("q")
+    life.engine.checkpoint()
+    content = store.content()
+    assert not [category for category in content if "item/q" in category]
+    assert "query/artifact" not in content
+    assert life.crash().engine.queries == {}
+
+
+def test_a_query_that_begins_among_those_that_wait_for_nothing_is_in_a_checkpoint() -> None:
+    for release, is_logged in (("commit", True), ("now", False)):
+        life = Life(release=release)  # type: ignore[arg-type]
+        life.run(3)
+        life.engine.start("q", "every", {"count": 3}, sink="out")
+        content = life.store.content()
+        assert ((LOG in content), ("q" in content.get("query/artifact", {}))) == (is_logged, not is_logged)
+        assert life.crash().source.next == (0 if is_logged else 3)
+
+
 def test_what_could_not_be_logged_was_not_started() -> None:
     store = BadCommits()
     for release in ("commit", "now"):

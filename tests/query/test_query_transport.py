@@ -14,7 +14,7 @@ import rt
 from rt.errors import WriteConflict
 from rt.objects import CheckpointKind, MemoryStore
 from rt.query.edges import Release
-from rt.query.errors import QueryExists, SequenceGap
+from rt.query.errors import Backlogged, QueryExists, SequenceGap
 from rt.query.transport import MessageSource, Outgoing, as_message
 
 
@@ -96,6 +96,37 @@ def test_messages_that_were_trimmed_are_a_gap_and_not_silence(tmp_path: Path) ->
     with pytest.raises(rt.Gap):
         machine.source.pump()
     machine.crash()
+
+
+class Picky:
+    """Refuses the third message, once."""
+
+    def __init__(self) -> None:
+        self.got: list[int] = []
+        self.has_refused = False
+
+    def on_next(self, sequence_id: int, value: rt.Message, /) -> None:
+        if len(self.got) == 2 and not self.has_refused:
+            self.has_refused = True
+            raise Backlogged("no room")
+        self.got.append(sequence_id)
+
+    def on_error(self, error: Exception, /) -> None: ...
+    def on_completed(self) -> None: ...
+
+
+def test_a_message_that_was_refused_comes_again_and_none_is_left_out(tmp_path: Path) -> None:
+    feeds, observer = Feeds(tmp_path), Picky()
+    feeds.publish("a", [b"%d" % number for number in range(6)], "t", [BASE_NS] * 6)
+    feeds.merge()
+    source = MessageSource(feeds.path, "s")
+    source.subscribe(observer).start(0)
+    with pytest.raises(Backlogged):
+        source.pump()
+    while len(observer.got) < 6:
+        assert source.pump()
+    source.dispose()
+    assert observer.got == list(range(6))
 
 
 @pytest.mark.parametrize(("first", "wanted"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
