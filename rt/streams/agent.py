@@ -4,10 +4,10 @@
        ▲ acknowledge      │ what all of them have
        └──── registry ◄───┘ durable first
 
-Laws. Nothing is read while the cache has no room. A stream that is met for the first time gets its implicit
-consumers in the same step in which its events are taken in, so that nothing passes them by. The queue is told
-only of what every subscription has, served here or not, and only when that is durable. Where anything breaks
-that is no consumer's, the agent stops, and says so: whoever starts another one goes on from the books.
+Laws. Nothing is read while the cache has no room. The consumers of a stream are there before its events are
+taken in, and nothing else runs between. The queue is told only of what every subscription has, served here or
+not, and only when that is durable. Where anything breaks that is no consumer's, the agent stops, and says so:
+whoever starts another one goes on from the books.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final
-from uuid import uuid4
 
 from rt.streams.adapters import HistoryReader, QueueAdapter, QueueGap, QueueRead, QueueReceiver
 from rt.streams.balancing import Fence
 from rt.streams.cache import QueueCache
 from rt.streams.delivery import Consumer
 from rt.streams.directory import Consumers
-from rt.streams.errors import DeliveryFailed, NoSuchSubscription, NotRewindable
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.errors import DeliveryFailed
+from rt.streams.ids import QueueId, SequenceToken
 from rt.streams.metrics import QueueCounts, QueueStatus
-from rt.streams.observing import DeadLetters, StreamObserver
+from rt.streams.observing import DeadLetters
 from rt.streams.options import StreamOptions
-from rt.streams.registry import QueueRegistry, Stores, SubscriptionRecord, implicit_id
+from rt.streams.registry import QueueRegistry, Stores
+from rt.streams.roster import Roster
+from rt.streams.subscribing import Subscribing
 
 logger = logging.getLogger("rt.streams")
 
@@ -39,16 +39,6 @@ _SAVE_SHARE: Final = 20
 """Books are kept for a twentieth of the time at most: with many consumers, less often than asked for."""
 _FULL_WAIT_S: Final = 1.0
 """How long to wait for consumers to get on, before looking again who is slow."""
-
-
-@dataclass(slots=True, eq=False)
-class _Met:
-    """A stream of which something came, or that somebody wants."""
-
-    seen_at: float
-    has_implicit: bool = False
-    """Whether its implicit consumers were looked for."""
-    consumers: list[Consumer] = field(default_factory=list)
 
 
 class PullingAgent:
@@ -81,14 +71,11 @@ class PullingAgent:
         self._known = consumers
         self._draw = draw or random.Random()
         self._on_failure = on_failure
+        self.subscriptions: Subscribing
+        """Those that are asked for; while it is open."""
         self._registry: QueueRegistry
         self._receiver: QueueReceiver
-        self._served: dict[str, Consumer] = {}
-        self._streams: dict[StreamId, _Met] = {}
-        self._behind: dict[Consumer, None] = {}
-        self._moved: dict[Consumer, None] = {}
-        self._unattended: dict[str, None] = {}
-        """Recorded, not faulted, and nobody here to consume: they keep their places."""
+        self._roster: Roster
         self._progress = asyncio.Event()
         self._turns = asyncio.Semaphore(options.catch_ups_max)
         self._waiting_turns = 0
@@ -114,8 +101,10 @@ class PullingAgent:
                 events_max=self.options.cache_events,
                 bytes_max=self.options.cache_bytes,
             )
+            self._roster = Roster(self, self._registry, self._known)
+            self.subscriptions = Subscribing(self, self._roster, self._registry, self._known)
             for record in list(self._registry.records()):
-                self._take_over(record)
+                self._roster.take_over(record, _now())
             undo.pop_all()
         self.is_open = True
         self._look_for_idle_at = _now() + self.options.inactive_s / 10
@@ -131,7 +120,7 @@ class PullingAgent:
         self.is_open = False
         deadline = _now() + drain_s
         await _cancelled(self._tasks)
-        consumers = list(self._served.values())
+        consumers = list(self._roster.served.values())
         await asyncio.gather(*(consumer.stop(deadline) for consumer in consumers))
         steps: list[Callable[[], Awaitable[None]]] = [self._receiver.close, self._registry.close]
         if keeps_books and not self._has_failed:
@@ -201,7 +190,7 @@ class PullingAgent:
     async def _wait_for_room(self) -> None:
         """Send the slow ones off to read for themselves, if they are the fewer; else wait for them."""
         slow = self.cache.slow()
-        if self.is_rewindable and 2 * len(slow) <= len(self._served) - len(self._behind):
+        if self.is_rewindable and 2 * len(slow) <= len(self._roster.served) - len(self._roster.behind):
             for cursor in slow:
                 cursor.owner.fall_behind()
             return
@@ -219,11 +208,7 @@ class PullingAgent:
             self._tell_all(read.gap)
         for batch in read.batches:
             self.counts.events += len(batch)
-            met = self._streams.get(batch.stream)
-            if met is None or not met.has_implicit:
-                self.meet(batch.stream)
-            else:
-                met.seen_at = now
+            self._roster.meet(batch.stream, now)
         for cursor in self.cache.add(read.batches, read.end):
             cursor.owner.wake()
 
@@ -231,192 +216,13 @@ class PullingAgent:
         self.counts.gaps += 1
         self.gaps = [known for known in self.gaps if known.resumed > self.cache.start]
         self.gaps.append(gap)
-        for consumer in self._served.values():
+        for consumer in self._roster.served.values():
             if not consumer.is_behind:
                 consumer.note_gap(gap)
 
-    # Who is served
-
-    def _stream(self, stream: StreamId) -> _Met:
-        met = self._streams.get(stream)
-        if met is None:
-            met = self._streams[stream] = _Met(_now())
-        return met
-
-    def meet(self, stream: StreamId) -> None:
-        """A stream that has implicit consumers gets those that it has not yet, each from where it was."""
-        self._stream(stream).has_implicit = True
-        for pattern in self._known.patterns_of(stream):
-            subscription_id = implicit_id(pattern, stream)
-            if subscription_id in self._served or self._registry.record(subscription_id) is not None:
-                continue  # Served already, or faulted.
-            record = SubscriptionRecord(subscription_id, stream, None, pattern)
-            wanted = self._registry.place(subscription_id) or self.cache.end
-            if (observer := self._observer(record, wanted)) is not None:
-                self._serve(record, observer, wanted).begin()
-
     def meet_again(self) -> None:
         """There is another pattern: it counts for the streams that are known, from now on."""
-        for stream in list(self._streams):
-            self.meet(stream)
-
-    def _observer(self, record: SubscriptionRecord, wanted: SequenceToken) -> StreamObserver | None:
-        """Who consumes it here, if anybody does; one that cannot be made is a fault of the subscription."""
-        try:
-            return self._known.observer(record)
-        except Exception as error:  # noqa: BLE001 - whatever a factory raises
-            logger.warning("observer_not_made stream=%s error=%r", record.stream, error)
-            self.counts.faults += 1
-            self._registry.fault(record, f"{type(error).__name__}: {error}"[:1000], wanted)
-            return None
-
-    def _take_over(self, record: SubscriptionRecord) -> None:
-        """One that was recorded: it is served if its observer is known here, and keeps its place if not."""
-        place = self._registry.place(record.id) or self._registry.low or SequenceToken(0)
-        if record.fault is not None:
-            return
-        observer = self._observer(record, place)
-        if observer is None:
-            if (left := self._registry.record(record.id)) is not None and left.fault is None:
-                self._registry.put(record, place)
-                self._unattended[record.id] = None
-            return
-        self._serve(record, observer, place).begin()
-        self._drop_record(self._served[record.id])
-
-    def _drop_record(self, consumer: Consumer) -> None:
-        """An implicit one comes by itself, with its place, unless it reads for itself."""
-        if consumer.record.is_implicit and not consumer.is_behind:
-            self._registry.unrecord(consumer.record.id)
-
-    def _serve(
-        self,
-        record: SubscriptionRecord,
-        observer: StreamObserver,
-        wanted: SequenceToken,
-        *,
-        is_named: bool = True,
-    ) -> Consumer:
-        """Pinned at `wanted` when this returns; it is handed nothing before `begin`."""
-        consumer = Consumer(self, record, observer)
-        self._served[record.id] = consumer
-        self._stream(record.stream).consumers.append(consumer)
-        consumer.seat(wanted, is_named=is_named)
-        self._moved[consumer] = None
-        return consumer
-
-    def _leave(self, consumer: Consumer) -> None:
-        """Not served any more; its cursor is closed already, or will be."""
-        if self._served.get(consumer.record.id) is consumer:
-            del self._served[consumer.record.id]
-        self._behind.pop(consumer, None)
-        self._moved.pop(consumer, None)
-        met = self._streams.get(consumer.record.stream)
-        if met is not None and consumer in met.consumers:
-            met.consumers.remove(consumer)
-
-    def _forget_idle_streams(self) -> None:
-        """Streams of which nothing came for long leave the memory, with consumers that come by themselves."""
-        now = _now()
-        if now < self._look_for_idle_at:
-            return
-        self._look_for_idle_at = now + self.options.inactive_s / 10
-        for stream, met in list(self._streams.items()):
-            is_quiet = now - met.seen_at >= self.options.inactive_s
-            if is_quiet and all(each.record.is_implicit and each.is_idle for each in met.consumers):
-                for consumer in list(met.consumers):
-                    self._leave(consumer)
-                    consumer.cursor.close()
-                    self._tasks.append(asyncio.create_task(consumer.close()))
-                del self._streams[stream]
-        self._tasks = [task for task in self._tasks if not task.done()]
-
-    # Subscriptions that are asked for
-
-    async def subscribe(
-        self,
-        stream: StreamId,
-        observer: StreamObserver,
-        consumer: str | None,
-        start: SequenceToken | StartPosition,
-    ) -> str:
-        """Returns the new subscription's id when it is durable. Pinned before anything is waited for."""
-        record = SubscriptionRecord(uuid4().hex, stream, consumer)
-        wanted = self._start_of(stream, start)
-        served = self._serve(record, observer, wanted, is_named=isinstance(start, SequenceToken))
-        self._registry.put(record, served.wanted)
-        try:
-            await self._registry.commit()
-        except BaseException:
-            self._registry.remove(record.id)
-            self._leave(served)
-            await served.close()
-            raise
-        self._known.attach(record.id, observer)
-        served.begin()
-        return record.id
-
-    def _start_of(self, stream: StreamId, start: SequenceToken | StartPosition) -> SequenceToken:
-        if start is StartPosition.LATEST:
-            return self.cache.end
-        if start is StartPosition.EARLIEST_AVAILABLE:
-            return SequenceToken(0) if self.is_rewindable else self.cache.oldest(stream)
-        assert isinstance(start, SequenceToken)
-        if not self.is_rewindable and not self.cache.covers(stream, start):
-            oldest = self.cache.oldest(stream)
-            raise NotRewindable(
-                "the queue cannot be read again", where=stream, got=start, wanted=f"{oldest} or later"
-            )
-        return start
-
-    async def resume(
-        self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
-    ) -> None:
-        """Go on with another observer, from `start`, else from where it was; a fault is taken back.
-
-        `NoSuchSubscription`, `NotRewindable`: nothing has changed.
-        """
-        record = self._registry.record(subscription_id)
-        before = self._served.get(subscription_id)
-        if before is not None:
-            record = before.record
-        if record is None:
-            raise NoSuchSubscription("no such subscription", where=self.queue, got=subscription_id)
-        if start is not None:
-            self._start_of(record.stream, start)
-        place = before.wanted if before is not None else self._registry.place(subscription_id)
-        record = SubscriptionRecord(record.id, record.stream, record.consumer, record.pattern)
-        self._unattended.pop(record.id, None)
-        served = self._serve(record, observer, start or place or self.cache.low())
-        if before is not None:
-            self._leave(before)
-            await before.stop(_now() + self.options.drain_s)
-            if start is None and before.wanted > served.wanted:
-                served.cursor.advance(before.wanted)
-            await before.close()
-        self._registry.put(record, served.wanted)
-        self._drop_record(served)
-        await self._registry.commit()
-        self._known.attach(record.id, observer)
-        served.begin()
-
-    async def unsubscribe(self, subscription_id: str) -> None:
-        """End it, durably; nothing if there is none. A call of its observer under way is waited for."""
-        consumer = self._served.get(subscription_id)
-        if consumer is not None:
-            self._leave(consumer)
-            await consumer.stop(_now() + self.options.drain_s)
-            await consumer.close()
-        self._unattended.pop(subscription_id, None)
-        self._known.detach(subscription_id)
-        self._registry.remove(subscription_id)
-        await self._registry.commit()
-
-    def subscriptions(self, stream: StreamId | None = None) -> list[SubscriptionRecord]:
-        """Those of a stream, or all: served, faulted, or waiting for somebody to resume them."""
-        found = {record.id: record for record in self._registry.records()}
-        found.update((each.record.id, each.record) for each in self._served.values())
-        return [record for record in found.values() if stream in {None, record.stream}]
+        self._roster.meet_again(_now())
 
     def status(self) -> QueueStatus:
         """How it is doing, for people and metrics."""
@@ -426,12 +232,12 @@ class PullingAgent:
         return QueueStatus(
             self.queue.name,
             "failed" if self._has_failed else "served",
-            consumers=len(self._served),
-            behind=len(self._behind),
-            failing=sum(consumer.is_failing for consumer in self._served.values()),
+            consumers=len(self._roster.served),
+            behind=len(self._roster.behind),
+            failing=sum(consumer.is_failing for consumer in self._roster.served.values()),
             slow=len(cache.slow()),
             faulted=sum(record.fault is not None for record in self._registry.records()),
-            unattended=len(self._unattended),
+            unattended=len(self._roster.unattended),
             low=low.sequence_number + (low.event_index > 0),
             lag=max(0, end.sequence_number - low.sequence_number - (low.event_index > 0)),
             cache_events=cache.events,
@@ -446,7 +252,10 @@ class PullingAgent:
         while True:
             await asyncio.sleep(wait)
             before = _now()
-            self._forget_idle_streams()
+            if before >= self._look_for_idle_at:
+                self._look_for_idle_at = before + self.options.inactive_s / 10
+                for consumer in self._roster.forget_idle(before, self.options.inactive_s):
+                    await consumer.close()
             await self.save()
             wait = max(self.options.save_every_s, _SAVE_SHARE * (_now() - before))
 
@@ -454,35 +263,15 @@ class PullingAgent:
         """Make durable what consumers have, then tell the queue."""
         async with self._is_saving:
             low = self.cache.low()
-            places = {}
-            for consumer in self._moved:
-                if not consumer.is_behind and consumer.wanted > low:
-                    places[consumer.record.id] = consumer.wanted
-            self._moved = {}
-            for consumer in self._behind:
-                self._registry.put(consumer.record, consumer.wanted)
             if self._registry.low is not None or self.counts.reads:
-                self._registry.note(low, places, self._has_all_before_low)
+                self._roster.note(low)
             if self._registry.is_dirty:
                 await self._registry.commit()
                 self.counts.saves += 1
-            done = min([low, *self._held()])
+            done = min([low, *self._roster.lacking()]) if self.is_rewindable else low
             if self._acknowledged is None or done > self._acknowledged:
                 await self._receiver.acknowledge(done)
                 self._acknowledged = done
-
-    def _held(self) -> list[SequenceToken]:
-        """The places of those that are to read again what others have; where that can be done."""
-        if not self.is_rewindable:
-            return []
-        places = [self._registry.place(each) for each in self._unattended]
-        return [consumer.wanted for consumer in self._behind] + [each for each in places if each is not None]
-
-    def _has_all_before_low(self, subscription_id: str) -> bool:
-        consumer = self._served.get(subscription_id)
-        if consumer is not None:
-            return not consumer.is_behind
-        return self._registry.record(subscription_id) is None
 
     # What consumers ask for
 
@@ -494,19 +283,19 @@ class PullingAgent:
     def moved(self, consumer: Consumer, events: int) -> None:
         """It has taken so many more."""
         self.counts.delivered += events
-        self._moved[consumer] = None
+        self._roster.moved[consumer] = None
         self._progress.set()
 
     def fell_behind(self, consumer: Consumer) -> None:
         """It reads for itself."""
         self.counts.catch_ups += 1
-        self._behind[consumer] = None
+        self._roster.behind[consumer] = None
 
     def caught_up(self, consumer: Consumer) -> None:
         """It is back in the cache; an implicit one needs no record any more."""
-        self._behind.pop(consumer, None)
-        self._moved[consumer] = None
-        self._drop_record(consumer)
+        self._roster.behind.pop(consumer, None)
+        self._roster.moved[consumer] = None
+        self._roster.drop_record(consumer)
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -532,14 +321,14 @@ class PullingAgent:
     async def give_up(self, consumer: Consumer, error: DeliveryFailed) -> None:
         """Fault it, durably."""
         self.counts.faults += 1
-        self._leave(consumer)
+        self._roster.leave(consumer)
         self._registry.fault(consumer.record, str(error)[:1000], consumer.wanted)
         await self._registry.commit()
         logger.warning("subscription_faulted stream=%s error=%s", consumer.record.stream, error)
 
     async def unregister(self, consumer: Consumer) -> None:
         """End it, durably."""
-        self._leave(consumer)
+        self._roster.leave(consumer)
         self._known.detach(consumer.record.id)
         self._registry.remove(consumer.record.id)
         await self._registry.commit()

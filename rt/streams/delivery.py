@@ -191,11 +191,11 @@ class Consumer:
     async def stop(self, deadline: float) -> None:
         """Hand out nothing more. A call under way may last until `deadline`, in the loop's time.
 
-        Its place stays, and stays pinned, until `close`. Not for the consumer's own task.
+        Its place stays, and stays pinned, until `close`. An observer that asks for it waits for nothing.
         """
         self._is_stopping = True
         task = self._task
-        if task is not None:
+        if task is not None and task is not asyncio.current_task():
             if not self._is_calling:
                 task.cancel()
             left = deadline - asyncio.get_running_loop().time()

@@ -73,11 +73,12 @@ class Subscription:
         `QueueElsewhere`.
         """
         agent = await self._provider.agent_of(self.stream)
-        await agent.resume(self.id, observer, start)
+        await agent.subscriptions.resume(self.id, observer, start)
 
     async def unsubscribe(self) -> None:
         """End it for good; nothing if it has ended."""
-        await (await self._provider.agent_of(self.stream)).unsubscribe(self.id)
+        agent = await self._provider.agent_of(self.stream)
+        await agent.subscriptions.unsubscribe(self.id)
 
 
 class Stream:
@@ -107,7 +108,7 @@ class Stream:
             check_name(consumer, kind="consumer")
         agent = await self._provider.agent_of(self.id)
         return Subscription(
-            self._provider, self.id, await agent.subscribe(self.id, observer, consumer, start)
+            self._provider, self.id, await agent.subscriptions.subscribe(self.id, observer, consumer, start)
         )
 
     async def subscriptions(self) -> list[tuple[Subscription, SubscriptionRecord]]:
@@ -115,7 +116,7 @@ class Stream:
         agent = await self._provider.agent_of(self.id)
         return [
             (Subscription(self._provider, self.id, record.id), record)
-            for record in agent.subscriptions(self.id)
+            for record in agent.subscriptions.found(self.id)
         ]
 
 

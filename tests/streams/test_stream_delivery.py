@@ -16,6 +16,7 @@ from rt.streams.errors import (
     NoSuchSubscription,
     NotRewindable,
     NotWritable,
+    StreamError,
     SubscriptionFaulted,
 )
 from rt.streams.generator_queues import GeneratorQueues
@@ -23,7 +24,7 @@ from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.memory_queues import MemoryQueues
 from rt.streams.observing import DeadLetter
 from rt.streams.options import StreamOptions
-from rt.streams.provider import StreamProvider, memory_stores
+from rt.streams.provider import StreamProvider, Subscription, memory_stores
 from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
@@ -133,6 +134,43 @@ def test_unsubscribing_ends_it_and_is_repeatable() -> None:
         assert await stream.subscriptions() == []
         with pytest.raises(NoSuchSubscription):
             await subscription.resume(got)
+
+    in_memory(program)
+
+
+def test_an_observer_may_unsubscribe_itself_while_it_is_called() -> None:
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "a")
+        handles: list[Subscription] = []
+
+        async def leave(_: EventBatch) -> None:
+            await handles[0].unsubscribe()
+
+        got = Collector(act=leave)
+        handles.append(await stream.subscribe(got))
+        before = asyncio.get_running_loop().time()
+        await stream.publish([1])
+        await until(lambda: got.closed)
+        assert asyncio.get_running_loop().time() - before < 2
+        await stream.publish([2])
+        await asyncio.sleep(3)
+        assert got.events == [1]
+        assert sum(status.lag for status in provider.status()) == 0
+        assert await stream.subscriptions() == []
+
+    in_memory(program)
+
+
+def test_an_implicit_subscription_is_not_ended_by_hand() -> None:
+    async def program(provider: StreamProvider) -> None:
+        provider.implicit("all", "n/*", lambda _: Collector())
+        stream = provider.stream("n", "a")
+        await stream.publish([1])
+        await asyncio.sleep(1)
+        ((handle, record),) = await stream.subscriptions()
+        assert record.pattern == "all"
+        with pytest.raises(StreamError, match="as its pattern is"):
+            await handle.unsubscribe()
 
     in_memory(program)
 

@@ -1,0 +1,123 @@
+"""Subscriptions that are asked for, of one queue: made, resumed, ended.
+
+Law: the place is pinned before anything is waited for, and what was asked for is durable when it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+from rt.streams.delivery import DeliveryHost
+from rt.streams.directory import Consumers
+from rt.streams.errors import NoSuchSubscription, NotRewindable, StreamError
+from rt.streams.ids import SequenceToken, StartPosition, StreamId
+from rt.streams.observing import StreamObserver
+from rt.streams.registry import QueueRegistry, SubscriptionRecord
+from rt.streams.roster import Roster
+
+
+class Subscribing:
+    """What an agent, `host`, offers to the provider."""
+
+    def __init__(self, host: DeliveryHost, roster: Roster, registry: QueueRegistry, known: Consumers) -> None:
+        self._host = host
+        self._roster = roster
+        self._registry = registry
+        self._known = known
+
+    async def subscribe(
+        self,
+        stream: StreamId,
+        observer: StreamObserver,
+        consumer: str | None,
+        start: SequenceToken | StartPosition,
+    ) -> str:
+        """The new subscription's id. Where the books cannot be written there is none."""
+        record = SubscriptionRecord(uuid4().hex, stream, consumer)
+        is_named = isinstance(start, SequenceToken)
+        served = self._roster.serve(
+            record, observer, self._start_of(stream, start), _now(), is_named=is_named
+        )
+        self._registry.put(record, served.wanted)
+        try:
+            await self._registry.commit()
+        except BaseException:
+            self._registry.remove(record.id)
+            self._roster.leave(served)
+            await served.close()
+            raise
+        self._known.attach(record.id, observer)
+        served.begin()
+        return record.id
+
+    async def resume(
+        self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
+    ) -> None:
+        """Go on with another observer, from `start`, else from where it was; a fault is taken back.
+
+        `NoSuchSubscription`, `NotRewindable`: nothing has changed.
+        """
+        before = self._roster.served.get(subscription_id)
+        record = self._registry.record(subscription_id) if before is None else before.record
+        if record is None:
+            raise NoSuchSubscription("no such subscription", got=subscription_id)
+        if start is not None:
+            self._start_of(record.stream, start)
+        place = self._registry.place(record.id) if before is None else before.wanted
+        whole = SubscriptionRecord(record.id, record.stream, record.consumer, record.pattern)
+        served = self._roster.serve(whole, observer, start or place or self._host.cache.low(), _now())
+        self._known.attach(record.id, observer)
+        try:
+            if before is not None:
+                self._roster.leave(before)
+                await before.stop(_now() + self._host.options.drain_s)
+                if start is None and before.wanted > served.wanted:
+                    served.cursor.advance(before.wanted)
+                await before.close()
+            self._registry.put(whole, served.wanted)
+            self._roster.drop_record(served)
+            await self._registry.commit()
+        finally:
+            served.begin()
+
+    async def unsubscribe(self, subscription_id: str) -> None:
+        """End it; nothing if there is none. A call of its observer under way is waited for.
+
+        An implicit one is not ended: `StreamError`.
+        """
+        consumer = self._roster.served.get(subscription_id)
+        record = self._registry.record(subscription_id) if consumer is None else consumer.record
+        if record is not None and record.is_implicit:
+            hint = "Let the consumer raise ConsumerGone, or leave the pattern out."
+            raise StreamError("an implicit subscription is there as its pattern is", got=record, hint=hint)
+        if consumer is not None:
+            self._roster.leave(consumer)
+            await consumer.stop(_now() + self._host.options.drain_s)
+            await consumer.close()
+        self._roster.unattended.pop(subscription_id, None)
+        self._known.detach(subscription_id)
+        self._registry.remove(subscription_id)
+        await self._registry.commit()
+
+    def found(self, stream: StreamId) -> list[SubscriptionRecord]:
+        """Those of a stream: served, faulted, or waiting for somebody to resume them."""
+        records = {record.id: record for record in self._registry.records()}
+        records.update((each.record.id, each.record) for each in self._roster.served.values())
+        return [record for record in records.values() if record.stream == stream]
+
+    def _start_of(self, stream: StreamId, start: SequenceToken | StartPosition) -> SequenceToken:
+        cache, is_rewindable = self._host.cache, self._host.is_rewindable
+        if start is StartPosition.LATEST:
+            return cache.end
+        if start is StartPosition.EARLIEST_AVAILABLE:
+            return SequenceToken(0) if is_rewindable else cache.oldest(stream)
+        assert isinstance(start, SequenceToken)
+        if not is_rewindable and not cache.covers(stream, start):
+            wanted = f"{cache.oldest(stream)} or later"
+            raise NotRewindable("the queue cannot be read again", where=stream, got=start, wanted=wanted)
+        return start
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
