@@ -135,3 +135,30 @@ def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> No
     from rt.bench.queries import QueriesBench
 
     QueriesBench(directory, rounds=rounds, queries=count).run(lambda figure: show(figure, as_json=as_json))
+
+
+@click.command()
+@rounds_option(5)
+@click.option(
+    "--events",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(1000, 1_000_000_000),
+    help="Through the agent, a round.",
+)
+@click.option(
+    "--streams",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1, 1_000_000),
+    help="With a consumer each, in one host.",
+)
+@click.option("--core", default=0, show_default=True, help="The one processor to run on; -1: all.")
+@json_option
+def streams(rounds: int, events: int, streams: int, core: int, as_json: bool) -> None:
+    """Hand out events through a stream agent; no disks, no network."""
+    from rt.bench.streams import StreamsBench
+
+    with one_core(None if core < 0 else core):
+        run = StreamsBench(rounds=rounds, events=events, streams=streams)
+        run.run(lambda figure: show(figure, as_json=as_json))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 RING_BITS: Final = 32
 RING_SIZE: Final = 2**RING_BITS
@@ -62,8 +62,7 @@ class QueueId:
         return self.name
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SequenceToken:
+class SequenceToken(NamedTuple):
     """An event's place in its queue. Tokens rise; where one message carries many events, so do their indexes.
 
     As a start it means "from here on, this one too".
