@@ -1,20 +1,23 @@
-"""The speed of stream agents: one agent, one core, no disks and no network.
+"""The speed of stream agents: one agent, one core, no network.
 
-The queue is made up, so that a figure is of the agent, its cache and its consumers. Processor time stands
-beside the clock, as it does not depend on how busy the machine is.
+The queue is a merged log in local files, or made up, so that a figure is of the agent, its cache and its
+consumers alone. Processor time stands beside the clock, as it does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rt.bench.measure import Figure, peak_memory_mb
-from rt.streams.adapters import QueueRead
+from rt.bench.merged_logs import TOPIC, make_log
+from rt.streams.adapters import QueueAdapterFactory, QueueRead
 from rt.streams.batches import EventBatch
+from rt.streams.cluster_queues import Cluster, ClusterQueues
 from rt.streams.generator_queues import GeneratorQueues, GeneratorReader
 from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.observing import StreamObserver
@@ -58,9 +61,13 @@ class _OneReader(GeneratorReader):
 
 
 class StreamsBench:
-    """One run: `events` through one agent to ten consumers, then to `streams` streams with one each."""
+    """One run: `events` through one agent to ten consumers; `streams` streams with one each; a log.
 
-    def __init__(self, *, rounds: int, events: int, streams: int) -> None:
+    The log is made below `directory`.
+    """
+
+    def __init__(self, directory: str | None, *, rounds: int, events: int, streams: int) -> None:
+        self._directory = directory
         self._rounds = rounds
         self._events = events
         self._streams = streams
@@ -79,6 +86,13 @@ class StreamsBench:
         on_figure(Figure(f"{what}, CPU", processor, "events/s"))
         on_figure(Figure(f"{what}: memory, most", (peak_memory_mb(),), "MB", 1000))
         on_figure(Figure(f"{what}: memory, grown by", (peak_memory_mb() - before,), "MB"))
+        with tempfile.TemporaryDirectory(prefix="rt-bench-", dir=self._directory) as root:
+            log = make_log(root, "log", count=self._events, value_bytes=len(_VALUE))
+            queues = ClusterQueues({"log": Cluster("bench", log)})
+            clock, processor = self._rounds_of(lambda: self._to(queues, StreamId("", TOPIC)))
+        what = f"a log of {len(_VALUE)} B messages to 10 consumers"
+        on_figure(Figure(what, clock, "events/s", 100_000))
+        on_figure(Figure(f"{what}, CPU", processor, "events/s", 100_000))
 
     def _rounds_of(
         self, program: Callable[[], Coroutine[Any, Any, tuple[float, float]]]
@@ -91,10 +105,13 @@ class StreamsBench:
         return clock, processor
 
     async def _to_ten(self, batch: int) -> tuple[float, float]:
-        consumers = [_Counting() for _ in range(10)]
         queues = _OneStream(self._events, batch)
+        return await self._to(queues, queues.stream)
+
+    async def _to(self, queues: QueueAdapterFactory, name: StreamId) -> tuple[float, float]:
+        consumers = [_Counting() for _ in range(10)]
         async with StreamProvider("bench", queues) as provider:
-            stream = provider.stream("bench", "one")
+            stream = provider.stream(name.namespace, name.key)
             start, processor = time.perf_counter(), time.process_time()
             for consumer in consumers:
                 await stream.subscribe(consumer, start=StartPosition.EARLIEST_AVAILABLE)

@@ -138,6 +138,7 @@ def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> No
 
 
 @click.command()
+@directory_option
 @rounds_option(5)
 @click.option(
     "--events",
@@ -155,10 +156,10 @@ def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> No
 )
 @click.option("--core", default=0, show_default=True, help="The one processor to run on; -1: all.")
 @json_option
-def streams(rounds: int, events: int, streams: int, core: int, as_json: bool) -> None:
-    """Hand out events through a stream agent; no disks, no network."""
+def streams(directory: str | None, rounds: int, events: int, streams: int, core: int, as_json: bool) -> None:
+    """Hand out events through a stream agent; no network."""
     from rt.bench.streams import StreamsBench
 
     with one_core(None if core < 0 else core):
-        run = StreamsBench(rounds=rounds, events=events, streams=streams)
+        run = StreamsBench(directory, rounds=rounds, events=events, streams=streams)
         run.run(lambda figure: show(figure, as_json=as_json))
