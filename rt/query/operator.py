@@ -225,12 +225,12 @@ class Operator(Generic[A, B]):
         """Subscribe to `child(key, seed)`: its events come to `on_inner_…(key, …)`.
 
         It is saved in a row of its own, with the seed: something that JSON gives back as it was, or a window
-        or group that is being handed out; `rt.objects.NotSerializable` for others. Keys have no "/" and are
-        never used again.
+        or group that is being handed out; `rt.objects.NotSerializable` for others. Keys have no "/" and no
+        "#", and are never used again.
         """
         if not isinstance(seed, Inner):
             ANY.check(seed)
-        if "/" in key or (self._children and key in self._children):
+        if "/" in key or "#" in key or (self._children and key in self._children):
             raise ValueError(f"{key!r} cannot name an inner subscription")
         self._children_made += 1
         artifact = self._artifact.new_child(self._index, key, seed, self._children_made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rt.query.observing import Observable, Observer
@@ -58,15 +59,19 @@ class Source(Observable[Any]):
 
 
 class SourceTap(Operator[Any, Any]):
-    """A subscription to a feed: takes what lies behind `after`, the watermark at which it began."""
+    """A subscription to a feed: takes what lies behind `after`, the watermark at which it began.
 
-    __slots__ = ("_name", "after")
+    `order` is its place among the taps of the feed; None until it is attached for the first time.
+    """
+
+    __slots__ = ("_name", "after", "order")
 
     NAME = "source"
 
     def __init__(self, name: str) -> None:
         self._name: Final = name
         self.after = NOTHING
+        self.order: int | None = None
 
     def on_connect(self) -> None:
         """Attach."""
@@ -90,13 +95,14 @@ class SourceTap(Operator[Any, Any]):
         """Detach."""
         self._artifact.host.feed(self._name).detach(self)
 
-    def save_state(self) -> int:
-        """The watermark."""
-        return self.after
+    def save_state(self) -> list[Any]:
+        """The watermark, and the place."""
+        return [self.after, self.order]
 
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """The watermark."""
-        self.after = state
+        """The same."""
+        self.after, self.order = state
+        self._artifact.host.feed(self._name).reserve(self.order)
 
     def crash(self, error: Exception) -> None:
         """Something escaped the query."""
@@ -111,7 +117,11 @@ class SourceTap(Operator[Any, Any]):
 
 
 class Feed:
-    """The values of one source, to every query that taps it, in the order in which they began."""
+    """The values of one source, to every tap of the queries, in the order in which these began.
+
+    That order is saved: who hears of a value first may end or begin others, and a recovery attaches in
+    another order.
+    """
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
@@ -121,6 +131,7 @@ class Feed:
         """How it ended."""
         self._taps: dict[int, SourceTap] = {}
         self._in_order: tuple[SourceTap, ...] | None = ()
+        self._next_order = 0
 
     @property
     def has_ended(self) -> bool:
@@ -128,9 +139,17 @@ class Feed:
         return self.end is not None
 
     def attach(self, tap: SourceTap) -> None:
-        """Have it hear what comes."""
+        """Have it hear what comes: behind all others, or in the place that it had."""
+        if tap.order is None:
+            tap.order = self._next_order
+            self._next_order += 1
         self._taps[id(tap)] = tap
         self._in_order = None
+
+    def reserve(self, order: int | None) -> None:
+        """Give new taps places behind that one, which was saved."""
+        if order is not None:
+            self._next_order = max(self._next_order, order + 1)
 
     def detach(self, tap: SourceTap) -> None:
         """Nothing if it is not attached."""
@@ -161,5 +180,5 @@ class Feed:
 
     def _all(self) -> tuple[SourceTap, ...]:
         if self._in_order is None:
-            self._in_order = tuple(self._taps.values())
+            self._in_order = tuple(sorted(self._taps.values(), key=attrgetter("order")))
         return self._in_order
