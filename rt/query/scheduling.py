@@ -27,19 +27,27 @@ def duration_ns(duration: Duration) -> int:
     return round(seconds * NS_PER_S)
 
 
+_CANCELLED_MAX: Final = 64
+
+
 class Timer:
     """Something to be done at a time. `order` tells it from others of the same time."""
 
-    __slots__ = ("_action", "due_ns", "order")
+    __slots__ = ("_action", "_on_cancel", "due_ns", "order")
 
-    def __init__(self, due_ns: int, order: int, action: Callable[[], object]) -> None:
+    def __init__(
+        self, due_ns: int, order: int, action: Callable[[], object], on_cancel: Callable[[], object]
+    ) -> None:
         self.due_ns: Final = due_ns
         self.order: Final = order
         self._action: Callable[[], object] | None = action
+        self._on_cancel: Final = on_cancel
 
     def cancel(self) -> None:
         """It will not fire. Twice is as once."""
-        self._action = None
+        if self._action is not None:
+            self._action = None
+            self._on_cancel()
 
     @property
     def is_cancelled(self) -> bool:
@@ -63,6 +71,8 @@ class Scheduler:
         self._now_ns = now_ns
         self._heap: list[Timer] = []
         self._order = 0
+        self._cancelled = 0
+        """How many in the heap are. They are less than half of it, but for a few."""
 
     @property
     def now_ns(self) -> int:
@@ -74,6 +84,7 @@ class Scheduler:
         """When the next timer fires; None if there is none."""
         while self._heap and self._heap[0].is_cancelled:
             heapq.heappop(self._heap)
+            self._cancelled -= 1
         return self._heap[0].due_ns if self._heap else None
 
     def at(self, due_ns: int, action: Callable[[], object], *, order: int | None = None) -> Timer:
@@ -81,7 +92,7 @@ class Scheduler:
         if order is None:
             order = self._order
         self._order = max(self._order, order + 1)
-        timer = Timer(due_ns, order, action)
+        timer = Timer(due_ns, order, action, self._note_cancelled)
         heapq.heappush(self._heap, timer)
         return timer
 
@@ -92,6 +103,13 @@ class Scheduler:
             return False
         heapq.heappop(self._heap).fire()
         return True
+
+    def _note_cancelled(self) -> None:
+        self._cancelled += 1
+        if self._cancelled > max(_CANCELLED_MAX, len(self._heap) // 2):
+            self._heap = [timer for timer in self._heap if not timer.is_cancelled]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
     def restore(self, now_ns: int) -> None:
         """Be no earlier than a time that was saved."""
