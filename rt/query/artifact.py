@@ -138,8 +138,10 @@ class Artifact:
 
     def forget(self) -> None:
         """End all operators, and have the row deleted."""
-        self.dispose()
-        self.host.forget(self)
+        try:
+            self.dispose()
+        finally:
+            self.host.forget(self)
 
     def abandon(self) -> None:
         """Let go of everything in memory; what is stored stays."""

@@ -52,6 +52,8 @@ class Catalog:
         self.log = _entries(reader)
         self._first_entry = min((number for number, _ in self.log), default=0)
         self._next_entry = max((number + 1 for number, _ in self.log), default=0)
+        self._doubtful: list[int] = []
+        """Entries that may be stored, and must not be: the outcome of their commit is not known."""
         self._dirty: dict[tuple[str, str], None] = {}
         self._flight: _Flight | None = None
         self._order = max((each.order + 1 for each in self.standing.values()), default=0)
@@ -80,14 +82,20 @@ class Catalog:
             self._order = max(self._order, standing.order + 1)
         self._dirty[QUERIES, query_id] = None
 
-    def append(self, writer: StateWriter, entries: Sequence[Entry]) -> Callable[[], None]:
-        """Put entries into a writer; what is returned is called when that is durable."""
-        for number, entry in enumerate(entries, self._next_entry):
+    def append(self, writer: StateWriter, entries: Sequence[Entry]) -> Callable[[bool], None]:
+        """Put entries into a writer. What is returned is called when that is durable, with True; with False
+        where that is not known: the next commit takes them away again, and their numbers are not used again.
+        """
+        begin, end = self._next_entry, self._next_entry + len(entries)
+        doubtful = list(self._doubtful)
+        if doubtful:
+            writer.delete_many(LOG, map(number_key, doubtful))
+        for number, entry in enumerate(entries, begin):
             writer.put(LOG, number_key(number), entry.encode())
-        end = self._next_entry + len(entries)
 
-        def appended() -> None:
+        def appended(is_durable: bool) -> None:
             self._next_entry = end
+            self._doubtful = [] if is_durable else [*doubtful, *range(begin, end)]
 
         return appended
 
@@ -123,6 +131,7 @@ class Catalog:
         """The save is durable."""
         assert self._flight is not None
         self._first_entry = max(self._first_entry, self._flight.log.stop)
+        self._doubtful.clear()
         self._flight = None
 
     def save_failed(self) -> None:

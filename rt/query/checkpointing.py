@@ -7,7 +7,7 @@ to the edges when it is durable, and counts as changed again when it failed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
@@ -15,7 +15,6 @@ from rt.query.artifact import Artifact
 from rt.query.catalog import Catalog
 from rt.query.clock import QueryClock
 from rt.query.edges import InputEdge, OutputEdge
-from rt.query.errors import WrongState
 from rt.query.host import Host
 from rt.query.locking import EventLock
 from rt.query.transaction_log import Entry
@@ -56,6 +55,9 @@ class Checkpoints:
         self.writing: Final = threading.Lock()
         """Held while anything is written. May be held when the event lock is taken, never the other way
         round."""
+        self.unsettled: Final[set[str]] = set()
+        """Queries that were to begin or end with a checkpoint, which failed: the store may know them or not,
+        so that no entry of the log can be right. The next checkpoint settles them."""
 
     def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
         """Return when everything that changed, or everything, is durable. Called with `writing` held."""
@@ -65,10 +67,9 @@ class Checkpoints:
         try:
             writer.commit()
         except BaseException as error:
-            unknown = isinstance(error, CommitUnknown) or not isinstance(error, Exception)
             with self._lock:
                 self._catalog.save_failed()
-                self._host.save_failed(unknown_outcome=unknown)
+                self._host.save_failed(unknown_outcome=_is_unknown(error))
             raise
         with self._lock:
             self._saved(held)
@@ -83,17 +84,25 @@ class Checkpoints:
             raise
         try:
             writer.commit()
-        finally:
-            appended()  # If nobody knows whether it is there, the next checkpoint deletes it.
+        except BaseException as error:
+            if _is_unknown(error):
+                appended(False)
+            raise
+        appended(True)
+
+    def unsettle(self, query_ids: Iterable[str]) -> None:
+        """Until the next checkpoint the store may not know what became of them. Called with both locks held.
+
+        What outputs get meanwhile may have other ids behind a crash: it waits, even where it need not else.
+        """
+        self.unsettled.update(query_ids)
+        for output in self._outputs.values():
+            output.hold()
 
     def _save(self, writer: StateWriter) -> _Held:
         inputs, outputs = self._inputs.items(), self._outputs.items()
         try:
-            if self._lock.is_torn:
-                raise WrongState(
-                    "an event was broken off half way: what queries hold cannot be saved",
-                    hint="Unload the engine, and make another one on the same store: it goes on.",
-                )
+            self._lock.require_whole()
             self._host.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._on_failed)
             self._catalog.save(
                 writer,
@@ -113,8 +122,14 @@ class Checkpoints:
 
     def _saved(self, held: _Held) -> None:
         self._catalog.saved()
+        self.unsettled.clear()
         self._host.saved()
         for output, end in held.outputs:
             output.saved(end)
         for source, watermark, has_ended in held.inputs:
             source.saved(watermark, has_ended=has_ended)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether a commit that raised this may have happened."""
+    return isinstance(error, CommitUnknown) or not isinstance(error, Exception)

@@ -19,13 +19,13 @@ class QueryClock:
         self._scheduler: Final = scheduler
         self._has_begun = now_ns is not None
         self._goes_by_values = False
-        self._waiting: list[tuple[Artifact, dict[str, int] | None]] = []
+        self._waiting: dict[str, tuple[Artifact, dict[str, int] | None]] = {}
         scheduler.restore(now_ns or 0)
 
     @property
     def now_ns(self) -> int | None:
         """To be saved."""
-        return self._scheduler.now_ns if self._has_time else None
+        return self._scheduler.now_ns if self.has_time else None
 
     def go_by_values(self) -> None:
         """`advance` will be told the times; `ValueError` where the clock goes by itself."""
@@ -35,30 +35,42 @@ class QueryClock:
 
     def begin(self, artifact: Artifact, watermarks: dict[str, int] | None) -> None:
         """Start a query, now or when time begins."""
-        if self._has_time:
+        if self.has_time:
             artifact.guard(artifact.start, watermarks)
         else:
-            self._waiting.append((artifact, watermarks))
+            self._waiting[artifact.id] = artifact, watermarks
 
     def advance(self, now_ns: int | None) -> None:
         """Fire what is due, before a value of that time, or of one without."""
         if now_ns is None:
+            assert not self._waiting
             while self._scheduler.run_due():
                 pass
             return
         assert isinstance(self._scheduler, VirtualScheduler)
         if not self._has_begun:
-            self._begin_time(now_ns)
+            self.begin_time(now_ns)
         self._scheduler.advance_to(now_ns)
 
     @property
-    def _has_time(self) -> bool:
+    def has_time(self) -> bool:
+        """Whether there is a time."""
         return self._has_begun or not self._goes_by_values
 
-    def _begin_time(self, now_ns: int) -> None:
+    @property
+    def is_awaited(self) -> bool:
+        """Whether queries wait for the time to begin."""
+        return bool(self._waiting)
+
+    def forget(self, query_id: str) -> None:
+        """A query is not to begin any more. Nothing if it does not wait."""
+        self._waiting.pop(query_id, None)
+
+    def begin_time(self, now_ns: int) -> None:
+        """It is that time, and queries begin."""
         self._has_begun = True
         self._scheduler.restore(now_ns)
-        waiting, self._waiting = self._waiting, []
-        for artifact, watermarks in waiting:
+        waiting, self._waiting = self._waiting, {}
+        for artifact, watermarks in waiting.values():
             artifact.mark()
             artifact.guard(lambda each, after: each.start(after, is_new=True), artifact, watermarks)

@@ -9,11 +9,12 @@ to its consumers: at once, or once a checkpoint holds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
 from rt.objects import PersistedQueue
-from rt.query.errors import QueryFailed, SequenceGap
+from rt.query.errors import Backlogged, QueryFailed, SequenceGap
 from rt.query.locking import EventLock
 from rt.query.reliable import NOTHING, RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
 from rt.query.replay import ReplayBuffer, check_consumer
@@ -21,8 +22,27 @@ from rt.query.taps import Feed
 
 logger = logging.getLogger("rt.query")
 
+T = TypeVar("T")
+
 Release = Literal["commit", "now"]
 OnGap = Callable[[SequenceGap], object]
+
+
+def do_all(calls: Iterable[Callable[[], T]]) -> bool:
+    """Call all of them, whatever some of them raise; whether one answered so. Raises the first error then."""
+    errors: list[Exception] = []
+    found = False
+    for call in calls:
+        try:
+            found = bool(call()) or found
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    errors.sort(key=lambda error: isinstance(error, Backlogged))  # It is the least of them.
+    for other in errors[1:]:
+        logger.error("also_failed error=%r", other)
+    if errors:
+        raise errors[0]
+    return found
 
 
 class InputEdge:
@@ -65,6 +85,8 @@ class InputEdge:
     def on_next(self, sequence_id: int, value: Any, /) -> None:
         """Have it processed by every query; on return the watermark is its id."""
         with self._lock:
+            if self._lock.is_torn:
+                self._lock.require_whole()
             self._take(sequence_id, value)
 
     def _take(self, sequence_id: int, value: Any) -> None:
@@ -94,6 +116,7 @@ class InputEdge:
     def on_error(self, error: Exception, /) -> None:
         """Fail every query that taps it, and let the source go when that is durable."""
         with self._lock:
+            self._lock.require_whole()
             if not self._is_stopped:
                 self._is_stopped = True
                 self.feed.on_error(error)
@@ -101,6 +124,7 @@ class InputEdge:
     def on_completed(self) -> None:
         """End it for every query, and let the source go when that is durable."""
         with self._lock:
+            self._lock.require_whole()
             if not self._is_stopped:
                 self._is_stopped = True
                 self.feed.on_completed()
@@ -167,6 +191,8 @@ class OutputEdge:
         encode: Callable[[Any], Any] | None = None,
         saved: dict[str, Any] | None = None,
     ) -> None:
+        if limit < 1:
+            raise ValueError(f"an output that holds at most {limit} values")
         saved = saved or {"low": 0, "consumers": {}, "end": None}
         self.buffer: Final[ReplayBuffer[Any]] = ReplayBuffer(
             held, low=saved["low"], acknowledged=saved["consumers"]
@@ -177,6 +203,8 @@ class OutputEdge:
         self._limit: Final = limit
         self._encode: Final = encode
         self._durable_end = self.buffer.end
+        self._held_end: int | None = None
+        self._seen_end = 0
         self._subscriptions: dict[str, _Subscription] = {}
 
     @property
@@ -217,13 +245,12 @@ class OutputEdge:
     def deliver(self) -> bool:
         """Send what may be sent to whoever has started; whether anything was.
 
-        What a consumer raises comes out of here, and what it did not take is sent again the next time.
+        What a consumer raises comes out of here when all others were served, and what it did not take is
+        sent again the next time.
         """
-        end = self.buffer.end if self.release == "now" else self._durable_end
-        sent = False
-        for each in list(self._subscriptions.values()):
-            sent = each.send(end, self._end if end == self.buffer.end else None) or sent
-        return sent
+        end = self._durable_end if self.release == "commit" else self._live_end()
+        last = self._end if end == self.buffer.end else None
+        return do_all(partial(each.send, end, last) for each in list(self._subscriptions.values()))
 
     # What the engine does
 
@@ -234,6 +261,25 @@ class OutputEdge:
     def saved(self, end: int) -> None:
         """A checkpoint that holds all ids below `end` is durable."""
         self._durable_end = max(self._durable_end, end)
+        self._held_end = None
+
+    def hold(self) -> None:
+        """Send nothing that comes from now on before a checkpoint holds it, whatever `release` says."""
+        if self._held_end is None:
+            self._held_end = self.buffer.end
+
+    def expect(self, end: int) -> None:
+        """A consumer has all ids below `end`, of an earlier life that sent them at once: they come again."""
+        with self._lock:
+            self._seen_end = max(self._seen_end, end)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what a consumer has is still to come again: no query may begin or end among that."""
+        return self.buffer.end < self._seen_end
+
+    def _live_end(self) -> int:
+        return self.buffer.end if self._held_end is None else max(self._held_end, self._durable_end)
 
     def drop(self, name: str) -> None:
         """A consumer is gone for good."""
@@ -286,11 +332,11 @@ class _Subscription:
                 if self._is_over():
                     return True
         if last is not None and self._next >= end:
-            self._has_ended = True
             match last:
                 case ["error", text]:
                     self._observer.on_error(QueryFailed(text))
                 case _:
                     self._observer.on_completed()
+            self._has_ended = True
             return True
         return sent

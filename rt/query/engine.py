@@ -11,7 +11,8 @@ durable, and by nothing else.
 
 What comes out is exactly once where a sink takes each id once: with `release="commit"` always; with "now",
 which does not wait for a checkpoint, where queries are a function of one source's values (one source, time of
-a `VirtualScheduler` by `time_of`, no other input).
+a `VirtualScheduler` by `time_of`, no other input), and where the output is told what its consumer has of an
+earlier life (`OutputEdge.expect`), so that no query begins or ends among what comes again.
 
 Thread-safe. Sources may call from any thread; factories, operators and callbacks must not call the engine.
 """
@@ -22,6 +23,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from rt.names import check_name
@@ -31,7 +33,7 @@ from rt.query.catalog import Catalog
 from rt.query.checkpointing import Checkpoints
 from rt.query.clock import QueryClock
 from rt.query.definitions import Factories, Recipe, Standing
-from rt.query.edges import InputEdge, OnGap, OutputEdge, Release
+from rt.query.edges import InputEdge, OnGap, OutputEdge, Release, do_all
 from rt.query.errors import Backlogged, NoSuchQuery, QueryExists, QueryFailed, WrongState
 from rt.query.host import Host
 from rt.query.locking import EventLock
@@ -92,6 +94,8 @@ class QueryEngine:
         self._host.load(reader)
         self._inputs: dict[str, InputEdge] = {}
         self._outputs: dict[str, OutputEdge] = {}
+        self._timed: set[str] = set()
+        """The sources whose values say the time."""
         self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
         edges = self._inputs, self._outputs
         self._checkpoints: Final = Checkpoints(
@@ -126,6 +130,7 @@ class QueryEngine:
         check_name(name, kind="source")
         if time_of is not None:
             self._clock.go_by_values()
+        self._require_open()
         with self._lock:
             if name in self._inputs:
                 raise QueryExists("a source of that name is there", got=repr(name))
@@ -147,8 +152,17 @@ class QueryEngine:
                 takes_any_first=begin is None,
             )
             self._inputs[name] = edge
+            if time_of is not None:
+                self._timed.add(name)
         if self.state is not EngineState.NEW:
-            edge.start()
+            try:
+                edge.start()
+            except BaseException:
+                with self._lock:
+                    del self._inputs[name]
+                    self._timed.discard(name)
+                    edge.unload()
+                raise
 
     def add_sink(
         self,
@@ -164,6 +178,7 @@ class QueryEngine:
         `encode`: see `OutputEdge`.
         """
         check_name(name, kind="sink")
+        self._require_open()
         with self._lock:
             if name in self._outputs:
                 raise QueryExists("a sink of that name is there", got=repr(name))
@@ -202,14 +217,17 @@ class QueryEngine:
     ) -> None:
         """Start a query: it sees what its sources bring from now on. Durable on return.
 
-        `QueryExists`, `NoSuchQuery`, `rt.InvalidName`, what the factory raises, and what a commit raises:
-        nothing was started.
+        `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, what the factory raises, and what a
+        commit raises: nothing was started. Where the outcome of a commit is unknown, that is durable with the
+        next one.
         """
         self.start_many([Start(query_id, of, arguments or {}, sink)])
 
     def start_many(self, starts: Iterable[Start]) -> None:
         """Start all of them, or none, with one commit."""
         with self._changing():
+            starts = list(starts)
+            self._require_caught_up(each.sink for each in starts)
             made: dict[str, tuple[Standing, Artifact]] = {}
             after = {name: edge.feed.watermark for name, edge in self._inputs.items()}
             for each in starts:
@@ -219,7 +237,9 @@ class QueryEngine:
                     recipe, each.sink, self._catalog.next_order(), after, self.scheduler.now_ns
                 )
                 made[each.query_id] = standing, self._build(each.query_id, standing)
-            is_logged = not any(self._is_live(each.sink) for each, _ in made.values())
+            is_logged = self._checkpoints.unsettled.isdisjoint(made) and not any(
+                self._is_live(each.sink) for each, _ in made.values()
+            )
             if is_logged:
                 self._checkpoints.append(
                     [Entry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()]
@@ -235,6 +255,7 @@ class QueryEngine:
                 except BaseException:
                     for query_id in made:
                         self._forget(query_id)
+                    self._checkpoints.unsettle(made)
                     raise
 
     def stop(self, query_id: str) -> None:
@@ -244,19 +265,24 @@ class QueryEngine:
     def stop_many(self, query_ids: Iterable[str]) -> None:
         """Stop all of them with one commit; `NoSuchQuery` if one is not there, and none was stopped.
 
-        What a query with a sink has emitted is kept by no log: it is stopped with a checkpoint.
+        What a query with a sink has emitted is kept by no log: it is stopped with a checkpoint. If that fails
+        it is stopped as well, and the next checkpoint makes that durable.
         """
         with self._changing():
             wanted = dict.fromkeys(query_ids)
             for query_id in wanted:
                 if query_id not in self._catalog.standing:
                     raise NoSuchQuery("no query of that id", got=repr(query_id))
-            is_logged = all(self._catalog.standing[query_id].sink is None for query_id in wanted)
+            self._require_caught_up(self._catalog.standing[query_id].sink for query_id in wanted)
+            is_logged = self._checkpoints.unsettled.isdisjoint(wanted) and all(
+                self._catalog.standing[query_id].sink is None for query_id in wanted
+            )
             if is_logged:
                 self._checkpoints.append([Entry(QUERY, query_id, None) for query_id in wanted])
             for query_id in wanted:
                 self._forget(query_id)
             if not is_logged:
+                self._checkpoints.unsettle(wanted)
                 self._checkpoints.checkpoint()
 
     @property
@@ -282,8 +308,13 @@ class QueryEngine:
     def run_due(self) -> bool:
         """Fire the timers that are due, unless an output is full; whether there was one."""
         with self._lock:
+            self._lock.require_whole()
             fired = False
             try:
+                if not self._clock.has_time and all(
+                    self._inputs[each].feed.has_ended for each in self._timed
+                ):
+                    self._clock.begin_time(self.scheduler.now_ns)
                 while not self.is_backlogged and self.scheduler.run_due():
                     fired = True
             except BaseException:
@@ -294,14 +325,13 @@ class QueryEngine:
     def deliver(self) -> bool:
         """Send outputs what may be sent to those who have started; whether anything was.
 
-        What consumers raise comes out of here, but for `Backlogged`: what was not taken is sent again.
+        What consumers raise comes out of here, when all were served, but for `Backlogged`: what was not taken
+        is sent again.
         """
+        self._refuse_inside()
         with self._lock:
-            sent = False
-            for each in self._outputs.values():
-                with contextlib.suppress(Backlogged):
-                    sent = each.deliver() or sent
-            return sent
+            self._lock.require_whole()
+            return do_all(partial(_deliver, each) for each in self._outputs.values())
 
     @property
     def is_backlogged(self) -> bool:
@@ -314,6 +344,9 @@ class QueryEngine:
             if each.is_full and each is not source:  # What is full is no reason not to take from it.
                 full = [name for name, each in self._outputs.items() if each.is_full]
                 raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
+        if time_of is None and self._clock.is_awaited:
+            hint = "It does with the first value of a source with time_of."
+            raise Backlogged("the queries' time has not begun", hint=hint)
         now_ns = None if time_of is None else time_of(value)
         try:
             self._clock.advance(now_ns)
@@ -342,16 +375,17 @@ class QueryEngine:
         the store is as it was.
         """
         new, unloaded = EngineState.NEW, EngineState.UNLOADED
-        with self._machine.operation(EngineState.RECOVERING, new, unloaded), self._lock:
+        begin, on_failed = self._clock.begin, self._on_load_failed
+        with self._machine.operation(EngineState.RECOVERING, new, unloaded):
             try:
-                Recovery(
-                    self._host, self._catalog, self._build, self._clock.begin, self._on_load_failed
-                ).run()
+                with self._lock:
+                    Recovery(self._host, self._catalog, self._build, begin, on_failed).run()
+                for edge in list(self._inputs.values()):
+                    edge.start()
             except BaseException:
-                self._let_go()
+                with self._lock:
+                    self._let_go()
                 raise
-        for edge in list(self._inputs.values()):
-            edge.start()
 
     def unload(self) -> None:
         """Stop everything, without a checkpoint; waits for one that runs. Twice is as once."""
@@ -408,6 +442,7 @@ class QueryEngine:
 
     def _forget(self, query_id: str) -> None:
         self._catalog.stand(query_id, None)
+        self._clock.forget(query_id)
         artifact = self._host.roots.pop(query_id, None)
         if artifact is not None:
             artifact.forget()
@@ -429,12 +464,14 @@ class QueryEngine:
                 logger.exception("callback_failed id=%s", query_id)
 
     def _let_go(self) -> None:
-        for edge in self._inputs.values():
-            edge.unload()
-        for each in self._outputs.values():
-            each.detach()
-        for artifact in self._host.roots.values():
-            artifact.abandon()
+        inputs, outputs = self._inputs.values(), self._outputs.values()
+        do_all(
+            [
+                *(each.abandon for each in self._host.roots.values()),
+                *(each.detach for each in outputs),
+                *(each.unload for each in inputs),
+            ]
+        )
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -443,11 +480,32 @@ class QueryEngine:
         self._machine.require_usable()
         with self._checkpoints.writing, self._lock:
             self._machine.require_usable()
+            self._lock.require_whole()
             yield
+
+    def _require_open(self) -> None:
+        """`WrongState` once it is being unloaded."""
+        if self.state is not EngineState.NEW:
+            self._machine.require_usable()
+
+    def _require_caught_up(self, sinks: Iterable[str | None]) -> None:
+        behind = [name for name in sinks if name in self._outputs and self._outputs[name].is_behind]
+        if behind:
+            raise WrongState(
+                "what an output sent at once before a crash is still to come again",
+                where=sorted(set(behind)),
+                hint="Feed the sources on. Where nothing comes, the store was lost or set back.",
+            )
 
     def _refuse_inside(self) -> None:
         if self._lock.is_mine:
             raise WrongState("a query, factory or callback called its engine", hint="Do it from outside.")
+
+
+def _deliver(output: OutputEdge) -> bool:
+    with contextlib.suppress(Backlogged):
+        return output.deliver()
+    return False
 
 
 class _Out:

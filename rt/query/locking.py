@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from rt.query.errors import WrongState
+
 
 class EventLock:
     """Re-entrant; knows whether the calling thread holds it.
@@ -35,6 +37,14 @@ class EventLock:
         if not self._depth:
             self._owner = None
         self._lock.release()
+
+    def require_whole(self) -> None:
+        """`WrongState` if it is torn."""
+        if self.is_torn:
+            raise WrongState(
+                "an event was broken off half way: nothing goes on from there",
+                hint="Unload the engine, and make another one on the same store: it goes on.",
+            )
 
     @property
     def is_mine(self) -> bool:

@@ -71,12 +71,16 @@ class Recovery:
         by_key: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
         for _, entry in self._catalog.log:
             by_key[entry.kind, entry.key].append(entry)
-        for (_, key), entries in by_key.items():
+        for (kind, key), entries in by_key.items():
             try:
                 for outcome in coalesce(entries):
                     self._apply(outcome)
             except (LogConflict, StateDamaged) as error:
-                if self._ask(key, error) is Mitigation.REMOVE:
+                is_removed = self._ask(key, error) is Mitigation.REMOVE
+                if kind == "definition":
+                    if is_removed:
+                        self._catalog.define(key, None)
+                elif is_removed:
                     self._remove(key)
                 else:
                     self._ignored.add(key)
@@ -117,6 +121,7 @@ class Recovery:
                     self._is_new.add(query_id)
                     standing.after = {name: row["watermark"] for name, row in self._catalog.sources.items()}
                     standing.ended = None
+                    standing.order = self._catalog.next_order()
                     self._catalog.stand(query_id, standing)
                     self._host.roots[query_id] = self._loaded(query_id, standing)
                 case _:

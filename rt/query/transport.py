@@ -225,6 +225,7 @@ class MessageSink:
                 wanted=f"{buffer.low} to {buffer.end}",
                 hint="The store or the session was lost or set back: go on under another publisher_id.",
             )
+        self._output.expect(number)
 
 
 def _check_wanted(
@@ -241,6 +242,7 @@ def _check_wanted(
         else:
             is_ahead = output.release == "commit" and wanted > buffer.end
             if wanted >= buffer.low and not is_ahead:
+                output.expect(wanted)
                 return
             if is_ahead or time.monotonic() > deadline:
                 raise WriteConflict(

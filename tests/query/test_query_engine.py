@@ -443,7 +443,7 @@ def test_a_query_that_cannot_be_loaded_fails_the_recovery_unless_somebody_says_w
         (
             Mitigation.REGENERATE,
             {"bad", "good"},
-            [[0, 1, 2], [0, 1, 2, 3], [5, 6, 7], [4, 5, 6, 7], [8, 9, 10], [8, 9, 10, 11]],
+            [[0, 1, 2], [0, 1, 2, 3], [4, 5, 6, 7], [5, 6, 7], [8, 9, 10], [8, 9, 10, 11]],
         ),
     ],
 )
