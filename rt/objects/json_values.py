@@ -103,7 +103,7 @@ def from_plain(value: Any) -> Any:
 def _marked(mark: object, of: Any) -> Any:
     if type(of) is str and mark in ("bytes", "float"):
         try:
-            return base64.b64decode(of, validate=True) if mark == "bytes" else float(of)
+            return base64.b64decode(of, validate=True) if mark == "bytes" else _float(of)
         except binascii.Error as error:
             raise ValueError(str(error)) from None
     if type(of) is not list:
@@ -122,6 +122,12 @@ def _marked(mark: object, of: Any) -> Any:
                 raise ValueError(f"an unknown mark, {mark!r}")
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def _float(text: str) -> float:
+    """Every nan is the same object, `math.nan`, so that as a key it is found again."""
+    found = float(text)
+    return math.nan if math.isnan(found) else found
 
 
 def _check(value: Any) -> None:

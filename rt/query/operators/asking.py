@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -33,6 +34,15 @@ class Asking(Operator[A, B]):
         except Exception as error:  # noqa: BLE001 - a function of the user's
             self.fail(error)
             return FAILED
+
+
+def key_of(value: Any) -> Any:
+    """The value as a key: nan, which differs from itself, is one key, before a recovery and behind it."""
+    if type(value) is float and math.isnan(value):
+        return math.nan
+    if type(value) is tuple or type(value) is frozenset:
+        return type(value)(map(key_of, value))
+    return value
 
 
 def storable(value: A) -> A:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from rt.objects import PersistedSet
 from rt.query.observing import Transform, applied
 from rt.query.operator import Operator
-from rt.query.operators.asking import ABSENT, FAILED, Asking, compose, storable
+from rt.query.operators.asking import ABSENT, FAILED, Asking, compose, key_of, storable
 
 A = TypeVar("A")
 
@@ -153,7 +153,7 @@ class Distinct(Asking[Any, Any]):
 
     def on_next(self, value: Any, /) -> None:
         """Let it pass if its key is new."""
-        key = value if self._key_mapper is None else self.ask(self._key_mapper, value)
+        key = key_of(value if self._key_mapper is None else self.ask(self._key_mapper, value))
         if key is not FAILED and not self.ask(self._keys.__contains__, key):
             self._keys.add(key)
             self.emit(value)

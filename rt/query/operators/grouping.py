@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rt.objects import PersistedDictionary
 from rt.query.observing import Transform, applied
-from rt.query.operators.asking import FAILED
+from rt.query.operators.asking import FAILED, key_of
 from rt.query.operators.handing_out import HandsOut
 
 
@@ -41,7 +41,7 @@ class GroupBy(HandsOut):
 
     def on_next(self, value: Any, /) -> None:
         """To its group."""
-        key = self.ask(self._key_mapper, value)
+        key = key_of(self.ask(self._key_mapper, value))
         if key is FAILED or (name := self.ask(self._names.get, key)) is FAILED:
             return
         if name is None:
