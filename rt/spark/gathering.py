@@ -23,6 +23,12 @@ ROWS_MIN: Final = 10_000
 BYTES_MIN: Final = 2**20
 BYTES_MAX: Final = 16 * 2**20
 
+_TYPES: Final = {
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "session": pa.string(),
+    "topic": pa.string(),
+    "value": pa.binary(),
+}
 _ROW_BYTES: Final = 48
 """About what a row takes beside its value."""
 _RUNS_MAX: Final = 100
@@ -32,10 +38,14 @@ _CONSTANT_TEXT_MAX: Final = 2**20
 """Up to so many characters in all, one text for many rows is kept for the next ones."""
 
 
-def gather(
-    batches: Iterable[MessageBatch], columns: Sequence[str], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Record batches of `schema`, whose fields are `columns` of `rt.spark.columns`."""
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """`columns` of `rt.spark.columns`, in the only types that Spark takes for them; all may be null."""
+    return pa.schema([(name, _TYPES.get(name, pa.int64())) for name in columns])
+
+
+def gather(batches: Iterable[MessageBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Record batches of `columns`, in the types of `schema_of`."""
+    schema = schema_of(columns)
     pending: list[MessageBatch] = []
     rows = size = 0
     for batch in batches:
@@ -90,7 +100,7 @@ def _timestamps_ns(pieces: Sequence[MessageBatch]) -> pa.Array:
 
 def _timestamps(pieces: Sequence[MessageBatch]) -> pa.Array:
     microseconds = _joined([piece.timestamps_ns for piece in pieces]) // 1000
-    return pa.array(microseconds).view(pa.timestamp("us", tz="UTC"))
+    return pa.array(microseconds).view(_TYPES["timestamp"])
 
 
 def _sessions(pieces: Sequence[MessageBatch]) -> pa.Array:

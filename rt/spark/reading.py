@@ -12,10 +12,10 @@ then `read` is called with nothing to read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rt.errors import InvalidOption
 from rt.events import SkipForward
@@ -30,6 +30,7 @@ from rt.spark.times import first_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rt.spark")
@@ -49,7 +50,6 @@ class RangesReader:
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.schema = schema
         self.columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
         self.interest = Interest(values="value" in self.columns, topics=options.topics)
 
@@ -77,8 +77,6 @@ class RangesReader:
 
     def read_range(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The record batches of a partition; of what is no partition of ours, none."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from rt.spark.gathering import gather
 
         if not isinstance(partition, RtPartition):
@@ -86,7 +84,7 @@ class RangesReader:
         log = open_log(self.options.where)
         try:
             batches = log.read(partition.start, partition.end, self.interest, self.on_loss)
-            yield from gather(batches, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+            yield from gather(batches, self.columns)
         finally:
             log.close()
 
@@ -127,9 +125,11 @@ class RtReader(RangesReader, DataSourceReader):
 
 
 class _PushFilters:
-    """`pushFilters` of a reader. To Spark's check whether it is overridden it says no."""
+    """`pushFilters` of a reader. To Spark's check whether it is overridden it says no; PySpark before 4.1 has
+    none.
+    """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = staticmethod(cast("Callable[..., Any]", getattr(DataSourceReader, "pushFilters", None)))
 
     def __init__(self, reader: RtReader) -> None:
         self._reader = reader

@@ -9,26 +9,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from merged_logs import Feeds
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from rt.log.interest import Interest
 from rt.log.messages import MessageBatch
 from rt.log.ranges import RangeReader
-from rt.spark.gathering import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather
+from rt.spark.columns import COLUMNS
+from rt.spark.gathering import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather, schema_of
 
 ALL = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns")
-TYPES = {
-    "position": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "session": pa.string(),
-    "number": pa.int64(),
-    "topic": pa.string(),
-    "value": pa.binary(),
-    "timestamp_ns": pa.int64(),
-}
-
-
-def schema(*names: str) -> pa.Schema:
-    return pa.schema([(name, TYPES[name]) for name in names])
 
 
 def batches(path: str, end: int, **interest: object) -> Iterator[MessageBatch]:
@@ -42,10 +40,21 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
     made.close()
 
 
+def test_the_types_are_those_that_spark_makes_of_the_columns() -> None:
+    kinds: dict[str, DataType] = {
+        "bigint": LongType(),
+        "timestamp": TimestampType(),
+        "string": StringType(),
+        "binary": BinaryType(),
+    }
+    fields = [StructField(name, kinds[kind]) for name, kind in COLUMNS.items()]
+    assert schema_of(tuple(COLUMNS)) == to_arrow_schema(StructType(fields), timezone="UTC")
+
+
 def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
     feeds.fill(80)
     rows = feeds.rows()
-    table = pa.Table.from_batches(gather(batches(feeds.path, len(rows)), ALL, schema(*ALL)))
+    table = pa.Table.from_batches(gather(batches(feeds.path, len(rows)), ALL))
     assert table.to_pylist() == [
         {
             "position": row.position,
@@ -65,8 +74,8 @@ def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
 def test_columns_come_in_the_order_and_the_types_of_the_schema(feeds: Feeds) -> None:
     feeds.fill(10)
     names = ("value", "topic", "position")
-    (batch,) = gather(batches(feeds.path, 10), names, schema(*names))
-    assert batch.schema == schema(*names)
+    (batch,) = gather(batches(feeds.path, 10), names)
+    assert batch.schema == schema_of(names)
     assert all(field.nullable for field in batch.schema)
     batch.validate(full=True)
 
@@ -75,7 +84,7 @@ def test_many_small_batches_become_few_record_batches(feeds: Feeds) -> None:
     for start in range(0, 30_000, 1000):
         feeds.publish("ac"[start % 2], [b"%099d" % n for n in range(start, start + 1000)], "t", range(1000))
     feeds.merge()
-    made = list(gather(batches(feeds.path, 30_000), ALL, schema(*ALL)))
+    made = list(gather(batches(feeds.path, 30_000), ALL))
     assert sum(batch.num_rows for batch in made) == 30_000
     assert all(batch.num_rows >= ROWS_MIN and batch.nbytes >= BYTES_MIN for batch in made[:-1])
     assert len(made) <= 3
@@ -86,7 +95,7 @@ def test_large_values_make_record_batches_of_bounded_size(feeds: Feeds) -> None:
         feeds.publish("a", [os.urandom(2**20)], "t", [1])
     feeds.publish("c", [bytes(BYTES_MAX + 1)], "t", [1])
     feeds.merge()
-    made = list(gather(batches(feeds.path, 31), ("value",), schema("value")))
+    made = list(gather(batches(feeds.path, 31), ("value",)))
     assert sum(batch.num_rows for batch in made) == 31
     assert all(batch.nbytes <= 1.01 * BYTES_MAX for batch in made if batch.num_rows > 1)
     assert len(made) == 4
@@ -105,7 +114,7 @@ def test_one_batch_above_the_bound_is_cut() -> None:
         np.arange(count + 1, dtype=np.int32) * size,
         memoryview(bytes(count * size)),
     )
-    made = list(gather([batch], ("position", "value"), schema("position", "value")))
+    made = list(gather([batch], ("position", "value")))
     assert [row for part in made for row in part.column(0).to_pylist()] == list(range(count))
     assert max(part.nbytes for part in made) <= 1.01 * BYTES_MAX
 
@@ -113,7 +122,7 @@ def test_one_batch_above_the_bound_is_cut() -> None:
 def test_what_is_asked_for_without_values_has_none(feeds: Feeds) -> None:
     feeds.fill(40)
     names = ("position", "topic")
-    (batch,) = gather(batches(feeds.path, 40, values=False), names, schema(*names))
+    (batch,) = gather(batches(feeds.path, 40, values=False), names)
     rows = feeds.rows()[:40]
     assert batch.to_pydict() == {
         "position": [row.position for row in rows],
@@ -137,6 +146,6 @@ def test_sessions_and_topics_are_those_of_their_rows_however_they_come() -> None
             sessions, topics = (drawn(count, int(draw.integers(1, kinds_max + 1))) for _ in range(2))
             offsets = np.zeros(count + 1, np.int32)
             made.append(MessageBatch(zeros, zeros, zeros, *sessions, *topics, offsets, memoryview(b"")))
-        table = pa.Table.from_batches(gather(made, ("session", "topic"), schema("session", "topic")))
+        table = pa.Table.from_batches(gather(made, ("session", "topic")))
         assert table["session"].to_pylist() == [each for batch in made for each in batch.sessions]
         assert table["topic"].to_pylist() == [each for batch in made for each in batch.topics]
