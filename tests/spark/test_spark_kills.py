@@ -183,8 +183,9 @@ def test_each_row_is_delivered_once_though_a_worker_was_killed_as_well(
     )
     assert query.awaitTermination(900), "the query does not end"
 
-    wanted = Counter((row.value, row.topic, row.timestamp_ns // 1000 * 1000) for row in victim.feeds.rows())
-    got = Counter((row.value, row.topic, row.timestamp_ns) for row in sink.messages(NAME))
+    rows = victim.feeds.rows()
+    wanted = Counter((row.value, row.topic, row.timestamp_ns // 1000 * 1000) for row in rows)
+    got = Counter((row.value, row.topic, row.timestamp_ns) for row in sink.messages(NAME, len(rows)))
     assert got == wanted, f"seed {victim.seed}"
 
 

@@ -29,11 +29,11 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
     save(numbers(spark, 500), {**options, "version": "7"})
 
     wanted = [(b"row %d" % n, f"t{n % 3}", n * 1000) for n in range(500)]
-    assert sink.written("batch", 0) + sink.written("batch", 1) == wanted
+    assert sink.written("batch", 0, 500) + sink.written("batch", 1, 500) == wanted
     save(numbers(spark, 500), {**options, "version": "7"})
     save(numbers(spark, 10).coalesce(1), options)
-    assert sink.written("batch", 0) == wanted[:250] + wanted[:10]
-    assert sink.written("batch", 1) == wanted[250:]
+    assert sink.written("batch", 0, 510) == wanted[:250] + wanted[:10]
+    assert sink.written("batch", 1, 510) == wanted[250:]
     with pytest.raises(PySparkException, match="batch 7 comes behind batch 8"):
         save(numbers(spark, 5), {**options, "version": "7"})
 

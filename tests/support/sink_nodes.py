@@ -66,17 +66,30 @@ class Sink:
             tls=self.nodes.certificate("publisher", name),
         )
 
-    def messages(self, name: str) -> list[Message]:
-        """All that is merged of what a writer wrote, by any executor."""
+    def messages(self, name: str, least: int = 0) -> list[Message]:
+        """All that is merged of what a writer wrote, by any executor, once there is so much of it.
+
+        What is merged is committed: a node may be a moment behind in writing it.
+        """
+        found: list[Message] = []
+
+        def is_there() -> bool:
+            found[:] = self._messages(f"sink~{name}.")
+            return len(found) >= least
+
+        self.nodes.wait(is_there, f"{least} messages of {name} to be written")
+        return found
+
+    def _messages(self, prefix: str) -> list[Message]:
         with contextlib.suppress(rt.NotALog), rt.LogReader(self.nodes.merged_directory("n1")) as reader:
-            return [each for each in reader if each.session.startswith(f"sink~{name}.")]
+            return [each for each in reader if each.session.startswith(prefix)]
         return []
 
-    def written(self, name: str, partition: int) -> list[tuple[bytes, str, int]]:
-        """Value, topic and nanoseconds of a partition's rows, in order."""
+    def written(self, name: str, partition: int, least: int) -> list[tuple[bytes, str, int]]:
+        """Value, topic and nanoseconds of a partition's rows, in order, once the writer has so many."""
         return [
             (each.value, each.topic, each.timestamp_ns)
-            for each in self.messages(name)
+            for each in self.messages(name, least)
             if each.session.startswith(f"sink~{name}.{partition}.")
         ]
 
