@@ -151,7 +151,7 @@ class Intakes:
             return life.end
         if session.done is not None and session.done[0] == x:
             return session.done[1]
-        raise Fenced("that X is over", where=session.name, got=f"X {x}")
+        raise Unreachable("that X is over", where=session.name, got=f"X {x}", hint="Ask where to go on.")
 
     async def wait(self, timeout_s: float) -> None:
         """Until something changed, or so long."""

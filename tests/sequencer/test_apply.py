@@ -317,8 +317,6 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
 FOR_GOOD = {
     "X open with another life",
     "X below the last",
-    "X that is merged whole",
-    "the last X, merged whole",
     "an older incarnation",
     "an older incarnation again",
 }

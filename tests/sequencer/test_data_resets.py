@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from rt.log.directory import list_segments, read_header, read_table
 from rt.log.disk import REAL
 from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
+from rt.net.rpc_errors import Unreachable
 from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLog
 from rt.v1 import sequencer_pb2 as pb
@@ -37,7 +39,7 @@ from sequencer.data.resetting import Resetting
 from sequencer.orders import MergeOrder
 from sequencer.outcomes import Opened, WasReset
 from sequencer.rest.errors import NotReady
-from sequencer.state import Cleared, State
+from sequencer.state import Cleared, End, State
 
 REQUEST = b"R" * 16
 
@@ -348,6 +350,32 @@ def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
 
 
 # Pushes
+
+
+def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> None:
+    """A node that is slow proposes to open an X behind which others have gone on already."""
+    state = new_state()
+    session_id = do_open(state, "a", x=0)
+    intakes = intakes_of(state)
+    late = opening("a", x=0)
+    hello = PushHello("s", "a", late.incarnation, None)
+
+    async def play() -> None:
+        state.sessions[session_id] = replace(state.sessions[session_id], lives=(), last_x=-1)  # Not yet here.
+        asking = asyncio.create_task(intakes.open_session(hello, Life(0, late.life)))
+        await asyncio.sleep(0)
+        state.sessions[session_id] = replace(
+            state.sessions[session_id], lives=(), last_x=2, done=(1, End(0, 128, 10))
+        )
+        command = replace(late, newest=session_id)
+        intakes.on_applied(command, apply(state, command))
+        with pytest.raises(Unreachable, match="session number 0 is over: 2 was opened"):
+            await asking
+        assert intakes.start(state.sessions[session_id], None).place == Place(1, 0, 128)
+        with pytest.raises(Unreachable, match="that X is over"):
+            intakes.limit(session_id, 0)
+
+    asyncio.run(play())
 
 
 def intakes_of(state: State) -> Intakes:
