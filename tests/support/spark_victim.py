@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 PARTITIONS = 2
+STARTS = 5
 
 
 def into_parquet(spark: SparkSession, log: str, directory: str, limit: int, **trigger: Any) -> Any:
@@ -35,6 +39,26 @@ def into_nodes(
     return writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(**trigger).start()
 
 
+def keep_running(start: Callable[[], Any]) -> None:
+    """Start a query, and again when it ends: Spark gives its Python processes seconds to begin, which on a
+    busy machine is too little. The process ends when that happens too often.
+    """
+    query = start()
+
+    def run(query: Any) -> None:
+        try:
+            for _ in range(STARTS):
+                try:
+                    query.awaitTermination()
+                except PySparkException as error:
+                    sys.stderr.write(f"a query has ended: {error}\n")
+                query = start()
+        finally:
+            os._exit(3)
+
+    threading.Thread(target=run, args=[query], daemon=True).start()
+
+
 def main() -> None:
     from spark_sessions import prepare, settings
 
@@ -48,8 +72,9 @@ def main() -> None:
     def session(*said: Any) -> SparkSession:
         """That of the export, in which the queries run as well."""
         spark = make(*said)
-        into_parquet(spark, asked["log"], asked["streamed"], 100, processingTime="0 seconds")
-        into_nodes(spark, asked["log"], asked["delivered"], asked["options"], 150, processingTime="0 seconds")
+        log, options, often = asked["log"], asked["options"], {"processingTime": "0 seconds"}
+        keep_running(lambda: into_parquet(spark, log, asked["streamed"], 100, **often))
+        keep_running(lambda: into_nodes(spark, log, asked["delivered"], options, 150, **often))
         return spark
 
     export.spark_session = session
