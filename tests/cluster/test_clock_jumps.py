@@ -81,10 +81,13 @@ def published(nodes: WiredNodes, root: Path, session: str) -> rt.Publisher:
 
 
 def publish(nodes: WiredNodes, publisher: rt.Publisher, rounds: int) -> int:
-    """Publish several segments' worth, round by round; the position behind it, which all nodes have."""
+    """Publish several segments' worth, round by round; the position behind it, which all nodes have.
+
+    Nobody else publishes. What is merged is decided: nodes may write it yet.
+    """
+    end = max(map(nodes.merged_position, nodes.names)) + rounds * len(VALUES)
     for _ in range(rounds):
         publisher.wait(publisher.publish_many(VALUES)[-1], "merged", timeout=60)
-    end = max(map(nodes.merged_position, nodes.names))
     nodes.wait_merged(end)
     return end
 

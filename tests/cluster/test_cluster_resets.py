@@ -125,8 +125,9 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
         )
 
     first = publisher()
+    start = max(map(nodes.merged_position, nodes.names)) + 100
     first.wait(first.publish_many([b"before"] * 100)[-1], "merged", timeout=45)
-    start = max(map(nodes.merged_position, nodes.names))
+    nodes.wait_merged(start)
     leader = nodes.leader()
     assert leader is not None
     down, late = (name for name in nodes.names if name != leader)
@@ -185,8 +186,8 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
     with rt.Publisher(
         tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
     ) as publisher:
+        position = max(map(nodes.merged_position, nodes.names)) + 1
         publisher.wait(publisher.publish(b"before"), "merged", timeout=45)
-        position = max(map(nodes.merged_position, nodes.names))
         nodes.wait_merged(position)
         left, *gone = nodes.names
         nodes.kill(*gone)
