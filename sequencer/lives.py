@@ -49,7 +49,7 @@ def _open_known(state: State, session: Session, command: Open) -> Outcome:
     if command.x <= session.last_x:
         why = f"session number {command.x} is over: {session.last_x} was opened"
         # Who brings what is merged already is late, as slow nodes are: its next start says where to go on.
-        is_merged = session.done is not None and command.x <= session.done[0]
+        is_merged = session.done is not None and session.fenced_end <= command.x <= session.done[0]
         return Refused(why, is_fenced=not is_merged)
     if len(session.lives) >= LIVES_MAX:
         return Refused(f"{LIVES_MAX} lives of the session wait to be merged")
