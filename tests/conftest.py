@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -12,9 +14,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scripts import Handler, replay
 
+from sequencer.testing.leftovers import nothing_left
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell began this in the background: what the tests start would ignore interrupts as well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Push clients go on behind their publishers, towards nodes that a test has taken away. Nobody starts them
+    # again when all workers have ended, and this process ends.
+    _run = contextlib.ExitStack()
+    _run.enter_context(nothing_left())
+    atexit.register(_run.close)
 
 TESTDATA = Path(__file__).parent / "testdata"
 
