@@ -211,8 +211,10 @@ class Consumer:
     async def close(self) -> None:
         """Pin nothing more. Behind `stop`."""
         self.cursor.close()
-        with contextlib.suppress(Exception):
+        try:
             await self.observer.on_close()
+        except Exception as error:  # noqa: BLE001 - whatever a consumer raises; there is nobody left to tell
+            logger.warning("consumer_close_failed stream=%s error=%r", self.record.stream, error)
 
     # The task
 

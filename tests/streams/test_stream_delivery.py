@@ -161,6 +161,26 @@ def test_an_observer_may_unsubscribe_itself_while_it_is_called() -> None:
     in_memory(program)
 
 
+def test_a_consumer_that_raises_at_its_end_is_told_in_the_log_and_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Stubborn(Collector):
+        async def on_close(self) -> None:
+            raise LookupError("no such file")
+
+    async def program(provider: StreamProvider) -> None:
+        stream, got = provider.stream("n", "a"), Collector()
+        subscription = await stream.subscribe(Stubborn())
+        await stream.subscribe(got)
+        await subscription.unsubscribe()
+        await stream.publish([1])
+        await until(lambda: got.events == [1])
+
+    in_memory(program)
+    assert "consumer_close_failed" in caplog.text
+    assert "no such file" in caplog.text
+
+
 def test_an_implicit_subscription_is_not_ended_by_hand() -> None:
     async def program(provider: StreamProvider) -> None:
         provider.implicit("all", "n/*", lambda _: Collector())
