@@ -34,12 +34,12 @@ class Leasing:
         self, replica: Replica, propose: Callable[[Command], None], is_up: Callable[[], bool]
     ) -> None:
         self._replica, self._propose, self._is_up = replica, propose, is_up
-        self._waiting: dict[bytes, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[LeaseCommand, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """A command was applied here."""
         if isinstance(command, AcquireLeases | RenewLeases | ReleaseLeases):
-            waiting = self._waiting.get(command.request)
+            waiting = self._waiting.get(command)
             if waiting is not None and not waiting.done():
                 waiting.set_result(outcome)
 
@@ -61,10 +61,10 @@ class Leasing:
         self.state()
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded("too many requests for leases", wanted=f"{WAITING_MAX} at once at most")
-        if command.request in self._waiting:
+        if command in self._waiting:
             raise Overloaded("that request is being answered", hint="Ask again when it is.")
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[command.request] = outcome
+        self._waiting[command] = outcome
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while not outcome.done():
@@ -74,7 +74,7 @@ class Leasing:
             hint = "Ask again by the same id, of any node: what it got it has."
             raise Timeout("leases were not seen decided", wanted=f"{TIMEOUT_S:g} s", hint=hint) from None
         finally:
-            del self._waiting[command.request]
+            del self._waiting[command]
         came_to = outcome.result()
         if isinstance(came_to, Refused):
             raise Overloaded(came_to.why, hint="Others must be released first, or lapse.")
