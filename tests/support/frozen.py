@@ -10,20 +10,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DEADLINE_SECONDS = 240
+ONE_STOP_SECONDS = 0.1
 
 
 @contextlib.contextmanager
 def frozen(group: int) -> Iterator[None]:
-    """Inside, no process of the process group `group` does anything; then they go on."""
-    os.killpg(group, signal.SIGSTOP)
+    """Inside, no process of the process group `group` does anything; then they go on.
+
+    A thread that starts a program (vfork) does not stop before that program has begun. Where both
+    were stopped in between they would wait for ever, so they go on and are stopped again.
+    """
+    deadline = time.monotonic() + DEADLINE_SECONDS
     try:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not all(_is_still(pid) for pid in _members(group)):
+        while not _stop(group):
             assert time.monotonic() < deadline, "a process does not stop"
-            time.sleep(0.002)
+            os.killpg(group, signal.SIGCONT)
         yield
     finally:
         os.killpg(group, signal.SIGCONT)
+
+
+def _stop(group: int) -> bool:
+    """Whether all of it has stopped a moment after it was told to."""
+    os.killpg(group, signal.SIGSTOP)
+    deadline = time.monotonic() + ONE_STOP_SECONDS
+    while not all(is_still(pid) for pid in _members(group)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
 
 
 def descendants(pid: int) -> list[int]:
@@ -53,7 +68,7 @@ def _all() -> dict[int, tuple[str, int, int]]:
     return found
 
 
-def _is_still(pid: int) -> bool:
+def is_still(pid: int) -> bool:
     """Whether each thread has stopped: until then, one may be in the middle of a write."""
     with contextlib.suppress(OSError):
         return all(_stat(task / "stat")[0] in "TtZX" for task in Path("/proc", str(pid), "task").iterdir())

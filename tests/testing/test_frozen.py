@@ -1,0 +1,47 @@
+"""`frozen`, on which tests rely that copy what a kill would have left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from frozen import descendants, frozen, is_still
+from nodes_bench import wait_until
+
+# The program has not begun before its input can be opened, and until then the thread that starts it waits.
+STARTS_A_PROGRAM = """
+import os, sys
+
+os.posix_spawn(
+    "/bin/sleep", ["sleep", "600"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_is_held_still_that_was_stopped_in_the_middle_of_starting_a_program(tmp_path: Path) -> None:
+    fifo = tmp_path / "input"
+    os.mkfifo(fifo)
+
+    def begin() -> None:
+        wait_until(lambda: all(is_still(pid) for pid in descendants(process.pid)), "the program is stopped")
+        with open(fifo, "wb"):
+            pass
+
+    process = subprocess.Popen([sys.executable, "-c", STARTS_A_PROGRAM, str(fifo)], start_new_session=True)
+    try:
+        wait_until(lambda: descendants(process.pid), "the program is begun")
+        beginning = threading.Thread(target=begin)
+        beginning.start()
+        with frozen(process.pid):
+            assert is_still(process.pid)
+        beginning.join()
+        assert process.wait(60) == 0
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
