@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -32,14 +33,15 @@ class Trial:
         self._position = max(map(nodes.merged_position, nodes.names))
         self._logged = {name: len(_lines(nodes, name)) for name in nodes.names}
 
-    def verdict(self, *, allowed: Collection[str] = ()) -> None:
+    def verdict(self, *, allowed: Collection[str] = (), others: Mapping[str, int] = {}) -> None:
         """Raise `AssertionError` unless all is well; the senders have been closed.
 
-        `allowed` are patterns of lines at level error that this fault explains.
+        `allowed` are patterns of lines at level error that this fault explains. `others` is how many messages
+        came from publishers beside the senders, by session.
         """
         nodes = self.nodes
         assert sorted(nodes.running) == nodes.names, nodes.running
-        messages, end = self._take()
+        messages, end = self._take(others)
         nodes.wait_merged(end)
         nodes.check_alive()
         for sender in self.senders:
@@ -63,17 +65,21 @@ class Trial:
         """All lines of a node's log."""
         return _lines(self.nodes, name)[self._logged[name] :]
 
-    def _take(self) -> tuple[list[rt.Message], int]:
-        """Everything merged since the beginning, as soon as the last of each sender is; and its end."""
+    def _take(self, others: Mapping[str, int]) -> tuple[list[rt.Message], int]:
+        """Everything merged since the beginning, as soon as the last of each publisher is; and its end.
+
+        What is merged is decided, and may not be in this node's log yet.
+        """
         messages: list[rt.Message] = []
         last = {sender.session: (sender.lives[-1].tag, sender.notes.flushed - 1) for sender in self.senders}
-        awaited = set(last)
+        awaited, lacking = set(last), Counter(others)
         deadline = time.monotonic() + WAIT_S
         path = self.nodes.merged_directory(self.nodes.running[0])
         with rt.LogReader(path, position=self._position, follow=True) as reader:
-            while awaited:
+            while awaited or +lacking:
                 self.nodes.check_alive()
                 taken = reader.poll(100_000, 1.0)
+                lacking.subtract(message.session for message in taken)
                 awaited -= {
                     message.session
                     for message in taken
