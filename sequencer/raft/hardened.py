@@ -25,11 +25,10 @@ The laws, by the numbers of DESIGN.md, section 6.1:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import pysyncobj.syncobj
 from pysyncobj.config import SyncObjConf
@@ -44,6 +43,7 @@ from sequencer.raft.entries import Join, encode_join
 from sequencer.raft.followers import Followers
 from sequencer.raft.following import Refused, compare
 from sequencer.raft.handover import HandOver
+from sequencer.raft.host import Host
 from sequencer.raft.log import DurableLog
 from sequencer.raft.messages import (
     NOWHERE,
@@ -53,7 +53,6 @@ from sequencer.raft.messages import (
     Chunk,
     ChunkReply,
     Claim,
-    Entry,
     Forward,
     Message,
     Place,
@@ -62,7 +61,7 @@ from sequencer.raft.messages import (
     VoteReply,
 )
 from sequencer.raft.network import Network
-from sequencer.raft.snapshots import SnapshotReader
+from sequencer.raft.space import Space
 from sequencer.raft.stock import Journal, Outbox, Peer, Waiting, now
 
 APPLY_SECONDS_MAX: Final = 0.02
@@ -73,46 +72,6 @@ PATIENCE_ELECTIONS: Final = 10
 """A node whose state differs from every leader's for as many election timeouts stops."""
 
 logger = logging.getLogger("sequencer.raft")
-
-
-class Host(Member, Protocol):
-    """The node around the protocol."""
-
-    def submit(self) -> None:
-        """Called once in each round, behind applying: submit what waits to be proposed.
-
-        That is done through `SyncObj.submit`, and not while `is_handing_over`.
-        """
-
-    def on_commit(self, entry: Entry) -> None:
-        """Apply the next committed entry. It is synced here, and on a majority."""
-
-    def is_over(self) -> bool:
-        """Whether this epoch has ended here: nothing more is applied in it, or taken into its log."""
-
-    def on_chunk(self, peer: str, chunk: Chunk) -> None:
-        """A piece of a snapshot that covers more than is committed here; `SyncObj.send` the reply."""
-
-    def on_adopt(self, peer: str, adopt: Adopt) -> None:
-        """The first snapshot of a new cluster."""
-
-    def on_forward(self, peer: str, forward: Forward) -> bool:
-        """Whether what the peer wants to have appended is well-formed."""
-
-    def on_disk_full(self, error: DiskFull) -> None:
-        """Nothing leaves this node before there is space: wait a little, or raise."""
-
-    def on_disk_space(self) -> None:
-        """There was space."""
-
-    def open_snapshot(self) -> SnapshotReader:
-        """The newest snapshot, for a follower."""
-
-    def housekeeping(self) -> None:
-        """Called once in each round of the loop."""
-
-    def due(self) -> float:
-        """When `housekeeping` is to be called next, on PySyncObj's clock."""
 
 
 class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is untyped
@@ -136,14 +95,22 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     __commandsQueue: Waiting
 
     def __init__(
-        self, config: RaftConfig, host: Host, log: DurableLog, network: Network, rng: random.Random
+        self,
+        config: RaftConfig,
+        host: Host,
+        own: Member,
+        log: DurableLog,
+        network: Network,
+        space: Space,
+        rng: random.Random,
     ) -> None:
-        self._host, self._log, self._network, self._rng = host, log, network, rng
+        self._host, self._own, self._log, self._network = host, own, log, network
+        self._space, self._rng = space, rng
         self._name = config.name
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
         self._nodes = {name: Peer(name) for name in config.peers}
-        self._admissions = Admissions(config.name, host, log.entries(log.base.index + 1))
+        self._admissions = Admissions(config.name, own, log.entries(log.base.index + 1))
         self._followers = Followers(log, network, host.open_snapshot)
         self._ballot = Ballot(len(config.members))
         self._agreement = Agreement(PATIENCE_ELECTIONS * self._timeouts_s[1])
@@ -196,7 +163,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__raftLog = Journal(log, self._admissions)
         self.__commandsQueue = Waiting()
         self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
-        self.__raftCommitIndex = self.__raftLastApplied = host.state.applied.index
+        self.__raftCommitIndex = self.__raftLastApplied = own.state.applied.index
         self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self._nodes else 0.0)
         self._poller = _Poller(self)
         self.addOnTickCallback(self._persist_then_send)
@@ -409,7 +376,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             self.__raftLeader = None
             self._ballot.ask()
             for peer in self._nodes:
-                request = RequestVote(self.__raftCurrentTerm + 1, self._log.last, self._host.claim, pre=True)
+                request = RequestVote(self.__raftCurrentTerm + 1, self._log.last, self._own.claim, pre=True)
                 self.send(peer, request)
         self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
         return False
@@ -435,7 +402,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             for entry in self._log.entries(applied + 1, committed + 1):
                 self.__raftLastApplied = entry.index
                 self._host.on_commit(entry)
-                self._agreement.on_applied(self._host.state, begun)
+                self._agreement.on_applied(self._own.state, begun)
                 if self._host.is_over():
                     break
                 if entry.index < committed and now() > begun + APPLY_SECONDS_MAX:
@@ -503,15 +470,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         try:
             self._log.sync()
         except DiskFull as error:
-            self._wait_for_space(error)
-
-    def _wait_for_space(self, error: DiskFull) -> None:
-        while True:
-            self._host.on_disk_full(error)
-            with contextlib.suppress(DiskFull):
-                self._log.sync()
-                self._host.on_disk_space()
-                return
+            self._space.retry(error, self._log.sync)
 
     # Elections
 
@@ -544,7 +503,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def _answer(self, peer: str, request: RequestVote, *, granted: bool) -> None:
         term = request.term if granted else self.__raftCurrentTerm
-        self.send(peer, VoteReply(term, granted, self._host.claim, request.pre))
+        self.send(peer, VoteReply(term, granted, self._own.claim, request.pre))
 
     def _on_vote_reply(self, peer: str, reply: VoteReply) -> None:
         if not reply.granted:
@@ -602,11 +561,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             self._verified, self._verified_by = Place(self.__raftCommitIndex, term), peer
 
     def _on_append(self, peer: str, message: Append) -> None:
-        term, committed, claim = self.__raftCurrentTerm, self.__raftCommitIndex, self._host.claim
+        term, committed, claim = self.__raftCurrentTerm, self.__raftCommitIndex, self._own.claim
         if message.term < term:  # A deposed leader learns of it.
             self.send(peer, AppendReply(term, False, message.prev.index, committed, claim))
             return
-        if not self._agreement.check(peer, message, self._host.state, now()):
+        if not self._agreement.check(peer, message, self._own.state, now()):
             logger.error("diverged leader=%s applied=%d", peer, message.applied)
             return
         self._follow(peer, message.term)
@@ -635,7 +594,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._follow(peer, chunk.term)
         if chunk.snapshot.index <= self.__raftCommitIndex:
             reached = chunk.offset + len(chunk.data)
-            claim = self._host.claim
+            claim = self._own.claim
             self.send(peer, ChunkReply(chunk.term, chunk.snapshot, reached, chunk.length, True, claim))
         else:
             self._host.on_chunk(peer, chunk)
@@ -664,7 +623,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def _pump(self, peers: Iterable[str], *, is_heartbeat: bool) -> None:
         term, committed = self.__raftCurrentTerm, self.__raftCommitIndex
-        self._followers.pump(peers, term, committed, self._host.state, is_heartbeat=is_heartbeat)
+        self._followers.pump(peers, term, committed, self._own.state, is_heartbeat=is_heartbeat)
 
     def _on_append_reply(self, peer: str, reply: AppendReply) -> None:
         if not self._is_answer(reply.term):

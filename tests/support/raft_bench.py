@@ -244,22 +244,26 @@ class Member:
         self.on_disk_full = on_disk_full
         self.disk = MemoryDisk() if disk is None else disk
         self.machine, self.wire, self.aside = ListMachine(), Wire(), HeldAside()
-        ids = itertools.chain([disk_id(config.name, generation)], itertools.repeat(cluster))
         is_new = f"{config.directory}/identity" not in self.disk.paths()
+        ids = [disk_id(config.name, generation)] if is_new else []
+        self._ids = itertools.chain(ids, itertools.repeat(cluster))
+        self._is_open = False
         self.node = RaftNode(
             config,
             self.machine,
             network=self.wire,
             aside=self.aside,
             rng=random.Random(seed),
-            new_id=(lambda: next(ids)) if is_new else lambda: cluster,
+            new_id=self._new_id,
             disk=self.disk,
             on_disk_full=on_disk_full,
         )
-        make_cluster = self.node._new_id
-        self.node._new_id = lambda: (
-            make_cluster() if self.node._identity.is_blank else next(_LOTS).to_bytes(16, "little")
-        )
+        self._is_open = True
+
+    def _new_id(self) -> bytes:
+        """The disk's id and the cluster's, as they are known; then one that names a line."""
+        is_member = self._is_open and not self.node._own.is_blank
+        return next(_LOTS).to_bytes(16, "little") if is_member else next(self._ids)
 
     @property
     def name(self) -> str:

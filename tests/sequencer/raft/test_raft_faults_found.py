@@ -61,6 +61,7 @@ from sequencer.raft.entries import (
     encode_commands,
     encode_join,
 )
+from sequencer.raft.freezing import HOLD_FACTOR
 from sequencer.raft.hardened import TERMS_AHEAD_MAX
 from sequencer.raft.messages import (
     NO_ID,
@@ -79,7 +80,6 @@ from sequencer.raft.messages import (
     RequestVote,
     VoteReply,
 )
-from sequencer.raft.node import HOLD_FACTOR
 from sequencer.raft.progress import Mode
 from sequencer.raft.proposals import PACK_BYTES, Proposals, Route
 from sequencer.raft.raft import Raft
@@ -585,7 +585,7 @@ class Slow:
         self.cluster._unlink(one, two)
 
     def received(self, name: str) -> int:
-        incoming = self.cluster.members[name].node._incoming
+        incoming = self.cluster.members[name].node._installing.incoming
         return incoming.received if incoming is not None else 0
 
     @staticmethod
@@ -693,7 +693,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
         return entry(log, index)
 
     monkeypatch.setattr(type(driven.log), "entry", counted)
-    driven.node._compact(driven.log.last)
+    driven.node._freezing.compact(driven.log.last)
     assert 10 * HOLD_FACTOR <= len(looked) <= 10 * HOLD_FACTOR + 1
 
 

@@ -10,8 +10,7 @@ from rt.epochs import epoch_of, is_rival
 from rt.errors import ClusterMismatch, DiskFull
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.raft import giving
-from sequencer.raft import node as node_module
+from sequencer.raft import giving, joining
 from sequencer.raft.epochs import EpochOver, NoMajority
 from sequencer.raft.giving import IDLE_S, Giving
 from sequencer.raft.messages import Append, AskState, Claim, Hello, Place, StatePiece
@@ -368,7 +367,7 @@ def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> Non
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """States take many pieces, and longer than from one snapshot to the next."""
-    for module in (giving, node_module):
+    for module in (giving, joining):
         monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 64)
 
 

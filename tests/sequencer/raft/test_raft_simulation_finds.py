@@ -12,15 +12,18 @@ from sequencer.raft.disks import Admissions
 from sequencer.raft.election import Ballot
 from sequencer.raft.epochs import next_epoch
 from sequencer.raft.following import Matched, Refused, Verdict, compare
+from sequencer.raft.freezing import Freezing
 from sequencer.raft.handover import HandOver
 from sequencer.raft.hardened import SyncObj
+from sequencer.raft.installing import Installing
 from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import Append, Chunk, Place
+from sequencer.raft.messages import Append, Chunk, Entry, Place
 from sequencer.raft.node import RaftNode
 from sequencer.raft.snapshot_file import AsideFile
 from sequencer.raft.snapshots import SnapshotStore
 from sequencer.raft.state import ClusterState, decode_state
 from sequencer.raft.stock import Journal
+from sequencer.raft.succession import Succession
 from sequencer.testing.simulate import SimulationFailed, simulate
 
 Patch = pytest.MonkeyPatch
@@ -155,24 +158,23 @@ def test_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: P
     finds("a command lost, doubled or out of its order", seeds=range(1, 20), **LIGHT)
 
 
-class RollsBack(RaftNode):
-    def _on_installed(self, *args: Any) -> None:
-        self._incoming, self._is_installing = None, False
-        self._become(*args[-2:])
-
-
 def test_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
     def on_chunk(self: Any, peer: str, chunk: Chunk) -> None:
         if chunk.term >= self.term:
             self._follow(peer, chunk.term)
             self._host.on_chunk(peer, chunk)
 
+    def roll_back(self: Any, *args: Any) -> None:
+        self.incoming, self.is_installing = None, False
+        self._become(*args[-2:])
+
     monkeypatch.setattr(SyncObj, "_on_chunk", on_chunk)
+    monkeypatch.setattr(Installing, "_on_installed", roll_back)
     monkeypatch.setattr(SnapshotStore, "_require_above", lambda self, meta: None)
     late = {"doubled": 0.5, "overtaken": 0.3, "faults": {"wipe": 1}, "fault_every_s": 0.2, "aside_s": 0.03}
     sizes = {"keep_entries": (1, 200), "padding": 0, "chunk_bytes": 1 << 20, "segment_bytes": 512}
     expected = "applied entries were undone", "a commit index went back"
-    finds(*expected, seeds=range(4, 40), nodes=3, node_class=RollsBack, **late, **sizes, **LIGHT)
+    finds(*expected, seeds=range(4, 40), nodes=3, **late, **sizes, **LIGHT)
 
 
 def test_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monkeypatch: Patch) -> None:
@@ -185,17 +187,17 @@ def test_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monk
     finds("synced entries are gone", "two committed entries at one index", seeds=range(2, 20))
 
 
-class CompactsTooEarly(RaftNode):
-    def _take_snapshot(self) -> None:
-        self._compact(self.state.applied)
-        super()._take_snapshot()
+def test_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatch: Patch) -> None:
+    take = Freezing.take
 
+    def compact_and_take(self: Any) -> None:
+        self.compact(self._own.state.applied)
+        take(self)
 
-def test_a_log_that_is_compacted_before_the_snapshot_is_durable() -> None:
+    monkeypatch.setattr(Freezing, "take", compact_and_take)
     often = {"faults": {"kill": 1}, "fault_every_s": 0.2, "aside_s": 0.1}
     small = {"keep_entries": (1,), "segment_bytes": 512}
-    plant = {"node_class": CompactsTooEarly, **often, **small, **LIGHT}
-    finds("the log begins behind the snapshot", seeds=range(20), nodes=3, **plant)
+    finds("the log begins behind the snapshot", seeds=range(20), nodes=3, **often, **small, **LIGHT)
 
 
 def test_support_that_is_counted_twice(monkeypatch: Patch) -> None:
@@ -240,33 +242,36 @@ def test_entries_behind_a_reset_that_are_applied(monkeypatch: Patch) -> None:
     finds(*expected, seeds=range(10), **RESETTING)
 
 
-class Stale(RaftNode):
-    """Goes on in the next epoch with what its newest snapshot has."""
-
-    def _leave(self) -> None:
-        began, state = self._raft.round_began, self.state
+def test_an_epoch_that_begins_with_less_than_was_applied(monkeypatch: Patch) -> None:
+    def leave_with_the_newest_snapshot(self: Any) -> None:
+        began, state = self._raft.round_began, self._own.state
         if self._leaving.is_to_leave(began, is_awaited=False):
             _, machine_bytes = decode_state(self._snapshots.read())
             stale = replace(state, index=decode_state(self._snapshots.read())[0].index)
             self._leaving.write(next_epoch(stale, b""), lambda: machine_bytes, began)
 
-
-def test_an_epoch_that_begins_with_less_than_was_applied() -> None:
+    monkeypatch.setattr(Succession, "leave", leave_with_the_newest_snapshot)
     expected = "machines differ", "a gap in the history", "nobody has all that was applied"
-    finds(*expected, seeds=range(10), node_class=Stale, **RESETTING)
+    finds(*expected, seeds=range(10), **RESETTING)
 
 
-def test_a_reset_that_counts_before_it_is_committed(monkeypatch: Patch) -> None:
-    add = Journal.add
+class EndsAtOnce(RaftNode):
+    def _make_parts(self, *args: Any) -> None:
+        super()._make_parts(*args)
+        admissions = self._raft._admissions
+        on_appended = admissions.on_appended
 
-    def add_and_end(self: Any, content: bytes, index: int, term: int) -> None:
-        add(self, content, index, term)
-        if content[:1] == bytes([17]):
-            self._admissions._member._leaving.begin(0.0)
+        def end(entry: Entry) -> None:
+            on_appended(entry)
+            if entry.content[:1] == bytes([17]):
+                self._leaving.begin(0.0)
 
-    monkeypatch.setattr(Journal, "add", add_and_end)
+        admissions.on_appended = end  # type: ignore[method-assign]
+
+
+def test_a_reset_that_counts_before_it_is_committed() -> None:
     expected = "machines differ", "states differ at one index", "a follower commits first"
-    finds(*expected, seeds=range(20), **RESETTING)
+    finds(*expected, seeds=range(20), node_class=EndsAtOnce, **RESETTING)
 
 
 HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_s": 0.1, "retry_ms": 100}

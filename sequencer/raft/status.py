@@ -1,0 +1,87 @@
+"""How a node's consensus stands, put together from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rt.epochs import number_of
+from sequencer.raft.config import RaftConfig
+from sequencer.raft.consensus import MemberStatus, Status
+from sequencer.raft.hardened import SyncObj
+from sequencer.raft.log import DurableLog
+from sequencer.raft.membership import Membership
+from sequencer.raft.snapshots import Incoming, SnapshotMeta
+
+
+def status_of(
+    config: RaftConfig,
+    own: Membership,
+    raft: SyncObj,
+    log: DurableLog,
+    *,
+    role: str,
+    leader: str | None,
+    connected: Collection[str],
+    newest: SnapshotMeta | None,
+    incoming: Incoming | None,
+    in_flight: int,
+) -> Status:
+    """For any thread; the parts may be an instant apart. `incoming` is what comes of a state."""
+    identity, state = own.identity, own.state
+    return Status(
+        name=config.name,
+        role=role,
+        leader=leader,
+        term=raft.term,
+        cluster="" if identity.is_blank else identity.cluster.hex(),
+        epoch=number_of(identity.epoch),
+        epoch_id=identity.epoch,
+        index=state.index,
+        log_start=log.base.index + 1,
+        log_end=log.last.index + 1,
+        committed=raft.committed,
+        applied=state.applied.index,
+        chain=state.chain,
+        snapshot=newest.place.index if newest is not None else 0,
+        in_flight=in_flight,
+        members=tuple(
+            _of_itself(config, own, raft, log)
+            if name == config.name
+            else _of_peer(config, own, raft, name, is_connected=name in connected)
+            for name in sorted(config.members)
+        ),
+        leader_committed=raft.leader_committed,
+        received=None if incoming is None else (incoming.received, incoming.meta.length),
+    )
+
+
+def _of_itself(config: RaftConfig, own: Membership, raft: SyncObj, log: DurableLog) -> MemberStatus:
+    name = config.name
+    return MemberStatus(
+        name=name,
+        address=config.members[name],
+        is_self=True,
+        is_connected=True,
+        disk=_disk_of(own, name),
+        is_counted=raft.is_counted_here,
+        match_index=log.synced.index if raft.role == "leader" else None,
+    )
+
+
+def _of_peer(
+    config: RaftConfig, own: Membership, raft: SyncObj, name: str, *, is_connected: bool
+) -> MemberStatus:
+    return MemberStatus(
+        name=name,
+        address=config.members[name],
+        is_self=False,
+        is_connected=is_connected,
+        disk=_disk_of(own, name),
+        is_counted=raft.is_counted(name),
+        match_index=raft.match_index(name),
+    )
+
+
+def _disk_of(own: Membership, name: str) -> str:
+    claim = own.state.disks.get(name)
+    return claim.disk.hex() if claim is not None else ""
