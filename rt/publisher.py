@@ -9,17 +9,13 @@ broken off, the publisher is dead and must be opened again.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import logging
 import operator
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from math import inf
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import monotonic, sleep, time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -42,13 +38,16 @@ from rt.log.gather import (
     checked_stamp,
     checked_stamps,
 )
-from rt.log.layout import BATCH_BYTES_MAX, NUMBER_MAX
+from rt.log.layout import NUMBER_MAX
 from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
 from rt.log.table import Identity, TrimReason
 from rt.log.writer import Frames, LogWriter, SyncPoint
-from rt.merged_segments import NOTHING_TRIMMABLE, Trimmable, trimmable
 from rt.names import check_name, check_session_name, name_from_host
-from rt.progress import NO_LEVEL, Progress, ProgressRecord
+from rt.progress import Progress
+from rt.publisher_duties import Duties
+from rt.publisher_exit import open_publishers
+from rt.publisher_settings import FsyncPolicy, PublisherSettings
+from rt.publisher_trimming import LocalTrimming
 from rt.replication import Replication, WaitLevel
 
 if TYPE_CHECKING:
@@ -56,22 +55,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rt.publisher")
 
-FsyncPolicy = Literal["batch", "interval", "never"]
-
 FSYNC_INTERVAL_SECONDS = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
 CACHED_BYTES = 32 * 2**20
 """So much behind the end stays in memory for the push; a node further behind is served from the disk."""
 _RETRY_SECONDS = 0.1
 """How often the background thread tries a batch again that found the disk full."""
-_TRIM_AGAIN_SECONDS = 1.0
-"""When to try again to delete segments, where the disk was too full for the table that says so."""
 _LOCKED_SECONDS = 2.0
 """How long the lock of a publisher before may outlive it: a process that it was just starting has it open
 until it runs its program."""
 _LOCKED_AGAIN_SECONDS = 0.01
-
-_open_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
 class Publisher:
@@ -115,14 +108,9 @@ class Publisher:
         self.session = check_session_name(
             name_from_host(socket.gethostname()) if publisher_id is None else publisher_id
         )
-        _check_range("batch_bytes", batch_bytes, 4096, BATCH_BYTES_MAX)
-        _check_range("linger_ms", linger_ms, 0, 60_000)
-        _check_range("roll_bytes", roll_bytes, 4096, 2**40)
-        if fsync not in {"batch", "interval", "never"}:
-            raise ValueError(f"fsync={fsync!r}: use 'batch', 'interval' or 'never'")
-        if compression not in CODECS:
-            raise ValueError(f"compression={compression!r}: use None or 'zstd'")
-        _check_range("local_persistence", local_persistence, 0, 10 * 366 * 86_400)
+        settings = PublisherSettings(
+            batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence
+        )
         if isinstance(endpoints, str):
             raise ValueError(f"endpoints={endpoints!r}: a sequence of 'host:port' is wanted")  # noqa: TRY004
         if endpoints and tls is None:
@@ -133,7 +121,6 @@ class Publisher:
         self._roll_bytes = roll_bytes
         self._fsync = fsync
         self._codec = CODECS[compression]
-        self._persistence_ns = int(local_persistence * 1e9)
 
         self._lock = threading.Lock()
         """Guards everything below, and every call of the writer but `sync_to`."""
@@ -143,20 +130,18 @@ class Publisher:
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._attention: RtError | None = None
         """Why the next call cannot simply go on: disk full, dead, closed, or a write was broken off."""
-        self._is_closing = False
         self._told_full = False
         self._last_ns = 0
         self._unsynced_since = 0.0
         """When the first batch that no sync covers yet was written; 0 if there is none."""
         self._synced: SyncPoint | None = None
         self._batch = Gathering(0)
+        self._seen: tuple[Gathering, float] | None = None
+        """The batch that the background thread saw last, and when it saw it first."""
         self._is_fresh = True
         self._x = 0
         self._life_first = 0
         """The number this X began with."""
-        self._deletable = NO_LEVEL
-        self._trim_at = inf
-        """When to look next for segments that may be deleted."""
         self._replication: Replication | None = None
 
         identity = Identity(Kind.SESSION, os.urandom(16), self.session, dedup_id)
@@ -166,7 +151,19 @@ class Publisher:
         except BaseException:
             self._writer.close()
             raise
-        self._thread = threading.Thread(target=self._run, name=f"rt-publisher-{self.session}", daemon=True)
+        trimming = LocalTrimming(
+            lambda: self._writer.table.segments,
+            settings.persistence_ns,
+            self._delete_merged,
+            lambda: self._wake.put(None),
+        )
+        self._duties = Duties(
+            f"rt-publisher-{self.session}",
+            [self._write_if_old, self._sync_if_due, trimming.run],
+            wake=self._wake,
+            is_idle=lambda: isinstance(self._attention, Closed | StorageFailed),
+            on_failed=self._on_duty_failed,
+        )
         try:
             if endpoints and tls is not None:
                 self._replication = Replication(
@@ -175,15 +172,15 @@ class Publisher:
                     endpoints,
                     tls,
                     incarnation=self._writer.identity.origin,
-                    on_progress=self._note_progress,
+                    on_progress=trimming.note_progress,
                 )
-            self._thread.start()
+            self._duties.start()
         except BaseException:
             self._writer.close()
             if self._replication is not None:
                 self._replication.leave()
             raise
-        _open_publishers.add(self)
+        open_publishers.add(self)
 
     @property
     def next_number(self) -> int:
@@ -315,6 +312,18 @@ class Publisher:
             raise
         self._abandon()
 
+    def disown(self) -> None:
+        """In a forked child: let go of all, and touch no file."""
+        self._lock, self._syncing = threading.Lock(), threading.Lock()
+        self._attention = Closed(
+            "the publisher belongs to the parent process",
+            where=self.directory,
+            hint="Open one in the child, or start processes by spawn.",
+        )
+        self._writer.close()  # The lock lives as long as any process has the file open.
+        if self._replication is not None:
+            self._replication.disown()
+
     def __enter__(self) -> Self:
         return self
 
@@ -341,7 +350,7 @@ class Publisher:
     def _linger(self, seconds: float) -> None:
         """Wait until what this life published is replicated; called without `_lock`."""
         end = self._batch.end
-        if self._replication is None or self._is_closing or end == self._life_first or seconds <= 0:
+        if self._replication is None or self._duties.is_stopping or end == self._life_first or seconds <= 0:
             return
         try:
             self._replication.wait(self._x, end - 1, "replicated", seconds)
@@ -470,52 +479,30 @@ class Publisher:
 
     def _abandon(self) -> None:
         """Stop and release everything, without a flush."""
-        self._is_closing = True
-        self._wake.put(None)
-        self._thread.join()
+        self._duties.stop()
         if self._replication is not None:
             self._replication.leave()
         with self._lock, self._syncing:
             if not isinstance(self._attention, Closed):
                 self._attention = Closed("the publisher is closed", where=self.directory)
             self._writer.close()
-        _open_publishers.discard(self)
+        open_publishers.discard(self)
 
-    def _run(self) -> None:
-        """Write what is `linger_ms` old, sync what is due, delete what is merged; try a full disk again."""
-        seen: Gathering | None = None
-        seen_at = 0.0
-        wait: float | None = None
-        while not self._is_closing:
-            self._sleep(wait)
-            if isinstance(self._attention, Closed | StorageFailed):
-                wait = None
-                continue
-            now = monotonic()
-            if self._batch is not seen:
-                seen, seen_at = self._batch, now
-            try:
-                retry = self._write_if_old(seen, seen_at, now)
-                wait = _sooner(_sooner(retry, self._sync_if_due(now)), self._trim_if_due(now))
-            except StorageFailed as error:
-                logger.error("storage_failed session=%s reason=%s", self.session, error)
-            except Exception as error:
-                logger.exception("background_failed session=%s", self.session)
-                self._attention = StorageFailed(
-                    "the background thread failed", got=repr(error), where=self.directory
-                )
+    def _on_duty_failed(self, error: Exception) -> None:
+        if isinstance(error, StorageFailed):
+            logger.error("storage_failed session=%s reason=%s", self.session, error)
+            return
+        logger.error("background_failed session=%s", self.session, exc_info=error)
+        self._attention = StorageFailed("the background thread failed", got=repr(error), where=self.directory)
 
-    def _sleep(self, seconds: float | None) -> None:
-        with contextlib.suppress(Empty):
-            self._wake.get(timeout=seconds)
-            while True:
-                self._wake.get_nowait()
-
-    def _write_if_old(self, batch: Gathering, since: float, now: float) -> float | None:
+    def _write_if_old(self, now: float) -> float | None:
         """Write the batch if it has lingered; the seconds until it has, or until another try."""
+        batch = self._batch
+        if self._seen is None or batch is not self._seen[0]:
+            self._seen = batch, now
         if not batch.values:
             return None
-        left = since + self._linger_seconds - now
+        left = self._seen[1] + self._linger_seconds - now
         if left > 0:
             return left
         try:
@@ -565,44 +552,14 @@ class Publisher:
             if self._replication is not None:
                 self._writer.uncache(point.offset - CACHED_BYTES)
 
-    def _trim_if_due(self, now: float) -> float | None:
-        """Delete what is merged; the seconds until there may be more, None if only progress can tell."""
-        left = self._trim_at - now
-        if left > 0:
-            return None if left == inf else left
-        self._trim_at = inf
-        before, wait_ns = self._trimmable()
-        if wait_ns is not None:
-            self._trim_at = now + wait_ns / 1e9
-        if before is not None:
-            try:
-                with self._lock, self._syncing:
-                    if not isinstance(self._attention, Closed | StorageFailed):
-                        self._writer.trim(before, TrimReason.MERGED)
-            except DiskFull:
-                self._trim_at = now + _TRIM_AGAIN_SECONDS
-            except StorageFailed as error:
-                self._attention = error
-                raise
-        return None if self._trim_at == inf else max(0.0, self._trim_at - now)
-
-    def _trimmable(self) -> Trimmable:
-        return trimmable(
-            self._writer.table.segments,
-            self._deletable,
-            now_ns=time_ns(),
-            persistence_ns=self._persistence_ns,
-        )
-
-    # In the thread that looks for all publishers of the process
-
-    def _note_progress(self, record: ProgressRecord) -> None:
-        """More may be deletable: have the background thread delete it, which waits for disks."""
-        if record.deletable != self._deletable:
-            self._deletable = record.deletable
-            if self._trimmable() != NOTHING_TRIMMABLE:
-                self._trim_at = 0.0
-                self._wake.put(None)
+    def _delete_merged(self, before: SegmentId) -> None:
+        try:
+            with self._lock, self._syncing:
+                if not isinstance(self._attention, Closed | StorageFailed):
+                    self._writer.trim(before, TrimReason.MERGED)
+        except StorageFailed as error:
+            self._attention = error
+            raise
 
 
 _BROKEN_OFF = RtError("a write was broken off")
@@ -619,41 +576,3 @@ def _open_writer(directory: str, identity: Identity, disk: Disk, seconds: float)
             if monotonic() >= deadline:
                 raise
         sleep(_LOCKED_AGAIN_SECONDS)
-
-
-def _sooner(one: float | None, other: float | None) -> float | None:
-    """The shorter of two waits; None waits for ever."""
-    return min((wait for wait in (one, other) if wait is not None), default=None)
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value} is out of range: use {low} to {high}")
-
-
-def _close_all() -> None:
-    """At exit: flush what is still open, as far as that is possible."""
-    for publisher in list(_open_publishers):
-        try:
-            publisher.close(linger=0)
-        except Exception as error:  # noqa: BLE001 - the others are closed all the same
-            logger.error("close_at_exit_failed session=%s reason=%s", publisher.session, error)
-
-
-def _disown_all() -> None:
-    """In a forked child: the files belong to the parent, two writers would destroy them."""
-    for publisher in list(_open_publishers):
-        publisher._lock, publisher._syncing = threading.Lock(), threading.Lock()
-        publisher._attention = Closed(
-            "the publisher belongs to the parent process",
-            where=publisher.directory,
-            hint="Open one in the child, or start processes by spawn.",
-        )
-        publisher._writer.close()  # The lock lives as long as any process has the file open.
-        if publisher._replication is not None:
-            publisher._replication.disown()
-    _open_publishers.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown_all)

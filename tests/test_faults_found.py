@@ -33,6 +33,7 @@ from rt.log.disk import REAL, write_whole
 from rt.log.segment import Kind, SegmentId
 from rt.log.table import TABLE_FILE, Identity, Table, TrimReason, encode_table
 from rt.log.writer import Frames, LogWriter
+from rt.publisher_exit import open_publishers
 from rt.testing import disk as disks
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import FaultyDisk, MemoryDisk, PowerCut
@@ -46,7 +47,7 @@ SMALL: dict[str, int] = {"batch_bytes": 4096, "roll_bytes": 4096}
 @pytest.fixture(autouse=True)
 def no_publisher_outlives_its_test() -> Iterator[None]:
     yield
-    for publisher in list(rt.publisher._open_publishers):
+    for publisher in list(open_publishers):
         pull_the_plug(publisher)
 
 
@@ -209,7 +210,9 @@ class Interrupt(KeyboardInterrupt):
 
 @functools.cache
 def is_of_publishing(file: str) -> bool:
-    return file.endswith(("rt/publisher.py", "rt/log/writer.py", "rt/log/gather.py"))
+    return file.endswith(
+        ("rt/publisher.py", "rt/publisher_duties.py", "rt/log/writer.py", "rt/log/gather.py")
+    )
 
 
 @functools.cache

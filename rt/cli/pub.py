@@ -25,7 +25,8 @@ from rt.cli.progress import progress
 from rt.cli.signals import Interrupts
 from rt.cli.text import escape, format_size
 from rt.log.layout import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
-from rt.publisher import FsyncPolicy, Publisher
+from rt.publisher import Publisher
+from rt.publisher_settings import FsyncPolicy
 
 Format = Literal["lines", "csv", "json", "files"]
 Feeding = Callable[[str, Reading, Feed], None]
