@@ -43,8 +43,3 @@ class FollowingReader(LogReader):
             return True
         self._check()
         return False
-
-    def _checked(self, position: int) -> int:
-        if position < 0 or not self._may_be_ahead:
-            return super()._checked(position)
-        return position

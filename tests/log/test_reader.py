@@ -91,7 +91,7 @@ def test_a_seek_reads_one_stride_and_not_the_segment(long_log: Path, monkeypatch
         return data
 
     monkeypatch.setattr(disk._RealFile, "pread", counted)
-    monkeypatch.setattr("rt.log.reader.READ_BYTES", 64 * 1024)
+    monkeypatch.setattr("rt.log.segment_walk.READ_BYTES", 64 * 1024)
     monkeypatch.setattr("rt.log.directory.READ_BYTES", 64 * 1024)
     with rt.LogReader(long_log, position=2900) as reader:
         assert reader.poll(1)[0].number == 2900
