@@ -34,9 +34,9 @@ from rt.log.segment import Kind, SegmentId
 from rt.log.table import TABLE_FILE, Identity, Table, TrimReason, encode_table
 from rt.log.writer import Frames, LogWriter
 from rt.publisher_exit import open_publishers
-from rt.testing import disk as disks
+from rt.testing import memory_file
 from rt.testing.crash import Log, sweep
-from rt.testing.disk import FaultyDisk, MemoryDisk, PowerCut
+from rt.testing.disk import FaultyDisk, MemoryDisk, Operation, PowerCut
 
 DIRECTORY = "/data/stream/sessions/feed"
 DEADLINE_SECONDS = 120
@@ -181,7 +181,7 @@ def test_no_reader_ever_sees_a_batch_that_a_full_disk_refuses(
         return call
 
     for name in ("truncate", "pwritev"):
-        monkeypatch.setattr(disks._MemoryFile, name, looking(getattr(disks._MemoryFile, name)))
+        monkeypatch.setattr(memory_file.MemoryFile, name, looking(getattr(memory_file.MemoryFile, name)))
     refused = [b"A%d:" % i + bytes(1000) for i in range(60)]
     disk.capacity_bytes = disk.used_bytes + room
     with pytest.raises(rt.DiskFull) as caught:
@@ -623,7 +623,7 @@ def test_what_is_trimmed_under_the_reader_of_a_dedup_session_is_told() -> None:
     ids=["iterate", "poll", "seek-latest", "seek", "position_at"],
 )
 def test_a_disk_that_fails_under_a_reader_is_told_as_a_storage_error(
-    operation: disks.Operation, use: Callable[[rt.LogReader], object]
+    operation: Operation, use: Callable[[rt.LogReader], object]
 ) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, **SMALL)
@@ -714,7 +714,7 @@ def test_two_closes_at_once_both_return() -> None:
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync"])
-def test_a_close_that_fails_releases_the_lock(operation: disks.Operation) -> None:
+def test_a_close_that_fails_releases_the_lock(operation: Operation) -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"x")

@@ -1,0 +1,136 @@
+"""`FaultyDisk`: any disk, made to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rt.log.disk import Disk, File, Lock
+from rt.log.layout import Buffer
+from rt.testing.faults import Faults
+
+
+class _FaultyFile:
+    """A file of the disk below, behind the faults of a `FaultyDisk`."""
+
+    __slots__ = ("_disk", "_file")
+
+    def __init__(self, disk: FaultyDisk, file: File) -> None:
+        self._disk = disk
+        self._file = file
+
+    def pread(self, size: int, offset: int) -> bytes:
+        self._disk.check("pread")
+        return self._file.pread(size, offset)
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        self._disk.check("pread")
+        return self._file.pread_into(buffer, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        self._disk.check("pwritev")
+        wanted = sum(memoryview(buffer).nbytes for buffer in buffers)
+        with self._disk.guard:
+            before = self._file.size()
+            fitting = self._disk.fitting(before, offset, wanted)
+            written = self._file.pwritev(
+                buffers if fitting == wanted else [b"".join(buffers)[:fitting]], offset
+            )
+            self._disk.used_bytes += self._file.size() - before
+        return written
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        self._disk.check("copy_from")
+        below = source._file if isinstance(source, _FaultyFile) else source
+        with self._disk.guard:
+            before = self._file.size()
+            fitting = self._disk.fitting(before, offset, size)
+            written = self._file.copy_from(below, source_offset, fitting, offset)
+            self._disk.used_bytes += self._file.size() - before
+        return written
+
+    def truncate(self, size: int) -> None:
+        self._disk.check("truncate")
+        with self._disk.guard:
+            before = self._file.size()
+            self._disk.require_room(size - before)
+            self._file.truncate(size)
+            self._disk.used_bytes += size - before
+
+    def sync(self) -> None:
+        self._disk.check("sync")
+        self._file.sync()
+
+    def uncache(self, offset: int, size: int) -> None:
+        self._file.uncache(offset, size)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def is_linked(self) -> bool:
+        return self._file.is_linked()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FaultyDisk(Faults):
+    """Any disk, with faults and a limit on what may be added to it: `FaultyDisk(RealDisk())` for real files.
+
+    Space is given back when a name goes, even while the file is open. Thread-safe if the disk below is.
+    """
+
+    def __init__(self, disk: Disk, capacity_bytes: int | None = None) -> None:
+        super().__init__(capacity_bytes)
+        self._disk = disk
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        """Open a file of the disk below."""
+        self.check("open")
+        return _FaultyFile(self, self._disk.open(path, write=write))
+
+    def create(self, path: str) -> File:
+        """Make a file on the disk below."""
+        self.check("create")
+        return _FaultyFile(self, self._disk.create(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename on the disk below."""
+        self.check("rename")
+        replaced_bytes = self._disk.size(target) or 0 if source != target else 0
+        self._disk.rename(source, target)
+        self._give_back(replaced_bytes)
+
+    def remove(self, path: str) -> None:
+        """Remove from the disk below."""
+        self.check("remove")
+        removed_bytes = self._disk.size(path) or 0
+        self._disk.remove(path)
+        self._give_back(removed_bytes)
+
+    def make_directory(self, path: str) -> None:
+        """Make it on the disk below."""
+        self.check("make_directory")
+        self._disk.make_directory(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        """List it on the disk below."""
+        self.check("list_directory")
+        return self._disk.list_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Sync it on the disk below."""
+        self.check("sync_directory")
+        self._disk.sync_directory(path)
+
+    def size(self, path: str) -> int | None:
+        """Size on the disk below."""
+        return self._disk.size(path)
+
+    def lock(self, path: str) -> Lock:
+        """Lock on the disk below."""
+        self.check("lock")
+        return self._disk.lock(path)
+
+    def _give_back(self, count: int) -> None:
+        with self.guard:
+            self.used_bytes -= count

@@ -1,0 +1,183 @@
+"""Open files and locks of `MemoryDisk`."""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from rt.log.disk import File
+from rt.log.layout import Buffer
+from rt.testing.faults import Operation, PowerCut, os_error
+from rt.testing.inode import Inode, Truncate, Write
+
+BUFFERS_MAX: Final = 1024
+"""IOV_MAX of Linux: pwritev(2) refuses more."""
+
+
+class Around(Protocol):
+    """The disk, as its files see it. Whatever they do they do with `guard` held."""
+
+    guard: threading.RLock
+    changes: int
+    used_bytes: int
+
+    def begin(self, operation: Operation) -> None:
+        """A call of the program begins: raises what it must fail with."""
+
+    def require_power(self) -> None:
+        """`PowerCut` if there is none."""
+
+    def fitting(self, size: int, offset: int, wanted: int) -> int:
+        """How many of `wanted` bytes may be written at `offset` into a file of `size`; ENOSPC if none."""
+
+    def require_room(self, growth: int) -> None:
+        """Raise ENOSPC unless a file may grow by `growth`."""
+
+    def release(self, inode: Inode) -> None:
+        """A file was closed: give its space back if its last name is gone, too."""
+
+
+class MemoryFile:
+    """An open file of a `MemoryDisk`."""
+
+    __slots__ = ("_disk", "_inode", "_is_closed", "_is_writable")
+
+    def __init__(self, disk: Around, inode: Inode, *, write: bool) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._is_writable = write
+        self._is_closed = False
+        inode.opened += 1
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Read."""
+        with self._disk.guard:
+            inode = self._usable(size, offset)
+            self._disk.begin("pread")
+            with memoryview(inode.content) as content:
+                return bytes(content[offset : offset + size])
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Read into a buffer; the count."""
+        with self._disk.guard:
+            inode = self._usable(offset)
+            self._disk.begin("pread")
+            with memoryview(inode.content) as content:
+                found = content[offset : offset + len(buffer)]
+                buffer[: len(found)] = found
+                return len(found)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write what there is room for; the count."""
+        with self._disk.guard:
+            self._usable(offset, BUFFERS_MAX - len(buffers))
+            return self._write_fitting("pwritev", b"".join(buffers), offset)
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        """Write what another file holds, as far as there is room; the count."""
+        with self._disk.guard:
+            self._usable(offset, source_offset, size)
+            data = source.pread(size, source_offset)
+            return self._write_fitting("copy_from", data, offset) if data else 0
+
+    def _write_fitting(self, operation: Operation, data: bytes, offset: int) -> int:
+        """One change, of as much of `data` as there is room for; the count."""
+        if not self._is_writable:
+            raise os_error(errno.EBADF)
+        try:
+            self._disk.begin(operation)
+        except PowerCut:
+            # A part of the write has happened: a prefix, drawn by the number of the change.
+            self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
+            raise
+        fitting = self._disk.fitting(len(self._inode.content), offset, len(data))
+        self._write(data[:fitting], offset)
+        return fitting
+
+    def truncate(self, size: int) -> None:
+        """Give it another size."""
+        with self._disk.guard:
+            inode = self._usable(size)
+            if not self._is_writable:
+                raise os_error(errno.EINVAL)  # so ftruncate(2), where pwritev(2) says EBADF
+            self._disk.begin("truncate")
+            self._disk.require_room(size - len(inode.content))
+            self._change(Truncate(size))
+
+    def sync(self) -> None:
+        """Make content and size durable; see `MemoryDisk` for one that fails."""
+        with self._disk.guard:
+            inode = self._usable()
+            try:
+                self._disk.begin("sync")
+            except OSError:
+                # As Linux does: the pages count as clean from now on, so no later sync writes them.
+                inode.pending.clear()
+                raise
+            inode.sync()
+
+    def uncache(self, offset: int, size: int) -> None:
+        """Nothing: there is no cache."""
+        with self._disk.guard:
+            self._usable(offset, size)
+
+    def size(self) -> int:
+        """Bytes."""
+        with self._disk.guard:
+            return len(self._usable().content)
+
+    def is_linked(self) -> bool:
+        """Whether it has a name."""
+        with self._disk.guard:
+            return self._usable().is_linked
+
+    def close(self) -> None:
+        """Let go of it. Twice is allowed."""
+        with self._disk.guard:
+            self._disk.require_power()
+            if not self._is_closed:
+                self._is_closed = True
+                self._inode.opened -= 1
+                self._disk.release(self._inode)
+
+    def _usable(self, *not_negative: int) -> Inode:
+        self._disk.require_power()
+        if self._is_closed:
+            raise os_error(errno.EBADF)
+        if any(number < 0 for number in not_negative):
+            raise os_error(errno.EINVAL)
+        return self._inode
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if data:  # else not even the size changes
+            self._change(Write(offset, data))
+
+    def _change(self, change: Write | Truncate) -> None:
+        before = len(self._inode.content)
+        self._inode.change(change)
+        self._disk.used_bytes += len(self._inode.content) - before
+
+
+class MemoryLock:
+    """A held lock: an open file that frees its inode's lock when it closes."""
+
+    __slots__ = ("_file", "_inode")
+
+    def __init__(self, disk: Around, inode: Inode) -> None:
+        inode.is_locked = True
+        self._inode: Inode | None = inode
+        self._file = MemoryFile(disk, inode, write=True)
+
+    def is_linked(self) -> bool:
+        """Whether the file has a name."""
+        return self._file.is_linked()
+
+    def close(self) -> None:
+        """Let go of the lock. Twice is allowed."""
+        self._file.close()
+        if self._inode is not None:
+            self._inode.is_locked = False
+            self._inode = None
