@@ -1,4 +1,4 @@
-"""The commands about leases, as values. Pure; as bytes they are in `sequencer.commands`.
+"""The commands about leases, as values. Pure; as bytes they are in `sequencer.command_codec`.
 
 None of them carries a time: how long a lease was not renewed only the leader measures, by its own clock that
 never goes back, and it says so with what it saw when it began to measure.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sequencer.commands import Ask, Decide, Operation, decode_operation, encode_command
+from sequencer.command_codec import decode_operation, encode_command
+from sequencer.commands import Ask, Decide, Operation
 from sequencer.outcomes import Lapsed, NotWaiting, Outcome, Refused, Waits
 from sequencer.state import ASKED_MAX, Asked, State
 

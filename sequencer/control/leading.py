@@ -18,18 +18,8 @@ from rt.errors import FormatError, Overloaded, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.board import Board, SegmentKey, unpack_marks
-from sequencer.commands import (
-    Close,
-    Command,
-    Configure,
-    Decide,
-    Fence,
-    Merge,
-    Restore,
-    Roll,
-    Trim,
-    encode_command,
-)
+from sequencer.command_codec import encode_command
+from sequencer.commands import Close, Command, Configure, Decide, Fence, Merge, Restore, Roll, Trim
 from sequencer.comparing import Chains, Difference
 from sequencer.control.archiving import Archiving, Heard
 from sequencer.control.lease_clock import LeaseClock

@@ -18,7 +18,8 @@ from typing import Final
 
 from rt.errors import FormatError
 from sequencer.apply import apply
-from sequencer.commands import Command, decode_command
+from sequencer.command_codec import decode_command
+from sequencer.commands import Command
 from sequencer.orders import MergeOrder, decode_order, encode_order
 from sequencer.outcomes import Merged, Outcome, Refused, WasReset
 from sequencer.state import State

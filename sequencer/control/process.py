@@ -19,7 +19,8 @@ from rt.epochs import forced_number
 from rt.errors import FormatError, Overloaded
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import Command, Join, Reset, encode_command, reset_of
+from sequencer.command_codec import encode_command, reset_of
+from sequencer.commands import Command, Join, Reset
 from sequencer.config import NodeConfig
 from sequencer.control.link import Link
 from sequencer.control.machine import Machine

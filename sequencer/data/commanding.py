@@ -16,7 +16,8 @@ from archiver.policy import reached_ns
 from rt.errors import Timeout
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import Ask, Command, Decide, Operation, encode_command
+from sequencer.command_codec import encode_command
+from sequencer.commands import Ask, Command, Decide, Operation
 from sequencer.data.replica import Replica
 from sequencer.outcomes import Lapsed, NotWaiting, Outcome, Refused
 from sequencer.state import REQUEST_BYTES, State

@@ -19,7 +19,8 @@ from rt.errors import Fenced, RtError
 from rt.log.segment import SEGMENT_HEADER_BYTES
 from rt.net.identity import Identity
 from rt.net.rpc_errors import Unreachable
-from sequencer.commands import Command, Open, encode_command
+from sequencer.command_codec import encode_command
+from sequencer.commands import Command, Open
 from sequencer.data.consumed import consumed_place
 from sequencer.data.copies import Copies, Copy
 from sequencer.data.replica import Replica

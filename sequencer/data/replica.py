@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Command, decode_command
+from sequencer.command_codec import decode_command
+from sequencer.commands import Command
 from sequencer.orders import MergeOrder, decode_order
 from sequencer.outcomes import Outcome
 from sequencer.state import Session, State

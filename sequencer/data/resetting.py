@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rt.epochs import forced_number
-from sequencer.commands import Reset, encode_command
+from sequencer.command_codec import encode_command
+from sequencer.commands import Reset
 from sequencer.data.clearing import Clearing
 from sequencer.data.replica import Replica
 from sequencer.rest.errors import NotReady

@@ -15,6 +15,7 @@ from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.layout import NUMBER_MAX
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.command_codec import decode_command, encode_command, reset_of
 from sequencer.commands import (
     COUNT_MAX,
     RANGES_MAX,
@@ -35,9 +36,6 @@ from sequencer.commands import (
     Restore,
     Roll,
     Trim,
-    decode_command,
-    encode_command,
-    reset_of,
 )
 from sequencer.lease_commands import (
     AcquireLeases,

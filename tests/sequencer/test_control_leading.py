@@ -17,20 +17,8 @@ from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
 from sequencer.board import Mark, pack_marks
-from sequencer.commands import (
-    Ask,
-    Command,
-    Configure,
-    Decide,
-    Fence,
-    Join,
-    Merge,
-    Restore,
-    Roll,
-    Trim,
-    decode_command,
-    encode_command,
-)
+from sequencer.command_codec import decode_command, encode_command
+from sequencer.commands import Ask, Command, Configure, Decide, Fence, Join, Merge, Restore, Roll, Trim
 from sequencer.comparing import Difference
 from sequencer.control import leading
 from sequencer.control.archiving import LOOK_NS

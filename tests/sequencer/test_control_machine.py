@@ -12,7 +12,8 @@ from sequencing import opening, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import Merge, encode_command
+from sequencer.command_codec import encode_command
+from sequencer.commands import Merge
 from sequencer.control import machine as machine_module
 from sequencer.control.machine import Machine
 from sequencer.orders import decode_order

@@ -31,18 +31,8 @@ from rt.log.segment import SegmentId, encode_segment_header
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import (
-    Ask,
-    Configure,
-    Decide,
-    Join,
-    Open,
-    Range,
-    Release,
-    Reset,
-    decode_command,
-    encode_command,
-)
+from sequencer.command_codec import decode_command, encode_command
+from sequencer.commands import Ask, Configure, Decide, Join, Open, Range, Release, Reset
 from sequencer.config import Member, NodeConfig
 from sequencer.control.link import Link
 from sequencer.data import catching_up, commanding, fetching

@@ -6,7 +6,7 @@ from batches import CLUSTER
 from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import encode_command
+from sequencer.command_codec import encode_command
 from sequencer.data.replica import Replica
 from sequencer.orders import encode_order
 from sequencer.outcomes import Merged

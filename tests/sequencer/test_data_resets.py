@@ -29,7 +29,8 @@ from rt.testing.merged import MergedLog
 from rt.v1 import sequencer_pb2 as pb
 from sequencer import merges
 from sequencer.apply import apply
-from sequencer.commands import Open, Range, Reset, reset_of
+from sequencer.command_codec import reset_of
+from sequencer.commands import Open, Range, Reset
 from sequencer.data import resetting
 from sequencer.data.clearing import FILE, Clearing, Done, Dropped
 from sequencer.data.intakes import Intakes

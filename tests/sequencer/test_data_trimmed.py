@@ -21,7 +21,8 @@ from rt.log.writer import LogWriter
 from rt.testing.disk import MemoryDisk
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Trim, encode_command
+from sequencer.command_codec import encode_command
+from sequencer.commands import Trim
 from sequencer.config import Member, NodeConfig
 from sequencer.data import catching_up
 from sequencer.data.merger import Reached

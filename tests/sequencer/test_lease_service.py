@@ -21,7 +21,8 @@ from rt.net.rpc import serve
 from rt.net.rpc_errors import Unreachable
 from rt.v1 import leases_pb2 as pb
 from sequencer.apply import apply
-from sequencer.commands import Command, decode_command, encode_command
+from sequencer.command_codec import decode_command, encode_command
+from sequencer.commands import Command
 from sequencer.data import leasing as leasing_module
 from sequencer.data.lease_service import CALLS_PER_IDENTITY_MAX, LEASE_METHOD_ROLES, LeaseService
 from sequencer.data.leasing import WAITING_MAX, Leasing

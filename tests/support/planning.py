@@ -16,19 +16,8 @@ from sequencing import Writing, new_state, newest_of
 
 from sequencer.apply import apply
 from sequencer.board import Board, SegmentKey, pack_marks, unpack_marks
-from sequencer.commands import (
-    Close,
-    Command,
-    Configure,
-    Fence,
-    Join,
-    Merge,
-    Open,
-    Range,
-    Restore,
-    decode_command,
-    encode_command,
-)
+from sequencer.command_codec import decode_command, encode_command
+from sequencer.commands import Close, Command, Configure, Fence, Join, Merge, Open, Range, Restore
 from sequencer.ends import Endings, Restoring
 from sequencer.orders import MergeOrder, SessionEnd
 from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, Restored
