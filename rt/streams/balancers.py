@@ -16,7 +16,8 @@ from typing import Final
 
 from rt.errors import InvalidOption
 from rt.names import check_lease_owner
-from rt.streams.leased_balancer import LeasedBalancer, LeaseTimes
+from rt.streams.lease_times import DEFAULT_TIMES, LeaseTimes
+from rt.streams.leased_balancer import LeasedBalancer
 from rt.streams.leasing import LeaseProvider
 from rt.streams.placing import best_fit
 from rt.streams.policies import MaturePolicy, RingPolicy, SharePolicy, StaticPolicy
@@ -24,7 +25,6 @@ from rt.streams.policies import MaturePolicy, RingPolicy, SharePolicy, StaticPol
 __all__ = ["DeploymentBalancer", "LeaseBalancer", "LeaseTimes", "RingBalancer", "best_fit"]
 
 MATURITY_S: Final = 120.0
-DEFAULT_TIMES: Final = LeaseTimes()
 
 
 class RingBalancer(LeasedBalancer):
@@ -59,7 +59,7 @@ class DeploymentBalancer(LeasedBalancer):
             raise InvalidOption(
                 "not a host of the deployment", got=host or leases.owner, wanted=f"one of {wanted}"
             )
-        if maturity_s < 0:
+        if not maturity_s >= 0:
             raise InvalidOption("not a time", where="maturity_s", got=maturity_s)
         policy = StaticPolicy(hosts) if static else MaturePolicy(hosts, maturity_s)
         super().__init__(leases, policy, host=host, times=times)

@@ -21,6 +21,8 @@ class Listeners:
     def __init__(self, host: str, stop_s: float) -> None:
         self._host, self._stop_s = host, stop_s
         self._listeners: list[QueueListener] = []
+        self._late: set[asyncio.Task[None]] = set()
+        """Calls that did not end in time."""
 
     def add(self, listener: QueueListener) -> bool:
         """False if it is there already."""
@@ -57,16 +59,39 @@ class Listeners:
         return await self._ask(queue, lambda listener: listener.revoke(queue))
 
     async def _ask(self, queue: QueueId, ask: Callable[[QueueListener], Awaitable[None]]) -> bool:
-        async def asked(listener: QueueListener) -> bool:
-            try:
-                async with asyncio.timeout(self._stop_s):
-                    await ask(listener)
-            except TimeoutError:
-                logger.error("listener_is_late queue=%s host=%s limit_s=%g", queue, self._host, self._stop_s)
-                return False
-            except Exception:
-                logger.exception("listener_failed queue=%s host=%s", queue, self._host)
-                return False
-            return True
+        """Whoever comes meanwhile may serve the queue already, so it is asked as well."""
+        asked: list[QueueListener] = []
+        have_stopped = True
+        while new := [one for one in self._listeners if one not in asked]:
+            asked += new
+            have_stopped &= all(await asyncio.gather(*(self._stops(queue, ask, one) for one in new)))
+        return have_stopped
 
-        return all(await asyncio.gather(*(asked(listener) for listener in tuple(self._listeners))))
+    async def _stops(
+        self, queue: QueueId, ask: Callable[[QueueListener], Awaitable[None]], listener: QueueListener
+    ) -> bool:
+        """Whether it ended in time, and well. One that does not even end when it is cancelled is left."""
+
+        async def asked() -> None:
+            await ask(listener)
+
+        task = asyncio.get_running_loop().create_task(asked())
+        try:
+            await asyncio.wait([task], timeout=self._stop_s)
+        finally:
+            if not task.done():
+                self._late.add(task)
+                task.add_done_callback(self._on_late)
+                task.cancel()
+        if not task.done():
+            logger.error("listener_is_late queue=%s host=%s limit_s=%g", queue, self._host, self._stop_s)
+            return False
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("listener_failed queue=%s host=%s", queue, self._host, exc_info=error)
+        return error is None
+
+    def _on_late(self, task: asyncio.Task[None]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("listener_failed host=%s", self._host, exc_info=error)

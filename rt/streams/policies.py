@@ -48,10 +48,18 @@ class Policy(Protocol):
 class RingPolicy:
     """Queues belong to the host whose part of the ring they lie in."""
 
+    def __init__(self) -> None:
+        self._seen: tuple[str, frozenset[str], QueueMapper] | None = None
+        self._mine: list[QueueId] = []
+        """What that view came to: most looks see the same hosts."""
+
     def wishes(self, view: View) -> Wishes:
         """Who joins takes parts of others; who leaves leaves its own to the hosts behind it."""
-        parts = ring_parts(view.host, view.hosts)
-        return _towards(view, [queue for part in parts for queue in view.mapper.queues_in(part)])
+        seen = view.host, view.hosts, view.mapper
+        if seen != self._seen:
+            parts = ring_parts(view.host, view.hosts)
+            self._seen, self._mine = seen, [queue for part in parts for queue in view.mapper.queues_in(part)]
+        return _towards(view, self._mine)
 
 
 class StaticPolicy:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from balancing_hosts import kill
 from faults import Faults
 
 import rt
@@ -101,11 +102,9 @@ def test_hosts_share_queues_by_leases_of_a_cluster_whose_leader_dies_and_one_tak
         await asyncio.to_thread(nodes.kill, leader)
         await hosts["h1"].stop()
         await until(lambda: shares() == [0, 3, 3])
-        dead = hosts["h2"]
-        for task in [*dead._tasks]:  # It ends without a word.
-            task.cancel()
+        kill(hosts["h2"])
         await until(lambda: shares() == [0, 0, 6])
-        await dead.stop()
+        await hosts["h2"].stop()
         await hosts["h3"].stop()
         await asyncio.to_thread(nodes.start, leader)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from balancing_hosts import kill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,10 +99,7 @@ class World:
         """Nothing of it runs any more, and nobody is told."""
         if host := self.hosts.pop(name, None):
             host.is_dead = True
-            for task in host.balancer._tasks:
-                task.cancel()
-            if host.balancer._timer is not None:
-                host.balancer._timer.cancel()
+            kill(host.balancer)
             for queue in [*host.mine]:
                 host.end(queue)
 
@@ -409,11 +407,14 @@ class Bad:
         lambda leases: LeaseTimes(lease_s=5.0, look_s=6.0),
         lambda leases: LeaseTimes(lease_s=4000.0),
         lambda leases: LeaseTimes(give_up_s=0),
+        lambda leases: LeaseTimes(give_up_s=float("nan")),
+        lambda leases: LeaseTimes(give_up_s=float("inf")),
         lambda leases: DeploymentBalancer(leases, ["h2"]),
         lambda leases: DeploymentBalancer(leases, []),
         lambda leases: DeploymentBalancer(leases, ["h1"], maturity_s=-1),
+        lambda leases: DeploymentBalancer(leases, ["h1"], maturity_s=float("nan")),
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_settings_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidOption):

@@ -1,0 +1,221 @@
+"""A balancer whose leases, listeners or policy fail in the middle of a change: it goes on, and it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rt.errors import CertificateError
+from rt.streams.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.balancing import Fence
+from rt.streams.ids import QueueId
+from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult
+from rt.streams.mapping import HashRingQueueMapper
+from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.testing.virtual_time import run
+
+TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
+LONG_S = 1e6
+
+
+class Counted(MemoryLeases):
+    """Calls that take a moment; `raises` by name of the call, once each."""
+
+    def __init__(self, table: LeaseTable, owner: str = "h1") -> None:
+        super().__init__(table, owner)
+        self.releases = self.at_once = self.at_once_most = 0
+        self.raises = dict[str, Exception]()
+
+    def _may_raise(self, call: str) -> None:
+        if error := self.raises.pop(call, None):
+            raise error
+
+    async def release(self, leases: Sequence[Lease]) -> Sequence[LeaseResult]:
+        self.releases += 1
+        self.at_once += 1
+        self.at_once_most = max(self.at_once_most, self.at_once)
+        try:
+            await asyncio.sleep(0.1)
+            self._may_raise("release")
+            return await super().release(leases)
+        finally:
+            self.at_once -= 1
+
+    async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
+        self._may_raise("renew")
+        return await super().renew(leases)
+
+    async def held(self, prefix: str) -> Mapping[str, Holder] | None:
+        self._may_raise("held")
+        return await super().held(prefix)
+
+
+class Host:
+    """Stops each queue in `drain_s`, or does what `stops` says instead."""
+
+    def __init__(self, balancer: LeaseBalancer, drain_s: float = 1.0) -> None:
+        self.balancer, self.drain_s = balancer, drain_s
+        self.serving = dict[QueueId, Fence]()
+        self.asked = list[QueueId]()
+        balancer.subscribe(self)
+
+    def queues_changed(self) -> None:
+        owned = self.balancer.my_queues()
+        self.serving = {queue: fence for queue, fence in self.serving.items() if queue in owned}
+        self.serving |= {queue: fence for queue, fence in owned.items() if queue not in self.asked}
+
+    async def release(self, queue: QueueId) -> None:
+        self.asked.append(queue)
+        await self.stops(queue)
+        self.serving.pop(queue, None)
+
+    async def revoke(self, queue: QueueId) -> None:
+        await self.release(queue)
+
+    async def stops(self, queue: QueueId) -> None:
+        await asyncio.sleep(self.drain_s)
+
+
+async def serving(count: int, leases: MemoryLeases, **kwargs: Any) -> tuple[LeaseBalancer, Host]:
+    balancer = LeaseBalancer(leases, times=TIMES)
+    host = Host(balancer, **kwargs)
+    await balancer.start(HashRingQueueMapper(count, "q"))
+    await asyncio.sleep(TIMES.look_s)
+    assert len(host.serving) == count
+    return balancer, host
+
+
+def test_however_many_queues_are_given_up_their_leases_go_in_few_calls_one_at_a_time() -> None:
+    async def main() -> None:
+        table = LeaseTable()
+        leases = Counted(table)
+        balancer, host = await serving(300, leases)
+        await balancer.stop()
+        assert not table.held("")
+        assert not host.serving
+        assert leases.at_once_most == 1
+        assert leases.releases <= 4
+
+    run(main())
+
+
+def test_what_cannot_be_let_go_of_keeps_no_other_queue_from_being_drained_and_let_go_of() -> None:
+    async def main() -> None:
+        table = LeaseTable()
+        leases = Counted(table)
+        balancer, host = await serving(2, leases)
+        leases.raises["release"] = CertificateError("it has expired")
+        first, second = host.serving
+
+        async def stops(queue: QueueId) -> None:
+            await asyncio.sleep(1.0 if queue == first else 7.0)
+
+        host.stops = stops  # type: ignore[method-assign]
+        await balancer.stop()
+        assert not host.serving, "it was drained before the balancer ended"
+        assert [*table.held("")] == [f"queue/{first.name}"], "it lapses"
+        assert second in host.asked
+
+    run(main())
+
+
+@pytest.mark.parametrize("call", ["held", "renew"])
+def test_what_breaks_once_is_tried_again_whatever_it_was(call: str) -> None:
+    async def main() -> None:
+        leases = Counted(LeaseTable())
+        balancer, host = await serving(3, leases)
+        fences = dict(host.serving)
+        for _ in range(2):
+            leases.raises[call] = RuntimeError("a bug")
+            await asyncio.sleep(2 * TIMES.lease_s)
+            assert not leases.raises
+        assert balancer.my_queues() == host.serving == fences, "they were kept all the time"
+        await balancer.stop()
+
+    run(main())
+
+
+def test_a_policy_that_fails_once_is_asked_again() -> None:
+    async def main() -> None:
+        balancer = LeaseBalancer(MemoryLeases(LeaseTable(), "h1"), times=TIMES)
+        wishes, failures = balancer._policy.wishes, [IndexError("a bug")]
+
+        def fails_once(view: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return wishes(view)
+
+        balancer._policy.wishes = fails_once  # type: ignore[method-assign]
+        await balancer.start(HashRingQueueMapper(3, "q"))
+        await asyncio.sleep(2 * TIMES.look_s)
+        assert len(balancer.my_queues()) == 3
+        await balancer.stop()
+
+    run(main())
+
+
+async def cancelled(_: QueueId) -> None:
+    raise asyncio.CancelledError
+
+
+async def for_ever(_: QueueId) -> None:
+    """Does not end the first time that it is cancelled."""
+    try:
+        await asyncio.sleep(LONG_S)
+    except asyncio.CancelledError:
+        await asyncio.sleep(LONG_S)
+
+
+@pytest.mark.parametrize("stops", [cancelled, for_ever])
+def test_a_queue_that_was_not_seen_to_stop_is_another_ones_when_its_lease_has_lapsed(stops: Any) -> None:
+    async def main() -> None:
+        table = LeaseTable()
+        balancer, host = await serving(1, MemoryLeases(table, "h1"))
+        host.stops = stops  # type: ignore[method-assign]
+        (fence,) = host.serving.values()
+        other = LeaseBalancer(MemoryLeases(table, "h2"), host="h2", times=TIMES)
+        await other.start(HashRingQueueMapper(1, "q"))
+        async with asyncio.timeout(3 * TIMES.give_up_s):
+            await balancer.stop()
+        assert table.held("queue/")["queue/q-0"].token == fence, "it was not let go of"
+        await asyncio.sleep(TIMES.lease_s + 2 * TIMES.look_s)
+        (taken,) = other.my_queues().values()
+        assert taken > fence
+        await other.stop()
+
+    run(main())
+
+
+def test_a_stop_that_is_cancelled_tells_the_listeners_that_their_queues_went() -> None:
+    async def main() -> None:
+        balancer, host = await serving(3, MemoryLeases(LeaseTable(), "h1"), drain_s=LONG_S)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await balancer.stop()
+        assert not balancer.my_queues()
+        assert not host.serving
+        await balancer.stop()
+
+    run(main())
+
+
+def test_a_listener_that_comes_while_a_queue_is_given_up_is_asked_to_stop_it_as_well() -> None:
+    async def main() -> None:
+        table = LeaseTable()
+        balancer, host = await serving(1, MemoryLeases(table, "h1"), drain_s=3.0)
+        stopping = asyncio.ensure_future(balancer.stop())
+        await asyncio.sleep(1.0)
+        late = Host(balancer, drain_s=4.0)
+        late.queues_changed()
+        assert late.serving
+        await asyncio.sleep(3.0)
+        assert not host.serving
+        assert table.held("queue/"), "it is served here yet"
+        await stopping
+        assert late.asked
+        assert not late.serving
+
+    run(main())
