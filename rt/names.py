@@ -20,9 +20,10 @@ Offset = NewType("Offset", int)
 """A byte place in a segment."""
 
 NAME_BYTES_MAX = 128
-LEASE_NAME_BYTES_MAX = 255
 SESSION_NAME_BYTES_MAX = 255
 """A session's directory carries its name, and file systems take no longer one."""
+LEASE_NAME_BYTES_MAX = NAME_BYTES_MAX + len("/host/") + SESSION_NAME_BYTES_MAX
+"""Whatever group, host and queue are called, `rt.streams` names leases after them."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0-9._~-]*)+", re.ASCII)

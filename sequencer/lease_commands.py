@@ -90,6 +90,11 @@ class ExpireLeases:
         if any(not 0 <= one.renewals < TOKEN_END for one in self.leases):
             raise ValueError("a lease renewed less than never")
 
+    @property
+    def brief(self) -> str:
+        """For a line of the log: not all of the names, which are some 64 KiB at most."""
+        return f"ExpireLeases(count={len(self.leases)}, first={self.leases[0].name})"
+
 
 def _check(request: bytes, owner: str, names: Sequence[str]) -> None:
     if len(request) != REQUEST_BYTES:

@@ -18,10 +18,10 @@ from sequencer.state import LEASES_MAX, LEASES_PER_GROUP_MAX, Lease, State
 
 def acquire(state: State, command: AcquireLeases) -> Outcome:
     """Give what is free; all of the command or nothing, if there is no room for more."""
-    free = [name for name in command.names if name not in state.leases]
-    why = _no_room(state, free)
+    why = no_room(state, command)
     if why is not None:
         return Refused(why)
+    free = _free(state, command)
     for name in free:
         state.lease_token += 1
         state.leases[name] = Lease(command.owner, state.lease_token, command.duration_ms, command.request, 0)
@@ -77,8 +77,13 @@ def _tokens(leases: Sequence[HeldLease], held: Sequence[bool]) -> tuple[int, ...
     return tuple(one.token if is_held else 0 for one, is_held in zip(leases, held, strict=True))
 
 
-def _no_room(state: State, free: Sequence[str]) -> str | None:
-    """Why so many more leases are too many, in all or of one group; None: they are not."""
+def _free(state: State, command: AcquireLeases) -> list[str]:
+    return [name for name in command.names if name not in state.leases]
+
+
+def no_room(state: State, command: AcquireLeases) -> str | None:
+    """Why what is free of this are too many leases more, in all or of one group; None: they are not."""
+    free = _free(state, command)
     if len(state.leases) + len(free) > LEASES_MAX:
         return f"{LEASES_MAX} leases are held at most, and {len(free)} more are asked for"
     for group in sorted({lease_group(name) for name in free}):

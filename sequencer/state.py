@@ -24,7 +24,7 @@ HOLDS_MAX: Final = 1_000
 ASKED_MAX: Final = 256
 """Requests of operators that wait, or whose time is not over: some seconds' of them."""
 LEASES_MAX: Final = 4096
-"""Held at once: some 300 KB of every snapshot, three times as much with the longest names."""
+"""Held at once: some 300 KB of every snapshot, ten times as much with the longest names."""
 LEASES_PER_GROUP_MAX: Final = 1024
 """So that no group of holders keeps the others from theirs."""
 LIVES_MAX: Final = 1024

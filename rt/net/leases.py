@@ -1,12 +1,14 @@
 """Asking nodes for leases through the gRPC port: the other end of `rt.v1.Leases`.
 
 Laws. A request keeps its id wherever it is asked again, so what it got it has, and no lease is acquired twice
-by one. What a node cannot answer now is asked of the next one, round and round, until the time is over.
+by one. What a node cannot answer now is asked of the next one, round and round, until the time is over; calls
+that run at the same time go their rounds each for itself, so none waits for a node that others pass over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -28,6 +30,9 @@ TIMEOUT_S: Final = 10.0
 ATTEMPT_S: Final = 4.0
 """So long one node has: longer than a change of leader takes."""
 PAUSE_S: Final = 0.1
+"""At most, behind the first round; behind each further one twice as much, ..."""
+PAUSE_S_MAX: Final = 2.0
+"""... up to this."""
 
 
 class LeaseRow(NamedTuple):
@@ -109,22 +114,30 @@ class LeaseCalls:
 
         `rt.Timeout` or `Unreachable` when the time is over; what was asked for may have happened.
         """
-        refusals = 0
-        end_s = time.monotonic() + timeout_s
+        end_s, pause_s, refused = time.monotonic() + timeout_s, PAUSE_S, set[str]()
         failure: RtError = Timeout("no node answered", wanted=f"{timeout_s:g} s")
-        while (left_s := end_s - time.monotonic()) > 0:
-            endpoint = self._endpoints[self._at % len(self._endpoints)]
+        first = self._at
+        for turn in itertools.count(1):
+            if (left_s := end_s - time.monotonic()) <= 0:
+                break
+            at = (first + turn - 1) % len(self._endpoints)
+            endpoint = self._endpoints[at]
             try:
-                return await self._call(endpoint, method, data, min(left_s, ATTEMPT_S))
+                answer = await self._call(endpoint, method, data, min(left_s, ATTEMPT_S))
             except RtError as error:
                 # One node may refuse alone: for its own certificate, say.
-                refusals += not error.retriable
-                if refusals >= len(self._endpoints):
+                if not error.retriable:
+                    refused.add(endpoint)
+                if refused.issuperset(self._endpoints):
                     raise
                 failure = error
-            self._at += 1
-            if self._at % len(self._endpoints) == 0:
-                await asyncio.sleep(min(PAUSE_S, max(end_s - time.monotonic(), 0)))
+            else:
+                self._at = at
+                return answer
+            if turn % len(self._endpoints) == 0:
+                drawn_s = random.uniform(pause_s / 2, pause_s)
+                await asyncio.sleep(min(drawn_s, max(end_s - time.monotonic(), 0)))
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
         raise failure
 
     async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:

@@ -3,7 +3,8 @@
 The owner's certificate is a subscriber's or publisher's that names the group (`rt certs issue … --lease
 GROUP`); names are those within the group. Nobody else is given a lease that this owner counts on: its time
 begins before it is asked for, the cluster's when it is granted. Only where a machine and its clock stood
-still as a whole, as a virtual one may, does an owner not know that its time is over: there the token tells.
+still as a whole, as a virtual one may, or the cluster was forced to go on with a node that had not heard of
+all, may an owner not know that its time is over: there the token tells.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from rt.errors import RtError
 from rt.names import check_lease_owner, check_name
-from rt.net.leases import LeaseCalls, LeaseRow
+from rt.net.leases import LEASES_PER_CALL_MAX, LeaseCalls, LeaseRow
 from rt.net.tls import TLS
 from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult, until_s
 
 logger = logging.getLogger("rt.streams")
+
+T = TypeVar("T", str, Lease)
 
 CALL_S: Final = 10.0
 _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
@@ -67,35 +71,35 @@ class ClusterLeases:
 
     async def acquire(self, names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
         """See `LeaseProvider.acquire`."""
-        end_s = until_s(self.now_s(), duration_s)
-        full = [self._full(name) for name in names]
-        try:
+
+        async def ask(part: Sequence[str]) -> Sequence[LeaseAnswer]:
+            end_s = until_s(self.now_s(), duration_s)
+            full = [self._full(name) for name in part]
             tokens = await self._calls.acquire(self._owner, full, duration_s, timeout_s=_call_s(duration_s))
-        except RtError as error:
-            return [_unknown(error)] * len(names)
-        return [
-            LeaseAnswer(LeaseResult.OK, Lease(name, token, duration_s, end_s)) if token else _NOT_AVAILABLE
-            for name, token in zip(names, tokens, strict=True)
-        ]
+            return [
+                LeaseAnswer(LeaseResult.OK, Lease(name, token, duration_s, end_s))
+                if token
+                else _NOT_AVAILABLE
+                for name, token in zip(part, tokens, strict=True)
+            ]
+
+        return await _in_parts(names, ask)
 
     async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
         """See `LeaseProvider.renew`."""
-        if not leases:
-            return []
-        now_s = self.now_s()
-        call_s = _call_s(min(one.duration_s for one in leases))
-        try:
-            are_held = await self._calls.renew(self._owner, self._rows(leases), timeout_s=call_s)
-        except RtError as error:
-            return [_unknown(error)] * len(leases)
-        return [
-            LeaseAnswer(
-                LeaseResult.OK, Lease(one.name, one.token, one.duration_s, until_s(now_s, one.duration_s))
-            )
-            if is_held
-            else _INVALID_TOKEN
-            for one, is_held in zip(leases, are_held, strict=True)
-        ]
+
+        async def ask(part: Sequence[Lease]) -> Sequence[LeaseAnswer]:
+            now_s = self.now_s()
+            call_s = _call_s(min(one.duration_s for one in part))
+            are_held = await self._calls.renew(self._owner, self._rows(part), timeout_s=call_s)
+            return [
+                LeaseAnswer(LeaseResult.OK, replace(one, until_s=until_s(now_s, one.duration_s)))
+                if is_held
+                else _INVALID_TOKEN
+                for one, is_held in zip(part, are_held, strict=True)
+            ]
+
+        return await _in_parts(leases, ask)
 
     async def release(self, leases: Sequence[Lease]) -> Sequence[LeaseResult]:
         """See `LeaseProvider.release`."""
@@ -124,6 +128,23 @@ class ClusterLeases:
 
     def _rows(self, leases: Sequence[Lease]) -> list[LeaseRow]:
         return [LeaseRow(self._full(one.name), self._owner, one.token) for one in leases]
+
+
+async def _in_parts(
+    whole: Sequence[T], ask: Callable[[Sequence[T]], Awaitable[Sequence[LeaseAnswer]]]
+) -> list[LeaseAnswer]:
+    """What comes of all, asked for in parts that a call holds: behind one of which nothing is known, nothing.
+
+    What came of the parts before it is known: what was got is not lost for what there was no room for.
+    """
+    answers = list[LeaseAnswer]()
+    for start in range(0, len(whole), LEASES_PER_CALL_MAX):
+        try:
+            answers += await ask(whole[start : start + LEASES_PER_CALL_MAX])
+        except RtError as error:
+            answers += [_unknown(error)] * (len(whole) - start)
+            break
+    return answers
 
 
 def _call_s(duration_s: float) -> float:

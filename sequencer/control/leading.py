@@ -299,7 +299,7 @@ class Leader:
         now_ns = self._now_ns()
         if now_ns >= self._proposed_ns.get(key, 0):
             self._proposed_ns[key] = now_ns + FRESH_NS
-            logger.info("proposes %s", command)
+            logger.info("proposes %s", command.brief if isinstance(command, ExpireLeases) else command)
             self._propose(command)
 
     def _plan_roll(self) -> None:

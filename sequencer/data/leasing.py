@@ -15,6 +15,7 @@ from rt.net.rpc_errors import Unreachable
 from sequencer.commands import Command
 from sequencer.data.replica import Replica
 from sequencer.lease_commands import AcquireLeases, ReleaseLeases, RenewLeases
+from sequencer.leases import no_room
 from sequencer.outcomes import Leased, Outcome, Refused
 from sequencer.state import State
 
@@ -23,6 +24,8 @@ PROPOSE_AGAIN_S: Final = 1.0
 TIMEOUT_S: Final = 10.0
 WAITING_MAX: Final = 64
 """Requests that are being answered: each may be as large as 64 KiB in consensus's log."""
+
+_ROOM_HINT: Final = "Others must be released first, or lapse."
 
 LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
 
@@ -55,10 +58,12 @@ class Leasing:
     async def run(self, command: LeaseCommand) -> Leased:
         """Have consensus decide about it, within some seconds.
 
-        `rt.Overloaded`: refused for want of room, or that request is being answered. `rt.Timeout`: nothing
+        `rt.Overloaded`: there is no room for more, or that request is being answered. `rt.Timeout`: nothing
         was heard. `Unreachable`: nothing was proposed.
         """
-        self.state()
+        state = self.state()
+        if isinstance(command, AcquireLeases) and (why := no_room(state, command)) is not None:
+            raise Overloaded(why, hint=_ROOM_HINT)  # It would be refused: nothing is proposed for that.
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded("too many requests for leases", wanted=f"{WAITING_MAX} at once at most")
         if command in self._waiting:
@@ -77,6 +82,6 @@ class Leasing:
             del self._waiting[command]
         came_to = outcome.result()
         if isinstance(came_to, Refused):
-            raise Overloaded(came_to.why, hint="Others must be released first, or lapse.")
+            raise Overloaded(came_to.why, hint=_ROOM_HINT)
         assert isinstance(came_to, Leased), came_to
         return came_to

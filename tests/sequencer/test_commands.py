@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.layout import NUMBER_MAX
 from rt.log.table import TrimReason
+from rt.names import LEASE_NAME_BYTES_MAX
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.command_codec import decode_command, encode_command, reset_of
 from sequencer.commands import (
@@ -351,7 +352,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("q",)),
         lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/../q",)),
         lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g//q",)),
-        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/" + "q" * 254,)),
+        lambda: AcquireLeases(b"Q" * 16, "h", 1000, ("g/" + "q" * LEASE_NAME_BYTES_MAX,)),
         lambda: RenewLeases(b"Q" * 16, "h", (HeldLease("g/q", 0),)),
         lambda: ReleaseLeases(b"Q" * 16, "h", (HeldLease("g/q", 2**63),)),
         lambda: ReleaseLeases(b"", "h", (HeldLease("g/q", 1),)),

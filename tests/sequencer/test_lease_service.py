@@ -14,6 +14,7 @@ from batches import CLUSTER
 from receiving_node import tls_of
 
 from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, RtError, Timeout
+from rt.net import leases as lease_calls
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.leases import LeaseCalls, LeaseRow
@@ -280,13 +281,31 @@ def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> No
     run(work)
 
 
-def test_without_room_nothing_is_granted_and_who_asks_is_told() -> None:
+def test_without_room_nothing_is_proposed_and_who_asks_is_told() -> None:
     async def work() -> None:
         cluster = Cluster()
+        cluster.held_back = []
         for number in range(LEASES_PER_GROUP_MAX):
             cluster.state.leases[f"app/{number}"] = Lease("h1", number + 1, 1000, REQUEST, 0)
         with pytest.raises(Overloaded, match="leases of group app"):
             await service(cluster).acquire(asked())
+        assert not cluster.held_back, "who asks again and again fills no log"
+
+    run(work)
+
+
+def test_room_that_others_took_meanwhile_is_told_as_well() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        waiting = asyncio.ensure_future(service(cluster).acquire(asked()))
+        while not cluster.held_back:
+            await asyncio.sleep(0)
+        for number in range(LEASES_PER_GROUP_MAX):
+            cluster.state.leases[f"app/{number}"] = Lease("h1", number + 1, 1000, REQUEST, 0)
+        cluster.commit(cluster.held_back[0])
+        with pytest.raises(Overloaded, match="leases of group app"):
+            await waiting
 
     run(work)
 
@@ -356,6 +375,53 @@ def test_what_one_node_refuses_another_may_answer_and_what_all_refuse_is_raised(
         assert calls.asked[-1] == calls.asked[-2], "who answered is asked first"
         with pytest.raises(CertificateError):
             await Refusing(3).held("app/")
+
+    run(work)
+
+
+class Answering(LeaseCalls):
+    """Nodes of which `good` alone answers; the others refuse, or cannot answer now."""
+
+    def __init__(self, good: str, refusing: frozenset[str] = frozenset()) -> None:
+        super().__init__(["a:1", "b:1", "c:1"], None)
+        self._at = 0
+        self.good, self.refusing, self.asked = good, refusing, list[str]()
+
+    async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:
+        self.asked.append(endpoint)
+        await asyncio.sleep(0)
+        if endpoint in self.refusing:
+            raise CertificateError("its own has expired")
+        if endpoint != self.good:
+            raise Unreachable("not now")
+        return pb.LeaseList().SerializeToString()
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_calls_that_go_on_together_keep_none_of_them_from_the_node_that_answers(count: int) -> None:
+    async def work() -> None:
+        calls = Answering("b:1")
+        assert (
+            await asyncio.gather(*(calls.held("app/", timeout_s=WAIT_S) for _ in range(count)))
+            == [[]] * count
+        )
+        assert len(calls.asked) <= 2 * count, "in the first round"
+
+    run(work)
+
+
+def test_what_one_node_refuses_again_and_again_is_not_what_all_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_calls, "PAUSE_S", 0.001)
+
+    async def work() -> None:
+        calls = Answering("", frozenset({"a:1"}))
+        asking = asyncio.ensure_future(calls.held("app/", timeout_s=WAIT_S))
+        while len(calls.asked) < 15:
+            await asyncio.sleep(0.001)
+        calls.good = "c:1"
+        assert await asking == []
 
     run(work)
 

@@ -142,6 +142,12 @@ def test_leases_are_bounded_in_all_and_of_a_group_and_then_none_of_a_request_is_
     assert len(encode_state(state)) < 1 << 20
 
 
+def test_a_line_of_the_log_does_not_name_all_that_lapse_together() -> None:
+    tokens = range(1, LEASES_PER_COMMAND_MAX + 1)
+    over = ExpireLeases(tuple(IdleLease(f"g/{token:0250}", token, 0) for token in tokens))
+    assert len(over.brief) < 500
+
+
 def due(clock: LeaseClock, now_ns: int) -> Sequence[str]:
     found = clock.due(now_ns)
     return [] if found is None else [one.name for one in found.leases]

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from rt.errors import CertificateError, InvalidName, Overloaded
+from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX
 from rt.net.identity import Identity
 from rt.net.leases import LeaseCalls
+from rt.streams.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.cluster_leases import ClusterLeases
 from rt.streams.leasing import Holder, Lease, LeaseProvider, LeaseResult
+from rt.streams.mapping import HashRingQueueMapper, PartitionedQueueMapper
 from rt.streams.memory_leases import LeaseTable, MemoryLeases
 from rt.testing.virtual_time import run as run_virtual
 from sequencer.apply import apply
@@ -21,7 +24,7 @@ from sequencer.commands import Command
 from sequencer.control.lease_clock import LOOK_NS, LeaseClock
 from sequencer.data.lease_service import LeaseService
 from sequencer.data.leasing import Leasing
-from sequencer.state import State
+from sequencer.state import LEASES_PER_GROUP_MAX, State
 
 OK, INVALID = LeaseResult.OK, LeaseResult.INVALID_TOKEN
 
@@ -38,6 +41,7 @@ class Cluster:
     """The sequencer's own code, from the service to the leader's clock, without a network between."""
 
     def __init__(self) -> None:
+        self.group = "app"
         self.state = State(bytes(range(16)))
         self.clock = LeaseClock(self.state)
         self.services: list[Leasing] = []
@@ -48,11 +52,11 @@ class Cluster:
         )
         leasing = Leasing(replica, self.commit, lambda: True)
         self.services.append(leasing)
-        identity = Identity("s", "subscriber", name.partition("~")[0], frozenset(), frozenset({"app"}))
+        identity = Identity("s", "subscriber", name.partition("~")[0], frozenset(), frozenset({self.group}))
         calls = Calls(self, LeaseService(leasing, identify=lambda: identity))
         tls: Any = SimpleNamespace(identity=identity)
         loop = asyncio.get_running_loop()
-        return ClusterLeases(["n1"], tls, "app", owner=name, calls=calls, clock=loop.time)
+        return ClusterLeases(["n1"], tls, self.group, owner=name, calls=calls, clock=loop.time)
 
     def commit(self, command: Command) -> None:
         outcome = apply(self.state, command)
@@ -198,6 +202,47 @@ def test_what_a_cluster_cannot_answer_now_is_a_transient_failure_and_what_it_nev
         one._group = "other"
         with pytest.raises(CertificateError):
             await one.acquire(["q"], 30.0)
+
+    run_virtual(main())
+
+
+def test_what_was_got_is_known_though_there_was_no_room_for_the_rest() -> None:
+    async def main() -> None:
+        one = Cluster().provider("h1")
+        names = [f"queue/q{number}" for number in range(LEASES_PER_GROUP_MAX + 100)]
+        answers = await one.acquire(names, 30.0)
+        results = [answer.result for answer in answers]
+        assert results == [OK] * LEASES_PER_GROUP_MAX + [LeaseResult.TRANSIENT_FAILURE] * 100
+        leases = [answer.lease for answer in answers if answer.lease is not None]
+        assert all(answer.lease for answer in await one.renew(leases))
+        assert await one.release(leases) == [OK] * LEASES_PER_GROUP_MAX
+
+    run_virtual(main())
+
+
+def test_more_queues_than_there_can_be_leases_are_served_as_far_as_there_is_room() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        balancer = LeaseBalancer(cluster.provider("h1"), times=LeaseTimes(lease_s=300.0))
+        await balancer.start(HashRingQueueMapper(2 * LEASES_PER_GROUP_MAX, "q"))
+        await asyncio.sleep(10)
+        assert len(balancer.my_queues()) > LEASES_PER_GROUP_MAX / 2
+        await balancer.stop()
+        assert not cluster.state.leases
+
+    run_virtual(main())
+
+
+def test_whatever_names_there_may_be_there_are_leases_of_them() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.group = "g" * NAME_BYTES_MAX
+        owner = "h" * NAME_BYTES_MAX + "~" + "x" * (SESSION_NAME_BYTES_MAX - NAME_BYTES_MAX - 1)
+        balancer = LeaseBalancer(cluster.provider(owner))
+        await balancer.start(PartitionedQueueMapper(["q" * NAME_BYTES_MAX]))
+        await asyncio.sleep(1)
+        assert len(balancer.my_queues()) == 1
+        await balancer.stop()
 
     run_virtual(main())
 
