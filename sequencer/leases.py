@@ -3,7 +3,8 @@
 Pure. Laws. A lease has one owner; whoever it goes to gets a token greater than every token that was ever
 given, of any lease, so what carries the greater one comes from the later owner. A lease that its owner did
 not release is taken from it only when the leader saw it, without a renewal, for as long as it lasts. What is
-repeated does no more than it did, but that what it renews lasts anew.
+repeated does no more than it did, but that what it renews lasts anew: so late that what it got was let go of,
+it gets nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +26,8 @@ def acquire(state: State, command: AcquireLeases) -> Outcome:
     for name in free:
         state.lease_token += 1
         state.leases[name] = Lease(command.owner, state.lease_token, command.duration_ms, command.request, 0)
-    tokens = [state.leases[name] for name in command.names]
-    is_ours = (one.request == command.request and one.owner == command.owner for one in tokens)
-    return Leased(
-        command.request,
-        tuple(one.token if ours else 0 for one, ours in zip(tokens, is_ours, strict=True)),
-        granted=len(free),
-    )
+    tokens = tuple(_token_of(state.leases.get(name), command) for name in command.names)
+    return Leased(command.request, tokens, granted=len(free))
 
 
 def renew(state: State, command: RenewLeases) -> Outcome:
@@ -49,7 +45,7 @@ def release(state: State, command: ReleaseLeases) -> Outcome:
     held = [_is_held(state, command.owner, one) for one in command.leases]
     for one, is_held in zip(command.leases, held, strict=True):
         if is_held:
-            del state.leases[one.name]
+            _let_go(state, one.name)
     return Leased(command.request, _tokens(command.leases, held), released=sum(held))
 
 
@@ -64,7 +60,7 @@ def expire(state: State, command: ExpireLeases) -> Outcome:
     if not over:
         return Refused("those leases were renewed, released or free")
     for name in over:
-        del state.leases[name]
+        _let_go(state, name)
     return Expired(tuple(over))
 
 
@@ -77,8 +73,23 @@ def _tokens(leases: Sequence[HeldLease], held: Sequence[bool]) -> tuple[int, ...
     return tuple(one.token if is_held else 0 for one, is_held in zip(leases, held, strict=True))
 
 
+def _token_of(lease: Lease | None, command: AcquireLeases) -> int:
+    """0: it is not by this command that it was acquired."""
+    is_ours = lease is not None and (lease.request, lease.owner) == (command.request, command.owner)
+    return lease.token if lease is not None and is_ours else 0
+
+
 def _free(state: State, command: AcquireLeases) -> list[str]:
+    """What it may get: nothing, if it comes again behind its end."""
+    if command.request in state.let_go:
+        return []
     return [name for name in command.names if name not in state.leases]
+
+
+def _let_go(state: State, name: str) -> None:
+    request = state.leases.pop(name).request
+    if request not in state.let_go:
+        state.let_go.append(request)
 
 
 def no_room(state: State, command: AcquireLeases) -> str | None:

@@ -27,6 +27,9 @@ LEASES_MAX: Final = 4096
 """Held at once: some 300 KB of every snapshot, ten times as much with the longest names."""
 LEASES_PER_GROUP_MAX: Final = 1024
 """So that no group of holders keeps the others from theirs."""
+LET_GO_MAX: Final = 1024
+"""Requests of which leases were let go of: 18 KB of every snapshot. What is repeated when so many others were
+let go of since is taken for a new one; its lease lapses."""
 LIVES_MAX: Final = 1024
 """Starts of one publisher that wait to be merged."""
 REQUEST_BYTES: Final = 16
@@ -279,6 +282,8 @@ class State:
     """By name: those that are held."""
     lease_token: int = 0
     """The last one that was given; never less than before."""
+    let_go: deque[bytes] = field(default_factory=lambda: deque(maxlen=LET_GO_MAX))
+    """The last requests of which a lease was released, or lapsed: they get no more."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The newest incarnation of each name. Follows from `sessions`."""
     encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)

@@ -18,6 +18,7 @@ from rt.log.segment import SegmentId
 from rt.log.table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import (
+    LET_GO_MAX,
     Asked,
     Cleared,
     Configuration,
@@ -52,6 +53,7 @@ def encode_state(state: State) -> bytes:
         joins=state.joins,
         decided_ns=state.decided_ns,
         lease_token=state.lease_token,
+        let_go=state.let_go,
     )
     for dedup_id in sorted(state.wanted):
         message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
@@ -124,6 +126,7 @@ def _decode_state(message: pb.SequencerState) -> State:
         Force(message.force.request, message.force.node) if message.HasField("force") else None,
         {one.name: _decode_lease(one) for one in message.leases},
         message.lease_token,
+        deque(message.let_go, LET_GO_MAX),
     )
     for session in state.sessions.values():  # By id, so the newest of a name is the last one.
         state.by_name[session.name] = session.id

@@ -279,7 +279,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,7 @@ class SequencerState(_message.Message):
     FORCE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -322,7 +323,8 @@ class SequencerState(_message.Message):
     force: Force
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
     lease_token: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ...) -> None: ...
+    let_go: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")

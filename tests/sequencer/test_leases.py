@@ -23,7 +23,7 @@ from sequencer.lease_commands import (
     RenewLeases,
 )
 from sequencer.outcomes import Expired, Leased, Refused
-from sequencer.state import LEASES_MAX, LEASES_PER_GROUP_MAX, State
+from sequencer.state import LEASES_MAX, LEASES_PER_GROUP_MAX, LET_GO_MAX, State
 from sequencer.state_encoding import decode_state, encode_state
 
 S = 10**9
@@ -72,6 +72,35 @@ def test_what_is_asked_again_by_the_same_id_has_what_it_got() -> None:
     assert encode_state(state) == before
     stranger = AcquireLeases(ask.request, "h3", 10_000, ask.names)
     assert do(state, stranger) == (0, 0)
+
+
+def test_what_is_repeated_when_it_was_let_go_of_gets_nothing_and_a_new_request_does() -> None:
+    state = new_state()
+    ask, other = acquiring("g/q1", "g/q2"), acquiring("g/q3")
+    do(state, ask)
+    do(state, other)
+    release(state, ("g/q1", 1))
+    apply(state, ExpireLeases((IdleLease("g/q3", 3, 0),)))
+    state = decode_state(encode_state(state))
+    assert do(state, ask) == (0, 2)
+    assert do(state, other) == (0,)
+    assert sorted(state.leases) == ["g/q2"]
+    assert do(state, acquiring("g/q1")) == (4,)
+    release(state, ("g/q1", 4))
+    assert do(state, ask) == (0, 2), "whoever had it meanwhile"
+
+
+def test_so_many_requests_that_were_let_go_of_are_known_and_no_more() -> None:
+    state = new_state()
+    first = acquiring("g/q1", "g/q2")
+    do(state, first)
+    release(state, ("g/q1", 1), ("g/q2", 2))
+    for token in range(3, 3 + LET_GO_MAX):
+        assert do(state, first) == (0, 0)
+        do(state, acquiring("g/q1"))
+        release(state, ("g/q1", token))
+    assert len(state.let_go) == LET_GO_MAX
+    assert do(state, first) != (0, 0)
 
 
 def test_only_its_owner_renews_and_releases_it_and_only_by_its_token() -> None:

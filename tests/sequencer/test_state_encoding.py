@@ -120,6 +120,7 @@ def states(draw: st.DrawFn) -> State:
         draw(st.none() | st.builds(Force, st.binary(min_size=16, max_size=16), NAMES)),
         draw(st.dictionaries(NAMES, LEASES, max_size=3)),
         draw(UINT64),
+        deque(draw(st.lists(st.binary(min_size=16, max_size=16), max_size=3))),
     )
     for key in sorted(state.sessions):
         state.by_name[state.sessions[key].name] = key
@@ -165,6 +166,7 @@ def shuffled(state: State, rng: random.Random) -> State:
         state.force,
         dict(mixed(state.leases.items())),
         state.lease_token,
+        deque(state.let_go),
         dict(mixed(state.by_name.items())),
     )
 
