@@ -2,7 +2,7 @@
 
 Law: the same program does the same things in the same order at the same times, whatever the machine does. It
 is for programs that wait for timers and each other only: nothing that comes from a socket, a pipe or another
-thread ends a wait, and what is handed to an executor runs at once, in the loop.
+thread ends a wait, and what is handed to an executor runs in the loop: at once, or after a delay.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class Stuck(RuntimeError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at second 0."""
+    """Begins at second 0. `delay_s` says how long what is handed to an executor waits before it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay_s: Callable[[], float] = lambda: 0.0) -> None:
         self._now = 0.0
+        self._delay_s = delay_s
         super().__init__(_Skipping(self))
 
     def time(self) -> float:
@@ -38,13 +39,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call it now; there is no `executor`."""
+        """Call it, now or later, whether or not it is still waited for; there is no `executor`."""
         del executor
         done: asyncio.Future[T] = self.create_future()
-        try:
-            done.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - raised to whoever awaits it
-            done.set_exception(error)
+
+        def call() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:  # noqa: BLE001 - raised to whoever awaits it
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        if delay_s := self._delay_s():
+            self.call_later(delay_s, call)
+        else:
+            call()
         return done
 
 
@@ -62,7 +74,7 @@ class _Skipping(selectors.SelectSelector):
         return ready
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[Any, Any, T], *, delay_s: Callable[[], float] = lambda: 0.0) -> T:
     """`asyncio.run` in virtual time; `Stuck` if `main` waits for what cannot come."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(delay_s)) as runner:
         return runner.run(main)
