@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from typing import Final
 
 import click
@@ -101,8 +104,10 @@ def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
     for line in text.splitlines():
         if (found := _SAMPLE.fullmatch(line)) is not None:
             labels = dict(_LABEL.findall(found[2]))
-            if {"provider", "host", "queue"} <= labels.keys():
-                yield found[1], labels, float(found[3])
+            with contextlib.suppress(ValueError):
+                value = float(found[3])
+                if {"provider", "host", "queue"} <= labels.keys() and math.isfinite(value):
+                    yield found[1], labels, value
 
 
 def ask(endpoint: str, timeout_s: float) -> str:
@@ -111,19 +116,19 @@ def ask(endpoint: str, timeout_s: float) -> str:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return str(answer.read(_BYTES_MAX).decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         hint = "Is serve_metrics running there?"
         raise RtError("no metrics of that host", where=endpoint, got=str(error)[:200], hint=hint) from error
 
 
 def as_table(rows: Sequence[QueueRow]) -> str:
-    """For people: what is wrong first. Its parts are names of `rt.names`, or ours."""
+    """For people: what is wrong first."""
     head = ["provider", "queue", "owner", "consumers", "behind", "slow", "low", "lag", "pressure"]
     body = [
         [
-            row.provider,
-            row.queue,
-            row.owner or "nobody",
+            escape(row.provider),
+            escape(row.queue),
+            escape(row.owner) or "nobody",
             f"{row.consumers:,}",
             f"{row.behind:,}",
             f"{row.slow:,}",
@@ -134,7 +139,7 @@ def as_table(rows: Sequence[QueueRow]) -> str:
         for row in rows
     ]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    text = [f"  {row.queue}: {problem}" for row in rows for problem in row.problems]
+    text = [escape(f"  {row.queue}: {problem}") for row in rows for problem in row.problems]
     for cells in [head, *body]:
         padded = [
             cell.ljust(width) if at < 3 else cell.rjust(width)

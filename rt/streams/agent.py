@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
+from rt.errors import RtError
 from rt.streams.adapters import HistoryReader, QueueAdapter, QueueGap, QueueRead, QueueReceiver
 from rt.streams.balancing import Fence
 from rt.streams.cache import QueueCache
@@ -32,6 +33,7 @@ from rt.streams.options import StreamOptions
 from rt.streams.registry import QueueRegistry, Stores
 from rt.streams.roster import Roster
 from rt.streams.subscribing import Subscribing
+from rt.streams.turns import Turns
 
 logger = logging.getLogger("rt.streams")
 
@@ -77,14 +79,17 @@ class PullingAgent:
         self._receiver: QueueReceiver
         self._roster: Roster
         self._progress = asyncio.Event()
-        self._turns = asyncio.Semaphore(options.catch_ups_max)
-        self._waiting_turns = 0
+        self.turns = Turns(options.catch_ups_max)
         self._acknowledged: SequenceToken | None = None
         self._is_saving = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._has_failed = False
         self.is_open = False
+        self._stopping: asyncio.Task[None] | None = None
+        self._keeps_books = True
         self._look_for_idle_at = 0.0
+        self._refusals = 0
+        """Times that the queue was to be asked again, one after the other."""
 
     # Life
 
@@ -113,19 +118,24 @@ class PullingAgent:
     async def stop(self, drain_s: float, *, keeps_books: bool = True) -> None:
         """End: let deliveries under way end for up to `drain_s`, then note and acknowledge what was taken.
 
-        Without `keeps_books` nothing is noted or acknowledged. What goes wrong is logged.
+        Without `keeps_books` nothing is noted or acknowledged. What goes wrong is logged. It ends though
+        whoever asked is cancelled; who asks again waits for the same end, and may want it sooner.
         """
-        if not self.is_open:
-            return
-        self.is_open = False
-        deadline = _now() + drain_s
+        self._keeps_books = self._keeps_books and keeps_books
+        if self._stopping is not None:
+            await self._stop_consumers(_now() + drain_s)
+        elif self.is_open:
+            self.is_open = False
+            self._stopping = asyncio.create_task(self._stop(_now() + drain_s))
+        if self._stopping is not None:
+            await asyncio.shield(self._stopping)
+
+    async def _stop(self, deadline: float) -> None:
         await _cancelled(self._tasks)
-        consumers = list(self._roster.served.values())
-        await asyncio.gather(*(consumer.stop(deadline) for consumer in consumers))
+        consumers = await self._stop_consumers(deadline)
         steps: list[Callable[[], Awaitable[None]]] = [self._receiver.close, self._registry.close]
-        if keeps_books and not self._has_failed:
+        if self._keeps_books and not self._has_failed:
             steps.insert(0, self.save)
-        steps += [consumer.close for consumer in consumers]
         for step in steps:
             try:
                 await step()
@@ -133,6 +143,12 @@ class PullingAgent:
                 logger.warning(
                     "agent_stop_failed queue=%s step=%s error=%r", self.queue, step.__name__, error
                 )
+        await _closed(consumers)
+
+    async def _stop_consumers(self, deadline: float) -> list[Consumer]:
+        consumers = [*self._roster.served.values(), *self._roster.leaving]
+        await asyncio.gather(*(consumer.stop(deadline) for consumer in consumers))
+        return consumers
 
     def _start(self) -> SequenceToken | None:
         """Where to read from: what some are still to read again is wanted here as well, and let pass."""
@@ -154,7 +170,8 @@ class PullingAgent:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            await (await opening).close()
+            # Whoever cancels this as well leaves it to the loop.
+            await asyncio.shield(asyncio.ensure_future(_close_opened(opening)))
             raise
 
     def _open_registry(self) -> QueueRegistry:
@@ -182,10 +199,24 @@ class PullingAgent:
             if not (room := self.cache.room):
                 await self._wait_for_room()
                 continue
-            read = await self._receiver.receive(room, self.options.receive_s)
-            if read is not None:
+            if (read := await self._receive(room)) is not None:
                 self._take_in(read)
             await asyncio.sleep(0)
+
+    async def _receive(self, room: int) -> QueueRead | None:
+        """What comes next; None also where the queue says that it is to be asked again."""
+        try:
+            read = await self._receiver.receive(room, self.options.receive_s)
+        except RtError as error:
+            if not error.retriable:
+                raise
+            self._refusals += 1
+            wait_s = self.backoff(self._refusals)
+            logger.warning("queue_refuses queue=%s again_s=%.1f error=%r", self.queue, wait_s, error)
+            await asyncio.sleep(wait_s)
+            return None
+        self._refusals = 0
+        return read
 
     async def _wait_for_room(self) -> None:
         """Send the slow ones off to read for themselves, if they are the fewer; else wait for them."""
@@ -254,8 +285,7 @@ class PullingAgent:
             before = _now()
             if before >= self._look_for_idle_at:
                 self._look_for_idle_at = before + self.options.inactive_s / 10
-                for consumer in self._roster.forget_idle(before, self.options.inactive_s):
-                    await consumer.close()
+                await _closed(self._roster.forget_idle(before, self.options.inactive_s))
             await self.save()
             wait = max(self.options.save_every_s, _SAVE_SHARE * (_now() - before))
 
@@ -265,13 +295,19 @@ class PullingAgent:
             low = self.cache.low()
             if self._registry.low is not None or self.counts.reads:
                 self._roster.note(low)
+            done = self._lacked_from(low)
             if self._registry.is_dirty:
                 await self._registry.commit()
                 self.counts.saves += 1
-            done = min([low, *self._roster.lacking()]) if self.is_rewindable else low
+            # Of what was taken during the commit nothing is durable; and somebody may have gone back.
+            done = min(done, self._lacked_from(self.cache.low()))
             if self._acknowledged is None or done > self._acknowledged:
                 await self._receiver.acknowledge(done)
                 self._acknowledged = done
+
+    def _lacked_from(self, low: SequenceToken) -> SequenceToken:
+        """The first token that a subscription lacks, `low` being that of those in the cache."""
+        return min([low, *self._roster.lacking()]) if self.is_rewindable else low
 
     # What consumers ask for
 
@@ -281,54 +317,46 @@ class PullingAgent:
         return most * self._draw.uniform(0.5, 1.0)
 
     def moved(self, consumer: Consumer, events: int) -> None:
-        """It has taken so many more."""
+        """It has taken so many more. One that is not served any more says nothing of a place."""
         self.counts.delivered += events
-        self._roster.moved[consumer] = None
+        if self._roster.serves(consumer):
+            self._roster.moved[consumer] = None
         self._progress.set()
 
     def fell_behind(self, consumer: Consumer) -> None:
         """It reads for itself."""
         self.counts.catch_ups += 1
-        self._roster.behind[consumer] = None
+        if self._roster.serves(consumer):
+            self._roster.behind[consumer] = None
 
     def caught_up(self, consumer: Consumer) -> None:
         """It is back in the cache; an implicit one needs no record any more."""
         self._roster.behind.pop(consumer, None)
-        self._roster.moved[consumer] = None
-        self._roster.drop_record(consumer)
+        if self._roster.serves(consumer):
+            self._roster.moved[consumer] = None
+            self._roster.drop_record(consumer)
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """One of the places for those who read for themselves; in the order in which they ask."""
-        self._waiting_turns += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self._waiting_turns -= 1
-        try:
-            yield
-        finally:
-            self._turns.release()
-
-    def others_wait(self) -> bool:
-        """Whether somebody waits for such a place."""
-        return self._waiting_turns > 0
+    def closed(self, consumer: Consumer) -> None:
+        """Nothing of it runs any more."""
+        self._roster.leaving.pop(consumer, None)
 
     async def history(self, consumer: Consumer) -> HistoryReader:
         """Read its stream from where it is."""
         return await self._adapter.history(self.queue, consumer.record.stream, consumer.wanted)
 
     async def give_up(self, consumer: Consumer, error: DeliveryFailed) -> None:
-        """Fault it, durably."""
+        """Fault it, durably, if it is this one that is served."""
+        if not self._roster.leave(consumer):
+            return
         self.counts.faults += 1
-        self._roster.leave(consumer)
         self._registry.fault(consumer.record, str(error)[:1000], consumer.wanted)
         await self._registry.commit()
         logger.warning("subscription_faulted stream=%s error=%s", consumer.record.stream, error)
 
     async def unregister(self, consumer: Consumer) -> None:
-        """End it, durably."""
-        self._roster.leave(consumer)
+        """End it, durably, if it is this one that is served."""
+        if not self._roster.leave(consumer):
+            return
         self._known.detach(consumer.record.id)
         self._registry.remove(consumer.record.id)
         await self._registry.commit()
@@ -336,6 +364,15 @@ class PullingAgent:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _close_opened(opening: asyncio.Future[QueueRegistry]) -> None:
+    with contextlib.suppress(Exception):  # It could not be opened: there is nothing to close.
+        await (await opening).close()
+
+
+async def _closed(consumers: Iterable[Consumer]) -> None:
+    await asyncio.gather(*(consumer.close() for consumer in consumers))
 
 
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:

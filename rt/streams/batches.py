@@ -63,10 +63,11 @@ class EventBatch:
         if self.event_indexes is None:
             find = bisect_right if start.event_index else bisect_left
             return find(self.sequence_numbers, start.sequence_number)
-        place = bisect_left(self.sequence_numbers, start.sequence_number)
-        while place < len(self) and self.token(place) < start:
-            place += 1
-        return place
+        first = bisect_left(self.sequence_numbers, start.sequence_number)
+        if not start.event_index:
+            return first
+        last = bisect_right(self.sequence_numbers, start.sequence_number, first)
+        return bisect_left(self.event_indexes, start.event_index, first, last)
 
     def slice(self, start: int, stop: int | None = None) -> EventBatch:
         """Events `start` up to, not including, `stop`, of which there is one at least."""

@@ -6,9 +6,9 @@
           one that has everything stands behind the end, and pins nothing
 
 Laws. Nothing that a cursor stands on, or that lies behind it, leaves the cache: it fills up instead, and
-nothing more is read. It holds `events_max` events at most, and `bytes_max` bytes and one read. Buckets leave
-whole, the oldest first. What every consumer has stays for a while, for those who come back. All of it is
-bookkeeping for one task at a time: no clock, no waiting.
+nothing more is read. It holds `events_max` events at most, if no read brings more than `room`, and
+`bytes_max` bytes and one read. Buckets leave whole, the oldest first. What every consumer has stays for a
+while, for those who come back. All of it is bookkeeping for one task at a time: no clock, no waiting.
 """
 
 from __future__ import annotations
@@ -227,9 +227,10 @@ class QueueCache:
         return min(1.0, max(events / self._events_max, size / self._bytes_max))
 
     def add(self, batches: Iterable[EventBatch], end: SequenceToken) -> list[Cursor]:
-        """Take in what one read brought, all up to `end`, `room` events at most; the cursors it is for.
+        """Take in what one read brought, all up to `end`; the cursors it is for.
 
-        What was read before, and comes again, is left out.
+        It brings `room` events at most, or else a message that carries more. What was read before, and comes
+        again, is left out.
         """
         woken: list[Cursor] = []
         start, self.end = self.end, max(self.end, end)
@@ -239,7 +240,6 @@ class QueueCache:
                 continue
             self.end = max(self.end, new.end)
             woken += self._append(new)
-        assert self.events <= self._events_max, self.events
         return woken
 
     def purge(self) -> int:

@@ -32,6 +32,25 @@ class Unreadable:
     reason: str
 
 
+class Pace:
+    """How many messages to ask for at a time, so that they bring about as many events as there is room for.
+
+    One at first, as nobody knows how many events a message carries; then up to twice as many each time.
+    """
+
+    def __init__(self, split: Split | None) -> None:
+        self._is_even = split is None
+        self._messages = 1
+
+    def messages(self, events_max: int) -> int:
+        """How many, for `events_max` events."""
+        return events_max if self._is_even else min(self._messages, events_max)
+
+    def brought(self, messages: int, events: int, events_max: int) -> None:
+        """So many brought so many."""
+        self._messages = max(1, min(2 * messages, messages * events_max // max(events, 1)))
+
+
 def events_of(batch: MessageBatch, streams: dict[str, StreamId], split: Split | None) -> list[EventBatch]:
     """Its messages by streams. `streams` remembers their names from call to call."""
     if len(streams) > _STREAMS_MAX:

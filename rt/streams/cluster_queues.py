@@ -24,7 +24,7 @@ from rt.log.reader import LogReader, Place
 from rt.net.tls import TLS
 from rt.publisher import Publisher
 from rt.streams.adapters import QueueGap, QueueRead, StreamDirection
-from rt.streams.cluster_events import Split, events_of
+from rt.streams.cluster_events import Pace, Split, events_of
 from rt.streams.cluster_writing import ClusterWriter
 from rt.streams.errors import NotWritable
 from rt.streams.ids import QueueId, SequenceToken, StreamId
@@ -167,6 +167,7 @@ class ClusterReceiver:
         self._directory = cluster.directory
         self._start = start
         self._split = split
+        self._pace = Pace(split)
         self._name = cluster.name
         self._gaps = _Gaps(cluster.stream)
         self._streams: dict[str, StreamId] = {}
@@ -205,11 +206,12 @@ class ClusterReceiver:
     async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
         """What comes next; None after `timeout` seconds without any."""
         await self._look_for_end()
-        batch = await self._subscriber.next_batch(timeout, events_max)
+        batch = await self._subscriber.next_batch(timeout, self._pace.messages(events_max))
         gap = self._gaps.take()
         if batch is None:
             return None if gap is None else QueueRead([], gap.resumed, gap)
         read = events_of(batch, self._streams, self._split)
+        self._pace.brought(len(batch), sum(map(len, read)), events_max)
         if self._is_first:
             self._is_first = False
             read = [cut for each in read if (cut := each.behind(self.start)) is not None]
@@ -244,6 +246,7 @@ class ClusterHistory:
         self._gaps = _Gaps(directory)
         self._start = start
         self._split = split
+        self._pace = Pace(split)
         self._streams: dict[str, StreamId] = {}
         self._directory = directory
         self._stream = stream
@@ -254,11 +257,13 @@ class ClusterHistory:
         if self._reader is None and not await asyncio.to_thread(self._open):
             return QueueRead([], self._start)
         assert self._reader is not None
-        batch = await asyncio.to_thread(self._reader.next_batch, 0.0, events_max)
+        messages = self._pace.messages(events_max)
+        batch = await asyncio.to_thread(self._reader.next_batch, 0.0, messages)
         end = max(self._start, SequenceToken(self._reader.position))
         if batch is None:
             return QueueRead([], end, self._gaps.take())
         read = events_of(batch, self._streams, self._split)
+        self._pace.brought(len(batch), sum(map(len, read)), events_max)
         read = [cut for each in read if (cut := each.behind(self._start)) is not None]
         return QueueRead(read, SequenceToken(batch.end), self._gaps.take())
 

@@ -17,26 +17,32 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeVar
 
 from rt.streams.adapters import HistoryReader, QueueGap
 from rt.streams.batches import EventBatch
 from rt.streams.cache import Cursor, QueueCache
+from rt.streams.catching_up import CatchingUp
 from rt.streams.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
-from rt.streams.ids import SequenceToken
+from rt.streams.ids import SequenceToken, checked_token
 from rt.streams.metrics import QueueCounts
 from rt.streams.observing import DeadLetter, DeadLetters, StreamGap, StreamObserver
 from rt.streams.options import StreamOptions
 from rt.streams.registry import SubscriptionRecord
+from rt.streams.tries import Tries
+from rt.streams.turns import Turns
 
 logger = logging.getLogger("rt.streams")
 
 T = TypeVar("T")
 
-_CANCELLED_S = 5.0
-"""How long a consumer's code may go on when it was cancelled."""
-_NOTHING_NEW_S = 0.05
-"""How long to wait where reading again brought nothing, though there is more to come."""
+_CANCELLED_S: Final = 5.0
+"""How long a consumer's code may go on when it was cancelled, and how long its `on_close` may last."""
+
+
+_CALL: ContextVar[object | None] = ContextVar("rt_streams_call", default=None)
+"""The call of an observer that what runs now was asked for by: it must not be waited for there."""
 
 
 class DeliveryHost(Protocol):
@@ -49,12 +55,14 @@ class DeliveryHost(Protocol):
     options: StreamOptions
     dead_letters: DeadLetters | None
     is_rewindable: bool
+    turns: Turns
+    """The few places for those who read for themselves."""
 
     def backoff(self, attempt: int) -> float:
         """Seconds to wait behind failed try number `attempt`, from 1."""
 
     def moved(self, consumer: Consumer, events: int) -> None:
-        """It has taken so many more."""
+        """It has taken so many more. One that is not served any more says nothing of a place."""
 
     def fell_behind(self, consumer: Consumer) -> None:
         """It reads for itself from now on, so that its place has to be kept apart."""
@@ -62,20 +70,17 @@ class DeliveryHost(Protocol):
     def caught_up(self, consumer: Consumer) -> None:
         """It is back in the cache."""
 
-    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """One of the few places for those who read for themselves."""
-
-    def others_wait(self) -> bool:
-        """Whether somebody waits for such a place."""
+    def closed(self, consumer: Consumer) -> None:
+        """Nothing of it runs any more."""
 
     async def history(self, consumer: Consumer) -> HistoryReader:
         """Read its stream from where it is."""
 
     async def give_up(self, consumer: Consumer, error: DeliveryFailed) -> None:
-        """Fault the subscription, durably. It is ended already."""
+        """Fault the subscription, durably, if this one serves it. It is ended already."""
 
     async def unregister(self, consumer: Consumer) -> None:
-        """End the subscription, durably. It is ended already."""
+        """End the subscription, durably, if this one serves it. It is ended already."""
 
     def fail(self, error: BaseException) -> None:
         """Something broke that is not this consumer's."""
@@ -89,23 +94,22 @@ class Consumer:
     """One subscription while its queue is served here. Its cursor is parked until `seat`."""
 
     __slots__ = (
-        "_attempts",
-        "_failed_at",
-        "_failing_since",
+        "_call",
+        "_catching_up",
+        "_closing",
         "_gaps",
         "_host",
         "_is_begun",
-        "_is_calling",
         "_is_greeted",
         "_is_named",
-        "_is_stopping",
-        "_limit",
         "_task",
         "_went_back_at",
         "cursor",
         "is_behind",
+        "is_stopping",
         "observer",
         "record",
+        "tries",
     )
 
     def __init__(self, host: DeliveryHost, record: SubscriptionRecord, observer: StreamObserver) -> None:
@@ -115,17 +119,18 @@ class Consumer:
         self.cursor: Cursor = host.cache.cursor(record.stream, self)
         self.is_behind = False
         """Whether it reads for itself."""
+        self.is_stopping = False
+        """Whether it is to be handed nothing more."""
+        self.tries = Tries(host.options.batch_events_max)
+        self._catching_up = CatchingUp(host, self)
         self._task: asyncio.Task[None] | None = None
-        self._limit = host.options.batch_events_max
+        self._closing: asyncio.Task[None] | None = None
         self._is_begun = False
         self._is_greeted = False
-        self._is_calling = False
-        self._is_stopping = False
+        self._call: object | None = None
+        """The one that is under way."""
         self._is_named = True
         self._gaps: deque[StreamGap] = deque()
-        self._failed_at: SequenceToken | None = None
-        self._failing_since = 0.0
-        self._attempts = 0
         self._went_back_at: SequenceToken | None = None
         """What it was handed when it answered that it lacks something before."""
 
@@ -141,8 +146,8 @@ class Consumer:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it did not take what it was handed last."""
-        return self._failed_at is not None
+        """Whether it did not take what it was handed last, or cannot be handed anything."""
+        return self.tries.are_failing or self._catching_up.is_failing
 
     def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
         """Stand at `wanted`: in the cache, or else behind it; at once, so that nothing from there on can go.
@@ -153,17 +158,16 @@ class Consumer:
         host, stream = self._host, self.record.stream
         self._is_named = is_named
         if host.cache.covers(stream, wanted):
-            self._leave_history()
-            self._place(wanted)
+            self.join_cache(wanted)
             return
+        self.cursor.park()
+        self.cursor.wanted = wanted
         if host.is_rewindable:
-            self.cursor.park()
-            self.cursor.wanted = wanted
             self._go_behind()
             return
         oldest = host.cache.oldest(stream)
         self.note_gap(QueueGap(wanted, oldest, "the queue cannot be read again"))
-        self._place(oldest)
+        self.join_cache(oldest)
 
     def begin(self) -> None:
         """Hand out from now on."""
@@ -172,7 +176,7 @@ class Consumer:
 
     def wake(self) -> None:
         """There may be something for it."""
-        if self._task is None and self._is_begun and not self._is_stopping:
+        if self._task is None and self._is_begun and not self.is_stopping:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def fall_behind(self) -> None:
@@ -193,10 +197,10 @@ class Consumer:
 
         Its place stays, and stays pinned, until `close`. An observer that asks for it waits for nothing.
         """
-        self._is_stopping = True
-        task = self._task
-        if task is not None and task is not asyncio.current_task():
-            if not self._is_calling:
+        self.is_stopping = True
+        task, call = self._task, self._call
+        if task is not None and (call is None or _CALL.get() is not call):
+            if call is None:
                 task.cancel()
             left = deadline - asyncio.get_running_loop().time()
             if left > 0:
@@ -209,79 +213,49 @@ class Consumer:
                 )
 
     async def close(self) -> None:
-        """Pin nothing more. Behind `stop`."""
+        """Pin nothing more, and tell the observer, once. Behind `stop`; one that hangs is not waited for."""
         self.cursor.close()
+        if self._closing is not None:
+            return
+        self._closing = asyncio.get_running_loop().create_task(self._tell_closed())
+        try:
+            _, late = await asyncio.wait([self._closing], timeout=_CANCELLED_S)
+            if late:
+                self._closing.cancel()
+                logger.error("consumer_not_closed stream=%s observer=%r", self.record.stream, self.observer)
+        finally:
+            self._host.closed(self)
+
+    async def _tell_closed(self) -> None:
         try:
             await self.observer.on_close()
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises; there is nobody left to tell
             logger.warning("consumer_close_failed stream=%s error=%r", self.record.stream, error)
 
-    # The task
+    # Where it stands
 
-    async def _run(self) -> None:
-        try:
-            if not self._is_greeted:
-                await self._greet()
-            while not self._is_stopping:
-                if self.is_behind:
-                    await self._catch_up()
-                    continue
-                batch = self.cursor.take(self._limit)
-                if self._gaps:
-                    batch = await self._before_gap(batch)
-                    if batch is None:
-                        continue
-                if batch is None:
-                    break
-                await self._hand_out(batch)
-        except ConsumerGone:
-            await self._end(self._host.unregister(self), None)
-        except _Ended:
-            pass
-        except Exception as error:  # noqa: BLE001 - the agent stops, and says why
-            self._host.fail(error)
-        finally:
-            self._task = None
+    def join_cache(self, wanted: SequenceToken) -> None:
+        """Stand in the cache, which covers `wanted`, with the gaps that lie between there and its end."""
+        if self.is_behind:
+            self.is_behind = False
+            self._host.caught_up(self)
+        self.cursor.place(wanted)
+        for gap in self._host.gaps:
+            if gap.resumed > wanted:
+                self.note_gap(gap)
 
-    async def _greet(self) -> None:
-        """Ask it where it is, and go there."""
-        last: SequenceToken | None = None
-        while not self._is_greeted:
-            try:
-                last = await self._called(self.observer.last_token())
-                self._is_greeted = True
-            except ConsumerGone:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a consumer raises
-                await self._failed(None, error)
-        self._succeeded()
-        if last is not None and last.next != self.wanted:
-            self._go_to(last.next)
+    def pass_over(self, end: SequenceToken) -> None:
+        """There is nothing for it before `end`."""
+        if end > self.wanted:
+            self._move(end, 0)
 
-    async def _hand_out(self, batch: EventBatch) -> None:
-        """Once; move on if it took them, else wait for the next try."""
-        at = batch.first
-        try:
-            answer = await self._called(self.observer.on_batch(batch))
-            wanted = batch.end if answer is None else answer.next
-            if wanted in {self.wanted, batch.first} or (wanted < self.wanted and at == self._went_back_at):
-                raise DeliveryFailed(
-                    "the consumer answered that it has not got what it was handed", got=answer
-                )
-        except ConsumerGone:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a consumer raises
-            await self._failed(batch, error)
-            return
-        self._succeeded()
-        if wanted < self.wanted:
-            self._went_back_at = at
-            self._go_to(wanted)
-        else:
-            self._went_back_at = None
-            self._move(wanted, len(batch))
+    def _go_behind(self) -> None:
+        if not self.is_behind:
+            self.is_behind = True
+            self._host.fell_behind(self)
+        self.wake()
 
-    def _go_to(self, wanted: SequenceToken) -> None:
+    def go_to(self, wanted: SequenceToken) -> None:
         """To where the consumer says that it is."""
         if wanted < self.wanted:
             self.seat(wanted)
@@ -293,49 +267,125 @@ class Consumer:
         self.cursor.advance(wanted)
         self._host.moved(self, events)
 
-    async def _before_gap(self, batch: EventBatch | None) -> EventBatch | None:
-        """What comes before the next gap; None when that was told instead."""
+    # The task
+
+    async def _run(self) -> None:
+        try:
+            if not self._is_greeted:
+                await self._greet()
+            while not self.is_stopping:
+                if self.is_behind:
+                    await self._catching_up.run()
+                elif (batch := self.cursor.take(self.tries.events)) is not None:
+                    await self.hand_out(batch)
+                elif self._gaps:
+                    await self._tell_gap()
+                else:
+                    break
+        except ConsumerGone:
+            await self._end(self._host.unregister(self), None)
+        except _Ended:
+            pass
+        except Exception as error:  # noqa: BLE001 - the agent stops, and says why
+            self._host.fail(error)
+        finally:
+            self._task = None
+
+    async def _greet(self) -> None:
+        """Ask it where it is, and go there."""
+        while not self._is_greeted and not self.is_stopping:
+            try:
+                last = await self._called(self.observer.last_token())
+                wanted = self.wanted if last is None else checked_token(last).next
+            except ConsumerGone:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a consumer raises
+                await self._failed(None, error)
+                continue
+            self._is_greeted = True
+            self.tries.succeeded()
+            if wanted != self.wanted:
+                self.go_to(wanted)
+
+    async def hand_out(self, batch: EventBatch) -> None:
+        """Tell of the gap that comes first; or else hand out what lies before the next one.
+
+        Move on if that was taken, else wait for the next try, which the caller makes.
+        """
+        if self._gaps:
+            before = batch.place_of(self._gaps[0].resumed)
+            if not before:
+                await self._tell_gap()
+                return
+            batch = batch.slice(0, before)
+        at = batch.first
+        try:
+            answer = await self._called(self.observer.on_batch(batch))
+            wanted = batch.end if answer is None else checked_token(answer).next
+            if wanted in {self.wanted, at} or (wanted < self.wanted and at == self._went_back_at):
+                raise DeliveryFailed(
+                    "the consumer answered that it has not got what it was handed", got=answer
+                )
+        except ConsumerGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a consumer raises
+            await self._failed(batch, error)
+            return
+        self.tries.succeeded()
+        if wanted < self.wanted:
+            self._went_back_at = at
+            self.go_to(wanted)
+        else:
+            self._went_back_at = None
+            self._move(wanted, len(batch))
+
+    async def tell_gaps(self, end: SequenceToken) -> None:
+        """Of those before `end`."""
+        while self._gaps and self._gaps[0].resumed <= end and not self.is_stopping:
+            await self._tell_gap()
+
+    async def _tell_gap(self) -> None:
+        """Of the next one. What the consumer does not hear is told again, as events are handed out again."""
         gap = self._gaps[0]
-        if batch is not None and (place := batch.place_of(gap.resumed)):
-            return batch.slice(0, place)
-        self._gaps.popleft()
-        self._host.counts.gaps_told += 1
         try:
             await self._called(self.observer.on_gap(gap))
         except ConsumerGone:
             raise
-        except Exception as error:  # noqa: BLE001 - it was told
+        except Exception as error:  # noqa: BLE001 - whatever a consumer raises
+            is_over = await self._failed(None, error)
+            if not is_over or self._host.dead_letters is None:
+                return
             logger.warning("gap_not_taken stream=%s error=%r", gap.stream, error)
-        return None
+        else:
+            self.tries.succeeded()
+        self._gaps.popleft()
+        self._host.counts.gaps_told += 1
 
     # Failures
 
-    def _succeeded(self) -> None:
-        self._failed_at = None
-        self._limit = min(2 * self._limit, self._host.options.batch_events_max)
+    async def _failed(self, batch: EventBatch | None, error: Exception) -> bool:
+        """Wait for the next try, which is of one event; or decide what becomes of that.
 
-    async def _failed(self, batch: EventBatch | None, error: Exception) -> None:
-        """Wait for the next try, which is of one event; or decide what becomes of that."""
-        now = asyncio.get_running_loop().time()
+        Whether it was tried for long enough.
+        """
+        host = self._host
         at = self.wanted if batch is None else batch.first
-        if self._failed_at != at:
-            self._failed_at, self._failing_since, self._attempts = at, now, 0
-        self._attempts += 1
-        self._limit = 1
-        self._host.counts.failures += 1
+        is_over = self.tries.failed(at, asyncio.get_running_loop().time()) >= host.options.deliver_for_s
+        host.counts.failures += 1
         logger.info("delivery_failed stream=%s token=%s error=%r", self.record.stream, at, error)
-        is_over = now - self._failing_since >= self._host.options.deliver_for_s
-        if is_over and (batch is None or len(batch) == 1) and await self._decided(batch, at, error):
-            return
-        await asyncio.sleep(self._host.backoff(self._attempts))
+        if self.is_stopping:
+            return False
+        is_over = is_over and (batch is None or len(batch) == 1)
+        if not (is_over and await self._decided(batch, at, error)):
+            await asyncio.sleep(host.backoff(self.tries.count))
+        return is_over
 
     async def _decided(self, batch: EventBatch | None, at: SequenceToken, cause: Exception) -> bool:
         """Whether the event is dealt with, by policy, so that the consumer goes on behind it."""
         host = self._host
+        what = "an event" if batch is not None else "a gap" if self._is_greeted else "where it is"
         failed = DeliveryFailed(
-            "a consumer does not take an event"
-            if batch is not None
-            else "a consumer does not say where it is",
+            f"a consumer does not {'take' if self._is_greeted else 'say'} {what}",
             where=f"{self.record.stream}, token {at}",
             got=f"{type(cause).__name__}: {cause}"[:500],
         )
@@ -354,28 +404,34 @@ class Consumer:
             return False
         host.counts.dead_letters += 1
         self._move(batch.end, 0)
-        self._failed_at = None
+        self.tries.passed_over()
         await self._tell(failed)
         return True
 
     async def _tell(self, error: StreamError) -> None:
         try:
             await self._called(self.observer.on_error(error))
+        except ConsumerGone:
+            raise
         except Exception as failure:  # noqa: BLE001 - it was told
             logger.warning("error_not_taken stream=%s error=%r", self.record.stream, failure)
 
     async def _end(self, ending: Awaitable[None], told: StreamError | None) -> None:
         """The cursor is closed before anything is waited for, so that nothing stays pinned."""
-        self._is_stopping = True
-        self._leave_history()
+        self.is_stopping = True
+        if self.is_behind:
+            self.is_behind = False
+            self._host.caught_up(self)
         self.cursor.close()
         await ending
         if told is not None:
-            await self._tell(told)
+            with contextlib.suppress(ConsumerGone):  # It is gone already.
+                await self._tell(told)
         await self.close()
 
     async def _called(self, call: Awaitable[T]) -> T:
-        self._is_calling = True
+        self._call = object()
+        token = _CALL.set(self._call)
         task = asyncio.current_task()
         try:
             return await call
@@ -384,74 +440,5 @@ class Consumer:
                 raise
             raise DeliveryFailed("the consumer's own task was cancelled") from None
         finally:
-            self._is_calling = False
-
-    # Reading for itself
-
-    def _go_behind(self) -> None:
-        if not self.is_behind:
-            self.is_behind = True
-            self._host.fell_behind(self)
-        self.wake()
-
-    def _place(self, wanted: SequenceToken) -> None:
-        """In the cache, with the gaps that lie between there and its end."""
-        self.cursor.place(wanted)
-        for gap in self._host.gaps:
-            if gap.resumed > wanted:
-                self.note_gap(gap)
-
-    def _leave_history(self) -> None:
-        if self.is_behind:
-            self.is_behind = False
-            self._host.caught_up(self)
-
-    def _has_joined(self) -> bool:
-        """Back into the cache, if that has all from here on."""
-        if not self._host.cache.covers(self.record.stream, self.wanted):
-            return False
-        self._place(self.wanted)
-        self._leave_history()
-        return True
-
-    async def _catch_up(self) -> None:
-        """Until the cache has what comes next, or others want to read."""
-        async with self._host.turn():
-            if self._has_joined():
-                return
-            reader = await self._host.history(self)
-            try:
-                while not self._is_stopping and not self._has_joined():
-                    if not await self._read_on(reader) or self._host.others_wait():
-                        return
-            finally:
-                await reader.close()
-
-    async def _read_on(self, reader: HistoryReader) -> bool:
-        """Hand out what one read brings; False if the reader is not where the consumer is."""
-        before = self.wanted
-        read = await reader.read(self._host.options.catch_up_events)
-        if read.gap is not None:
-            self.note_gap(read.gap)
-        for batch in read.batches:
-            rest = batch.behind(self.wanted)
-            while rest is not None:
-                if self._is_stopping:
-                    return False
-                at = self.wanted
-                part: EventBatch | None = rest.slice(0, self._limit)
-                if self._gaps:
-                    part = await self._before_gap(part)
-                if part is None:
-                    continue
-                await self._hand_out(part)
-                if self.wanted < at or not self.is_behind:
-                    return False
-                rest = rest.behind(self.wanted)
-        while self._gaps and self._gaps[0].resumed <= read.end:
-            await self._before_gap(None)
-        if read.end > self.wanted:
-            self._move(read.end, 0)
-        if self.wanted == before:
-            await asyncio.sleep(_NOTHING_NEW_S)
-        return True
+            self._call = None
+            _CALL.reset(token)

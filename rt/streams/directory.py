@@ -41,6 +41,10 @@ class Consumers:
         """It is over."""
         self._attached.pop(subscription_id, None)
 
+    def has_pattern(self, name: str) -> bool:
+        """Whether there is an implicit subscription of that name here."""
+        return name in self._patterns
+
     def patterns_of(self, stream: StreamId) -> list[str]:
         """The implicit subscriptions that a stream has."""
         return [name for name, (pattern, _) in self._patterns.items() if pattern.fullmatch(stream.topic)]

@@ -6,27 +6,30 @@ What decides where a stream lies is a hash that is the same in every process, ma
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import operator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
 RING_BITS: Final = 32
 RING_SIZE: Final = 2**RING_BITS
+NUMBER_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StreamId:
     """A logical stream. `namespace` holds no '/'; `key` is any text.
 
-    Without a namespace the key has no '/' behind its first character: it would be another stream's topic.
+    Without a namespace a key has no '/', but if it begins with one: else it would be another stream's topic.
     """
 
     namespace: str
     key: str
 
     def __post_init__(self) -> None:
-        if "/" in self.namespace or (not self.namespace and "/" in self.key[1:]):
+        if "/" in self.namespace or (not self.namespace and self.key.find("/") > 0):
             raise ValueError(
                 f"namespace={self.namespace!r}, key={self.key!r}: the first '/' ends a namespace"
             )
@@ -78,6 +81,16 @@ class SequenceToken(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.sequence_number}.{self.event_index}" if self.event_index else str(self.sequence_number)
+
+
+def checked_token(token: object) -> SequenceToken:
+    """A token that came from outside. `ValueError` if no event, and no queue's end, has such a place."""
+    if isinstance(token, SequenceToken):
+        with contextlib.suppress(TypeError):
+            number, index = map(operator.index, token)
+            if 0 <= number <= NUMBER_MAX and 0 <= index <= NUMBER_MAX:
+                return SequenceToken(number, index)
+    raise ValueError(f"{token!r:.200}: a SequenceToken of numbers from 0 to 2^63 - 1 is wanted")
 
 
 class StartPosition(enum.Enum):

@@ -8,6 +8,7 @@ started again, after a wait that grows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class PullingManager:
         self._drain_s = drain_s
         self._places = {queue: _Place() for queue in queues}
         self._changed = asyncio.Event()
-        """Set, and another one, when an agent was started or has ended."""
+        """Set, and another one, when who serves may have changed."""
         self._following: list[asyncio.Task[None]] = []
 
     # What the balancer calls
@@ -74,6 +75,7 @@ class PullingManager:
             if queue not in owned:
                 place.closed_to = None
             place.woken.set()
+        self._tell_changed()
 
     async def release(self, queue: QueueId) -> None:
         """Drain, flush, end."""
@@ -112,6 +114,7 @@ class PullingManager:
         await asyncio.gather(
             *(self._end(place, self._drain_s, keeps_books=True) for place in self._places.values())
         )
+        self._tell_changed()
 
     def agent(self, queue: QueueId) -> PullingAgent | None:
         """Who serves the queue here; None: nobody."""
@@ -124,7 +127,7 @@ class PullingManager:
         return [agent for queue in self._places if (agent := self.agent(queue)) is not None]
 
     async def changed(self) -> None:
-        """Wait until an agent was started or has ended."""
+        """Wait until an agent was started or has ended, or is to be, or not."""
         await self._changed.wait()
 
     def status(self) -> list[tuple[QueueStatus, QueueCounts]]:
@@ -142,12 +145,15 @@ class PullingManager:
     async def _follow(self, queue: QueueId, place: _Place) -> None:
         while True:
             try:
-                async with asyncio.timeout_at(self._next_try(queue, place)):
-                    await place.woken.wait()
-            except TimeoutError:
-                pass
-            place.woken.clear()
-            await self._settle(queue, self._balancer.my_queues().get(queue))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._next_try(queue, place)):
+                        await place.woken.wait()
+                place.woken.clear()
+                await self._settle(queue, self._balancer.my_queues().get(queue))
+            except Exception:
+                logger.exception("queue_not_followed queue=%s again_s=%g", queue, _AGAIN_MAX_S)
+                await asyncio.sleep(_AGAIN_MAX_S)
+                place.woken.set()
 
     async def _settle(self, queue: QueueId, fence: Fence | None) -> None:
         """Have an agent of that fence, or none."""
@@ -174,9 +180,12 @@ class PullingManager:
             place.starting = asyncio.create_task(agent.start())
             try:
                 await asyncio.wait([place.starting])
+            except asyncio.CancelledError:
+                place.starting.cancel()
+                await asyncio.wait([place.starting])
+                raise
             finally:
                 starting, place.starting = place.starting, None
-                starting.cancel()
             if starting.cancelled() or (error := starting.exception()) is not None:
                 place.agent = None
                 if not starting.cancelled() and error is not None:
@@ -187,11 +196,11 @@ class PullingManager:
 
     async def _end(self, place: _Place, drain_s: float, *, keeps_books: bool) -> None:
         async with place.changing:
-            agent, place.agent = place.agent, None
-            place.failed = None
+            agent, place.failed = place.agent, None
             if agent is None:
                 return
             await agent.stop(drain_s, keeps_books=keeps_books)
+            place.agent = None
             logger.info("agent_ended queue=%s fence=%d", agent.queue, agent.fence)
         self._tell_changed()
 

@@ -1,18 +1,20 @@
 """Queues in memory: for tests, and for streams within a process.
 
-An event is gone when it was acknowledged; nothing outlives the process.
+An event is gone when it was acknowledged; nothing outlives the process. Its number is above those of
+processes before, by the clock: books that outlive them never take a new event for an old one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 from rt.errors import Overloaded
-from rt.streams.adapters import HistoryReader, QueueRead, StreamDirection
+from rt.streams.adapters import HistoryReader, QueueGap, QueueRead, StreamDirection
 from rt.streams.batches import EventBatch
 from rt.streams.errors import NotRewindable
 from rt.streams.ids import QueueId, SequenceToken, StreamId
@@ -23,15 +25,26 @@ EVENTS_MAX: Final = 16_384
 
 
 class MemoryQueues:
-    """`count` queues. Factory and adapter in one, which hosts within a process may share."""
+    """`count` queues. Factory and adapter in one, which hosts within a process may share.
+
+    Events are numbered from `first` on; by default, from the microseconds since 1970.
+    """
 
     name: Final = "memory"
     is_rewindable: Final = False
     direction: Final = StreamDirection.READ_WRITE
 
-    def __init__(self, count: int = 8, *, prefix: str = "memory", events_max: int = EVENTS_MAX) -> None:
+    def __init__(
+        self,
+        count: int = 8,
+        *,
+        prefix: str = "memory",
+        events_max: int = EVENTS_MAX,
+        first: int | None = None,
+    ) -> None:
         self.mapper: QueueMapper = HashRingQueueMapper(count, prefix)
-        self._queues = {queue: _Queue(queue, events_max) for queue in self.mapper.queues}
+        start = time.time_ns() // 1000 if first is None else first
+        self._queues = {queue: _Queue(queue, events_max, start) for queue in self.mapper.queues}
 
     async def adapter(self) -> MemoryQueues:
         """Itself."""
@@ -54,14 +67,14 @@ class MemoryQueues:
 
 
 class _Queue:
-    """Batches that are not acknowledged; event i of the queue's life has the sequence number i."""
+    """Batches that are not acknowledged; event i of the queue's life has the number `first` + i."""
 
-    def __init__(self, queue: QueueId, events_max: int) -> None:
+    def __init__(self, queue: QueueId, events_max: int, first: int) -> None:
         self.queue = queue
         self.events_max = events_max
         self.batches: deque[EventBatch] = deque()
-        self.start = 0
-        self.end = 0
+        self.start = first
+        self.end = first
         self.grown = asyncio.Event()
         """Set, and another one, when something was appended."""
 
@@ -88,8 +101,12 @@ class MemoryReceiver:
 
     def __init__(self, queue: _Queue, start: SequenceToken | None) -> None:
         self._queue = queue
-        self._at = SequenceToken(queue.start) if start is None else max(start, SequenceToken(queue.start))
+        oldest = SequenceToken(queue.start)
+        self._at = oldest if start is None else max(start, oldest)
         self.start = self._at
+        self._gap: QueueGap | None = None
+        if start is not None and start < oldest:
+            self._gap = QueueGap(start, oldest, "what was in memory went with its process")
 
     @property
     def known_end(self) -> SequenceToken:
@@ -115,6 +132,9 @@ class MemoryReceiver:
         """Nothing is to be let go of."""
 
     def _read(self, events_max: int) -> QueueRead | None:
+        if self._gap is not None:
+            gap, self._gap = self._gap, None
+            return QueueRead([], gap.resumed, gap)
         taken: list[EventBatch] = []
         for batch in self._queue.batches:
             if events_max <= 0:

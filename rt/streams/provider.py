@@ -158,6 +158,7 @@ class StreamProvider:
         self._adapter: QueueAdapter | None = None
         self._manager: PullingManager | None = None
         self._is_closed = False
+        self._stopping: asyncio.Task[None] | None = None
 
     # Consumers
 
@@ -183,7 +184,11 @@ class StreamProvider:
     async def start(self) -> None:
         """Begin to serve what the balancer gives. Once."""
         self._require_not_started("start")
-        self._adapter = await self._factory.adapter()
+        adapter = await self._factory.adapter()
+        if self._is_closed:
+            await adapter.close()
+        self._require_not_started("start")
+        self._adapter = adapter
         if self._adapter.direction is not StreamDirection.WRITE_ONLY:
             queues = self._factory.mapper.queues
             self._manager = PullingManager(self._balancer, queues, self._agent, drain_s=self.options.drain_s)
@@ -191,10 +196,16 @@ class StreamProvider:
             await self._balancer.start(self._factory.mapper)
 
     async def stop(self) -> None:
-        """Give every queue up in peace: drain, note, acknowledge, release. Twice is allowed."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Give every queue up in peace: drain, note, acknowledge, release.
+
+        Twice is allowed, and waits for the same end, which comes though whoever asked is cancelled.
+        """
+        if self._stopping is None:
+            self._is_closed = True
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         try:
             if self._manager is not None:
                 try:

@@ -41,6 +41,8 @@ class Roster:
         """Those that read for themselves."""
         self.moved: dict[Consumer, None] = {}
         """Those that the books do not know the place of."""
+        self.leaving: dict[Consumer, None] = {}
+        """Those that are not served any more, and not closed yet."""
         self.unattended: dict[str, None] = {}
         """Recorded, not faulted, and nobody here to consume."""
 
@@ -65,13 +67,22 @@ class Roster:
         gone: list[Consumer] = []
         for stream, met in list(self.streams.items()):
             is_quiet = now - met.seen_at >= inactive_s
-            if is_quiet and all(each.record.is_implicit and each.is_idle for each in met.consumers):
+            if is_quiet and all(self._may_forget(each) for each in met.consumers):
                 gone += met.consumers
                 del self.streams[stream]
         for consumer in gone:
             self.leave(consumer)
             consumer.cursor.close()
         return gone
+
+    def _may_forget(self, consumer: Consumer) -> bool:
+        """Whether it has everything, and the books say so: it comes back behind what was read by then."""
+        return (
+            consumer.record.is_implicit
+            and consumer.is_idle
+            and consumer not in self.moved
+            and self._registry.place(consumer.record.id) is None
+        )
 
     def _stream(self, stream: StreamId, now: float) -> Met:
         met = self.streams.get(stream)
@@ -123,15 +134,22 @@ class Roster:
         self.moved[consumer] = None
         return consumer
 
-    def leave(self, consumer: Consumer) -> None:
-        """Not served any more; its cursor is closed already, or will be."""
-        if self.served.get(consumer.record.id) is consumer:
+    def serves(self, consumer: Consumer) -> bool:
+        """Whether it is the one by whom its subscription is served; not once it was resumed, or has ended."""
+        return self.served.get(consumer.record.id) is consumer
+
+    def leave(self, consumer: Consumer) -> bool:
+        """Not served any more; its cursor is closed already, or will be. Whether it was served."""
+        was_served = self.serves(consumer)
+        if was_served:
             del self.served[consumer.record.id]
+        self.leaving[consumer] = None
         self.behind.pop(consumer, None)
         self.moved.pop(consumer, None)
         met = self.streams.get(consumer.record.stream)
         if met is not None and consumer in met.consumers:
             met.consumers.remove(consumer)
+        return was_served
 
     def drop_record(self, consumer: Consumer) -> None:
         """An implicit one comes by itself, with its place, unless it reads for itself."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
-from rt.streams.delivery import DeliveryHost
+from rt.streams.delivery import Consumer, DeliveryHost
 from rt.streams.directory import Consumers
 from rt.streams.errors import NoSuchSubscription, NotRewindable, StreamError
-from rt.streams.ids import SequenceToken, StartPosition, StreamId
+from rt.streams.ids import SequenceToken, StartPosition, StreamId, checked_token
 from rt.streams.observing import StreamObserver
 from rt.streams.registry import QueueRegistry, SubscriptionRecord
 from rt.streams.roster import Roster
@@ -25,6 +26,8 @@ class Subscribing:
         self._roster = roster
         self._registry = registry
         self._known = known
+        self._resuming: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._dismissing: set[asyncio.Future[None]] = set()
 
     async def subscribe(
         self,
@@ -35,7 +38,7 @@ class Subscribing:
     ) -> str:
         """The new subscription's id. Where the books cannot be written there is none."""
         record = SubscriptionRecord(uuid4().hex, stream, consumer)
-        is_named = isinstance(start, SequenceToken)
+        is_named = not isinstance(start, StartPosition)
         served = self._roster.serve(
             record, observer, self._start_of(stream, start), _now(), is_named=is_named
         )
@@ -47,8 +50,9 @@ class Subscribing:
             self._roster.leave(served)
             await served.close()
             raise
-        self._known.attach(record.id, observer)
-        served.begin()
+        if self._roster.serves(served):
+            self._known.attach(record.id, observer)
+            served.begin()
         return record.id
 
     async def resume(
@@ -56,14 +60,22 @@ class Subscribing:
     ) -> None:
         """Go on with another observer, from `start`, else from where it was; a fault is taken back.
 
-        `NoSuchSubscription`, `NotRewindable`: nothing has changed.
+        `NoSuchSubscription`, `NotRewindable`, `ValueError`: nothing has changed. Those who ask at once are
+        served one after the other.
         """
+        resuming = self._resuming.setdefault(subscription_id, asyncio.Lock())
+        async with resuming:
+            await self._resume(subscription_id, observer, start)
+
+    async def _resume(
+        self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
+    ) -> None:
         before = self._roster.served.get(subscription_id)
         record = self._registry.record(subscription_id) if before is None else before.record
         if record is None:
             raise NoSuchSubscription("no such subscription", got=subscription_id)
         if start is not None:
-            self._start_of(record.stream, start)
+            start = self._start_of(record.stream, start)
         place = self._registry.place(record.id) if before is None else before.wanted
         whole = SubscriptionRecord(record.id, record.stream, record.consumer, record.pattern)
         served = self._roster.serve(whole, observer, start or place or self._host.cache.low(), _now())
@@ -71,33 +83,34 @@ class Subscribing:
         try:
             if before is not None:
                 self._roster.leave(before)
-                await before.stop(_now() + self._host.options.drain_s)
-                if start is None and before.wanted > served.wanted:
-                    served.cursor.advance(before.wanted)
-                await before.close()
-            self._registry.put(whole, served.wanted)
-            self._roster.drop_record(served)
+                await self._dismiss(before)
+                if start is None and self._roster.serves(served) and before.wanted != served.wanted:
+                    served.go_to(before.wanted)
+            if self._roster.serves(served):
+                self._registry.put(whole, served.wanted)
+                self._roster.drop_record(served)
             await self._registry.commit()
         finally:
             served.begin()
+        if not self._roster.serves(served):
+            raise NoSuchSubscription("the subscription ended while it was resumed", got=subscription_id)
 
     async def unsubscribe(self, subscription_id: str) -> None:
         """End it; nothing if there is none. A call of its observer under way is waited for.
 
-        An implicit one is not ended: `StreamError`.
+        An implicit one is not ended, if this host has its pattern: `StreamError`.
         """
         consumer = self._roster.served.get(subscription_id)
         record = self._registry.record(subscription_id) if consumer is None else consumer.record
-        if record is not None and record.is_implicit:
+        if record is not None and record.pattern is not None and self._known.has_pattern(record.pattern):
             hint = "Let the consumer raise ConsumerGone, or leave the pattern out."
             raise StreamError("an implicit subscription is there as its pattern is", got=record, hint=hint)
-        if consumer is not None:
-            self._roster.leave(consumer)
-            await consumer.stop(_now() + self._host.options.drain_s)
-            await consumer.close()
         self._roster.unattended.pop(subscription_id, None)
         self._known.detach(subscription_id)
         self._registry.remove(subscription_id)
+        if consumer is not None:
+            self._roster.leave(consumer)
+            await self._dismiss(consumer)
         await self._registry.commit()
 
     def found(self, stream: StreamId) -> list[SubscriptionRecord]:
@@ -106,13 +119,25 @@ class Subscribing:
         records.update((each.record.id, each.record) for each in self._roster.served.values())
         return [record for record in records.values() if record.stream == stream]
 
+    async def _dismiss(self, consumer: Consumer) -> None:
+        """Wait for a call under way, for a time, and let its place go, though whoever asked is cancelled."""
+
+        async def dismissed() -> None:
+            await consumer.stop(_now() + self._host.options.drain_s)
+            await consumer.close()
+
+        work = asyncio.ensure_future(dismissed())
+        self._dismissing.add(work)
+        work.add_done_callback(self._dismissing.discard)
+        await asyncio.shield(work)
+
     def _start_of(self, stream: StreamId, start: SequenceToken | StartPosition) -> SequenceToken:
         cache, is_rewindable = self._host.cache, self._host.is_rewindable
         if start is StartPosition.LATEST:
             return cache.end
         if start is StartPosition.EARLIEST_AVAILABLE:
             return SequenceToken(0) if is_rewindable else cache.oldest(stream)
-        assert isinstance(start, SequenceToken)
+        start = checked_token(start)
         if not is_rewindable and not cache.covers(stream, start):
             wanted = f"{cache.oldest(stream)} or later"
             raise NotRewindable("the queue cannot be read again", where=stream, got=start, wanted=wanted)

@@ -20,7 +20,7 @@ def test_the_example_of_readme_hands_out_what_is_published(capsys: pytest.Captur
     assert asyncio.iscoroutinefunction(names["serve"])
 
     async def main() -> None:
-        provider = StreamProvider("pricing", MemoryQueues(1))
+        provider = StreamProvider("pricing", MemoryQueues(1, first=0))
         provider.implicit("pricing", "trades/*", names["Pricing"])
         async with provider:
             await provider.stream("trades", "AAPL").publish([b"12.50"])
