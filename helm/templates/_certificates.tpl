@@ -38,13 +38,13 @@ host names, and never a wildcard, with which one node could pose as another.
 {{- dict "dns" (concat $dns $root.Values.tls.extraDnsNames | uniq) "ips" (concat $ips $root.Values.tls.extraIPAddresses | uniq) | toJson -}}
 {{- end -}}
 
-{{/* {"wanted": [{secret, role, name, dedup, dns, ips}]} as JSON */}}
+{{/* {"wanted": [{secret, role, name, dedup, lease, dns, ips}]} as JSON */}}
 {{- define "rt.wanted" -}}
 {{- $full := include "rt.fullname" . -}}
 {{- $wanted := list -}}
 {{- range $ordinal := until (int .Values.replicaCount) -}}
 {{- $names := include "rt.nodeNames" (dict "root" $ "ordinal" $ordinal) | fromJson -}}
-{{- $wanted = append $wanted (dict "secret" (printf "%s-%d" (include "rt.tlsPrefix" $) $ordinal) "role" "node" "name" (printf "%s-%d" $full $ordinal) "dedup" (list) "dns" $names.dns "ips" $names.ips) -}}
+{{- $wanted = append $wanted (dict "secret" (printf "%s-%d" (include "rt.tlsPrefix" $) $ordinal) "role" "node" "name" (printf "%s-%d" $full $ordinal) "dedup" (list) "lease" (list) "dns" $names.dns "ips" $names.ips) -}}
 {{- end -}}
 {{- $clients := .Values.tls.clients -}}
 {{- if .Values.tests.enabled -}}
@@ -52,10 +52,13 @@ host names, and never a wildcard, with which one node could pose as another.
 {{- end -}}
 {{- range $client := $clients -}}
 {{- $secret := default (printf "%s-client-%s" $full $client.name) $client.secret -}}
-{{- $wanted = append $wanted (dict "secret" $secret "role" $client.role "name" $client.name "dedup" (default list $client.dedupIds) "dns" (list) "ips" (list)) -}}
+{{- $wanted = append $wanted (dict "secret" $secret "role" $client.role "name" $client.name "dedup" (default list $client.dedupIds) "lease" (default list $client.leases) "dns" (list) "ips" (list)) -}}
 {{- end -}}
 {{- $secrets := list -}}
 {{- range $wanted -}}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$" .secret) -}}
+{{- fail (printf "tls.clients: no Secret can be called %s: give that client a secret." .secret) -}}
+{{- end -}}
 {{- if has .secret $secrets -}}
 {{- fail (printf "tls.clients: two certificates for the Secret %s: give one of them another secret." .secret) -}}
 {{- end -}}

@@ -4,6 +4,14 @@
 {{- if not (has (int $values.replicaCount) (list 1 3 5 7)) -}}
 {{- fail (printf "replicaCount: a stream has 1, 3, 5 or 7 nodes, not %v: an even one survives no more than the next smaller." $values.replicaCount) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "rt.fullname" .)) -}}
+{{- fail (printf "fullnameOverride: the name %s cannot be a service's: a letter, then letters, digits and dashes." (include "rt.fullname" .)) -}}
+{{- end -}}
+{{- $spare := div (sub (int $values.replicaCount) 1) 2 | int -}}
+{{- $most := $values.podDisruptionBudget.maxUnavailable -}}
+{{- if and $values.podDisruptionBudget.enabled (gt $spare 0) (not (kindIs "string" $most)) (gt (int $most) $spare) -}}
+{{- fail (printf "podDisruptionBudget.maxUnavailable: the stream stands still without more than %d of its nodes." $spare) -}}
+{{- end -}}
 {{- if and $values.persistence.existingClaim (gt (int $values.replicaCount) 1) -}}
 {{- fail "persistence.existingClaim: nodes share no volume: it goes with replicaCount=1 only." -}}
 {{- end -}}
@@ -14,8 +22,14 @@
 {{- fail "tls.ca: secret or configMap, not both." -}}
 {{- end -}}
 {{- range $values.tls.clients -}}
+{{- if eq (lower .name) "ca" -}}
+{{- fail (printf "tls.clients: %s is the name of the CA's own files: take another." .name) -}}
+{{- end -}}
 {{- if and .dedupIds (ne .role "publisher") -}}
 {{- fail (printf "tls.clients: only publishers have dedup ids, and %s is a %s." .name .role) -}}
+{{- end -}}
+{{- if and .leases (eq .role "operator") -}}
+{{- fail (printf "tls.clients: only publishers and subscribers hold leases, and %s is an %s." .name .role) -}}
 {{- end -}}
 {{- end -}}
 {{- $external := $values.externalAccess -}}
@@ -39,6 +53,12 @@
 {{- if gt (add (int $values.preStopSeconds) 20) (int $values.terminationGracePeriodSeconds) -}}
 {{- fail "terminationGracePeriodSeconds: at least preStopSeconds and 20, which a node may take to stop." -}}
 {{- end -}}
+{{- $set := splitList " " "stream name directory members ca cert key bootstrap data_port raft_port rest_port health_port log_level log_format roll_bytes roll_minutes archive_time_minutes archive_limit archive_disk_percent archive_hold_limit" -}}
+{{- range $key, $_ := $values.config.extra -}}
+{{- if has $key $set -}}
+{{- fail (printf "config.extra.%s: the chart sets it itself, by a value of its own." $key) -}}
+{{- end -}}
+{{- end -}}
 {{- $ports := list -}}
 {{- range $name := list "data" "raft" "rest" "health" -}}
 {{- $port := int (get $values.ports $name) -}}
@@ -47,11 +67,24 @@
 {{- end -}}
 {{- $ports = append $ports $port -}}
 {{- end -}}
-{{- $installed := lookup "apps/v1" "StatefulSet" (include "rt.namespace" .) (include "rt.fullname" .) -}}
-{{- if $installed -}}
-{{- $now := int $installed.spec.replicas -}}
-{{- if not (has $now (list 0 1 (int $values.replicaCount))) -}}
+{{- $installed := lookup "v1" "ConfigMap" (include "rt.namespace" .) (printf "%s-config" (include "rt.fullname" .)) -}}
+{{- include "rt.installedChecks" (dict "root" . "settings" (dig "data" "node.toml" "" $installed)) -}}
+{{- end -}}
+
+{{/*
+What an upgrade may not change: {root, settings: node.toml as it is installed, or ""}. Members are counted there, for
+a StatefulSet may be scaled down for a while. GitOps tools, which have no lookup, are not warned: the nodes refuse it.
+*/}}
+{{- define "rt.installedChecks" -}}
+{{- $values := .root.Values -}}
+{{- if and .settings (not $values.existingConfigMap) -}}
+{{- $now := regexFindAll "(?m)^\\[members\\." .settings -1 | len -}}
+{{- if not (has $now (list 1 (int $values.replicaCount))) -}}
 {{- fail (printf "replicaCount: this stream has %d nodes and cannot be changed to %d; only a stream of one node grows." $now (int $values.replicaCount)) -}}
+{{- end -}}
+{{- $stream := printf "stream = %s" (include "rt.stream" .root | toJson) -}}
+{{- if not (hasPrefix (printf "%s\n" $stream) .settings) -}}
+{{- fail (printf "stream: the volumes belong to %s and cannot be changed to %s: install another release." (regexFind "stream = .*" .settings) $stream) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -10,6 +10,17 @@ spec:
       {{- include "rt.selector" (dict "root" . "component" "node") | nindent 6 }}
 {{- end -}}
 
+{{/* To where names are looked up: policies see the port behind a service, which is 5353 on OpenShift. */}}
+{{- define "rt.dnsEgress" -}}
+- ports:
+    {{- range $port := list 53 5353 }}
+    - port: {{ $port }}
+      protocol: UDP
+    - port: {{ $port }}
+      protocol: TCP
+    {{- end }}
+{{- end -}}
+
 {{- define "rt.networkPolicy" -}}
 {{- $nodes := include "rt.selector" (dict "root" . "component" "node") | fromYaml -}}
 {{- $tests := include "rt.selector" (dict "root" . "component" "test") | fromYaml -}}
@@ -59,11 +70,7 @@ spec:
     {{- tpl (toYaml .) $ | nindent 4 }}
     {{- end }}
   egress:
-    - ports:
-        - port: 53
-          protocol: UDP
-        - port: 53
-          protocol: TCP
+    {{- include "rt.dnsEgress" . | nindent 4 }}
     - ports:
         - port: {{ int $ports.data }}
           protocol: TCP

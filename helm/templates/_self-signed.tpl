@@ -14,7 +14,7 @@ metadata:
   labels:
     {{- toYaml $labels | nindent 4 }}
   annotations:
-    checksum/wanted: {{ include "rt.wantedFile" . | sha256sum }}
+    {{- mergeOverwrite (dict) .Values.commonAnnotations (dict "checksum/wanted" (include "rt.wantedFile" . | sha256sum)) | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "rt.fullname" . }}-certificates
   automountServiceAccountToken: false
@@ -23,14 +23,7 @@ spec:
   securityContext:
     {{- toYaml .Values.podSecurityContext | nindent 4 }}
   {{- include "rt.pullSecrets" . | nindent 2 }}
-  {{- with .Values.nodeSelector }}
-  nodeSelector:
-    {{- tpl (toYaml .) $ | nindent 4 }}
-  {{- end }}
-  {{- with .Values.tolerations }}
-  tolerations:
-    {{- tpl (toYaml .) $ | nindent 4 }}
-  {{- end }}
+  {{- include "rt.placing" . | nindent 2 }}
   containers:
     - name: certificates
       image: {{ include "rt.image" . }}

@@ -98,17 +98,7 @@ topologySpreadConstraints:
   - {{- merge (deepCopy .) $own | toYaml | nindent 4 }}
   {{- end }}
 {{- end }}
-{{- range $key := list "nodeSelector" "tolerations" "hostAliases" "dnsConfig" }}
-{{- with get $values $key }}
-{{ $key }}:
-  {{- tpl (toYaml .) $ | nindent 2 }}
-{{- end }}
-{{- end }}
-{{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" "dnsPolicy" }}
-{{- with get $values $key }}
-{{ $key }}: {{ . }}
-{{- end }}
-{{- end }}
+{{- include "rt.placing" . }}
 {{- with $values.initContainers }}
 initContainers:
   {{- tpl (toYaml .) $ | nindent 2 }}
@@ -143,6 +133,21 @@ volumes:
   {{- with $values.extraVolumes }}
   {{- tpl (toYaml .) $ | nindent 2 }}
   {{- end }}
+{{- end -}}
+
+{{/* Which hosts a pod may run on, how, and how it resolves names: the same for every pod of the chart. */}}
+{{- define "rt.placing" -}}
+{{- range $key := list "nodeSelector" "tolerations" "hostAliases" "dnsConfig" }}
+{{- with get $.Values $key }}
+{{ $key }}:
+  {{- tpl (toYaml .) $ | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- range $key := list "priorityClassName" "runtimeClassName" "schedulerName" "dnsPolicy" }}
+{{- with get $.Values $key }}
+{{ $key }}: {{ . }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "rt.container" -}}

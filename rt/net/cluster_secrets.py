@@ -2,8 +2,8 @@
 
 The laws. Only Secrets that are there are filled in, none is made: the rights to read and to change these very
 ones are all that it takes. A change is refused if somebody else changed the Secret meanwhile. The CA is made
-once: before its Secret holds it, nothing is issued by it. Keys reach a directory that nobody else can read,
-and no log.
+once, for a Secret that holds nothing of one: before its Secret holds it, nothing is issued by it. Keys reach
+a directory that nobody else can read, and no log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rt.errors import RtError
+from rt.errors import CertificateError, RtError
 from rt.net.certs import init_ca, issue
 from rt.net.wanted import FILES, Order, Wanted, why_anew
 
@@ -155,7 +155,16 @@ def keep(order: Order, api: ClusterApi, *, now: datetime | None = None) -> list[
 def _have_ca(name: str, api: ClusterApi, directory: Path, now: datetime) -> bool:
     """Put the CA of the Secret into the directory; whether it was made only now."""
     secret = api.get(name)
-    if secret.data.get("tls.crt") and secret.data.get("tls.key"):
+    has = [key for key in ("tls.crt", "tls.key") if secret.data.get(key)]
+    if len(has) == 1:
+        raise CertificateError(
+            "the CA's Secret holds half of a CA",
+            where=f"Secret {name}",
+            got=has[0],
+            wanted="tls.crt and tls.key",
+            hint="Put the other one back. Without both another CA is made, which no client knows.",
+        )
+    if has:
         (directory / "ca.crt").write_bytes(secret.data["tls.crt"])
         with open(os.open(directory / "ca.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secret.data["tls.key"])

@@ -6,7 +6,8 @@ replaced.
 What is wanted is a file of JSON:
 
     {"stream": "trades", "ca": "rt-ca", "days": 398, "renew_days": 133, "certificates": [
-        {"secret": "rt-tls-0", "role": "node", "name": "rt-0", "dedup": [], "dns": ["rt"], "ips": ["::1"]}]}
+        {"secret": "rt-tls-0", "role": "node", "name": "rt-0", "dedup": [], "lease": [],
+         "dns": ["rt"], "ips": ["::1"]}]}
 
 `ca` and each `secret` are names of Secrets.
 """
@@ -29,7 +30,7 @@ from rt.net.material import check
 FILES: Final = ("ca.crt", "tls.crt", "tls.key")
 """The keys of a Secret: the CA's certificates, the pair."""
 _KEYS: Final = {"stream": str, "ca": str, "days": int, "renew_days": int, "certificates": list}
-_LISTS: Final = ("dedup", "dns", "ips")
+_LISTS: Final = ("dedup", "lease", "dns", "ips")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def _wanted(stream: str, said: Any) -> Wanted:
     for key in _LISTS:
         if not all(isinstance(each, str) for each in one[key]):
             raise TypeError(f"{key} holds something else than strings")
-    identity = Identity(stream, one["role"], one["name"], frozenset(one["dedup"]))
+    identity = Identity(stream, one["role"], one["name"], frozenset(one["dedup"]), frozenset(one["lease"]))
     return Wanted(one["secret"], identity, tuple(one["dns"]), tuple(map(ip_address, one["ips"])))
 
 

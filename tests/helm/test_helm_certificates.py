@@ -14,7 +14,7 @@ from sequencer.config import NodeConfig
 from sequencer.config_sources import node_config
 
 CLIENTS = [
-    {"name": "feed1", "role": "publisher", "dedupIds": ["feed"]},
+    {"name": "feed1", "role": "publisher", "dedupIds": ["feed"], "leases": ["readers"]},
     {"name": "ops", "role": "operator", "secret": "ops-certificate"},
 ]
 EXTERNAL = {"enabled": True, "hosts": ["a.example.com", "b.example.com", "192.0.2.1"]}
@@ -88,6 +88,7 @@ def test_the_job_and_its_repetition_do_the_same() -> None:
     (job,) = [each for each in found if each["kind"] == "Job"]
     assert job["spec"]["template"] == cron
     assert cron["spec"]["containers"][0]["command"][:3] == ["rt", "certs", "kubernetes"]
+    assert "activeDeadlineSeconds" not in job["spec"], "nothing would begin it again"
     (other,) = [each for each in objects({}) if each["kind"] == "Job"]
     assert other["metadata"]["name"] != job["metadata"]["name"], "jobs cannot be changed"
 

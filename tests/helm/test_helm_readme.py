@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import tomllib
 from typing import Any
 
@@ -59,7 +60,10 @@ def test_the_versions_are_the_programs() -> None:
 
 @pytest.mark.parametrize("values", MATRIX)
 def test_notes_are_written_for_every_set_of_values(values: str) -> None:
-    assert "A first publisher:" in notes(values)
+    _, found, publisher = notes(values).partition("A first publisher:")
+
+    assert found
+    compile(textwrap.dedent(re.findall(r"  with .*\n(?:  .*\n)+", publisher)[0]), "NOTES", "exec")
 
 
 @pytest.mark.parametrize(

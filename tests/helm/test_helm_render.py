@@ -10,7 +10,7 @@ import helm_python
 import pytest
 import yaml
 from chart_bench import CHART, MATRIX, VERSIONS, load_yaml, objects, one, problems, rendered
-from chart_rules import RULES
+from chart_rules import RULES, pods_of
 
 
 @pytest.mark.parametrize("values", MATRIX)
@@ -104,6 +104,9 @@ def test_what_the_user_has_of_his_own_is_there() -> None:
     template = one(found, "StatefulSet")["spec"]["template"]
     (node, sidecar) = template["spec"]["containers"]
 
+    for where, other in pods_of(found):
+        for key in ("nodeSelector", "tolerations", "runtimeClassName", "schedulerName", "dnsConfig"):
+            assert other["spec"][key] == template["spec"][key] != {}, (where, key)
     assert template["spec"]["shareProcessNamespace"]
     assert (sidecar["name"], template["spec"]["initContainers"][0]["name"]) == ("sidecar", "first")
     assert {"name": "EXTRA", "value": "trades"} in node["env"]

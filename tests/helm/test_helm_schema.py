@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_bench import CHART, load_yaml, refusal
+from chart_bench import CHART, load_yaml, objects, one, refusal
 
 from archiver.units import parse_size
 
@@ -64,6 +66,11 @@ def test_the_schema_names_every_value_and_no_other() -> None:
         '{"updateStrategy": {"type": "Recreate"}}',
         '{"extraEnv": [{"value": "no name"}]}',
         '{"merge": {"secret": {}}}',
+        '{"service": null}',
+        '{"tls": {"clients": null}}',
+        '{"networkPolicy": {"apiServerPorts": []}}',
+        '{"clusterDomain": ""}',
+        '{"image": {"tag": 20261122}}',
     ],
 )
 def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
@@ -91,6 +98,12 @@ def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
         ('{"service": {"externalTrafficPolicy": "Local"}}', "NodePort or LoadBalancer only"),
         ('{"service": {"type": "NodePort", "loadBalancerClass": "c"}}', "LoadBalancer only"),
         ('{"tls": {"selfSigned": {"days": 90}}}', "fewer than days"),
+        ('{"tls": {"clients": [{"name": "Feed_1", "role": "publisher"}]}}', "give that client a secret"),
+        ('{"tls": {"clients": [{"name": "CA", "role": "publisher", "secret": "a"}]}}', "the CA's own files"),
+        ('{"tls": {"clients": [{"name": "a", "role": "operator", "leases": ["g"]}]}}', "hold leases"),
+        ('{"config": {"extra": {"data_port": 5002}}}', "config.extra.data_port: the chart sets it itself"),
+        ('{"podDisruptionBudget": {"maxUnavailable": 2}}', "without more than 1 of its nodes"),
+        ('{"fullnameOverride": "1st"}', "cannot be a service's"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: str, why: str) -> None:
@@ -109,6 +122,40 @@ def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: st
 )
 def test_values_that_can_be_are_taken(text: str) -> None:
     assert refusal(json.loads(text)) == ""
+
+
+@pytest.fixture(scope="module")
+def chart_that_is_told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart, to which a value says what `lookup` finds in a cluster."""
+    directory = tmp_path_factory.mktemp("told") / "rt"
+    shutil.copytree(CHART, directory)
+    told = '{{- include "rt.installedChecks" (dict "root" . "settings" .Values.global.installed) -}}'
+    (directory / "templates" / "told.yaml").write_text(told)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (None, {}, ""),
+        ({}, {"config": {"rollMinutes": 5}}, ""),
+        ({"replicaCount": 1}, {"replicaCount": 3}, ""),
+        ({}, {"replicaCount": 5}, "has 3 nodes and cannot be changed to 5"),
+        ({}, {"replicaCount": 1}, "has 3 nodes and cannot be changed to 1"),
+        ({"stream": "a"}, {"stream": "b"}, 'belong to stream = "a" and cannot be changed to stream = "b"'),
+        ({}, {"replicaCount": 5, "existingConfigMap": "of-mine"}, ""),
+    ],
+)
+def test_an_upgrade_that_the_nodes_would_refuse_is_refused_before(
+    before: dict[str, Any] | None, after: dict[str, Any], why: str, chart_that_is_told: Path
+) -> None:
+    found = [] if before is None else objects(before)
+    told = one(found, "ConfigMap", "trades-rt-config")["data"]["node.toml"] if found else ""
+
+    said = refusal({**after, "global": {"installed": told}}, chart_that_is_told)
+
+    assert why in said
+    assert bool(why) == bool(said)
 
 
 @pytest.mark.parametrize("size", ["90Gi", "500M", "1.5Ti", "1024", "10GiB", "0"])

@@ -24,14 +24,16 @@ from rt.net.material import check
 from rt.net.wanted import read_order, why_anew
 
 DAY = timedelta(days=1)
+NO_GRANTS: dict[str, list[str]] = {"dedup": [], "lease": []}
+GRANTS = {"dedup": ["d"], "lease": ["g"]}
 ORDER: dict[str, Any] = {
     "stream": "s",
     "ca": "rt-ca",
     "days": 90,
     "renew_days": 30,
     "certificates": [
-        {"secret": "rt-0", "role": "node", "name": "n0", "dedup": [], "dns": ["n0.x"], "ips": ["127.0.0.1"]},
-        {"secret": "feed", "role": "publisher", "name": "n0", "dedup": ["d"], "dns": [], "ips": []},
+        {"secret": "rt-0", "role": "node", "name": "n0", **NO_GRANTS, "dns": ["n0.x"], "ips": ["127.0.0.1"]},
+        {"secret": "feed", "role": "publisher", "name": "n0", **GRANTS, "dns": [], "ips": []},
     ],
 }
 
@@ -66,10 +68,11 @@ def test_what_is_missing_is_made_once_by_one_ca() -> None:
     assert kept(secrets) == ["rt-ca", "rt-0", "feed"]
     assert kept(secrets) == []
 
-    for name, uri in (("rt-0", "rt://s/node/n0"), ("feed", "rt://s/publisher/n0")):
+    feed = ["rt://s/publisher/n0", "rt://s/dedup/d", "rt://s/lease/g"]
+    for name, uris in (("rt-0", ["rt://s/node/n0"]), ("feed", feed)):
         has = secrets.data[name]
         credentials = check(has["ca.crt"], has["tls.crt"], has["tls.key"], now=datetime.now(UTC))
-        assert credentials.identity.uri == uri
+        assert credentials.identity.uris == uris
         assert has["ca.crt"] == secrets.data["rt-ca"]["tls.crt"]
     assert "tls.key" in secrets.data["rt-ca"]
 
@@ -107,6 +110,18 @@ def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -
         kept(secrets)
 
 
+@pytest.mark.parametrize("lost", ["tls.crt", "tls.key"])
+def test_no_other_ca_is_made_where_half_of_one_is_left(lost: str) -> None:
+    secrets = Secrets()
+    kept(secrets)
+    secrets.data["rt-ca"][lost] = b""
+    before = dict(secrets.data["rt-ca"])
+
+    with pytest.raises(CertificateError, match="half of a CA"):
+        kept(secrets)
+    assert secrets.data["rt-ca"] == before
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -117,6 +132,7 @@ def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -
         {"certificates": [ORDER["certificates"][1] | {"secret": "rt-ca"}]},
         {"certificates": [ORDER["certificates"][0] | {"ips": ["nowhere"]}]},
         {"certificates": [ORDER["certificates"][0] | {"role": "king"}]},
+        {"certificates": [ORDER["certificates"][0] | {"lease": ["g"]}]},
         {"certificates": [ORDER["certificates"][0] | {"dns": [1]}]},
         {"certificates": ["rt-0"]},
         {"more": 1},

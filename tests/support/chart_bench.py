@@ -79,10 +79,10 @@ def one(found: list[Object], kind: str, name: str | None = None) -> Object:
     return only
 
 
-def refusal(values: Values) -> str:
+def refusal(values: Values, chart: Path = CHART) -> str:
     """Why the chart does not render these values; empty if it does."""
     try:
-        _chart(str(CHART)).render(dict(values), name=RELEASE, namespace=NAMESPACE)
+        _chart(str(chart)).render(dict(values), name=RELEASE, namespace=NAMESPACE)
     except helm_python.HelmError as error:
         return str(error)
     return ""
@@ -93,6 +93,13 @@ def refusal(values: Values) -> str:
 
 def problems(found: Object, version: str) -> list[str]:
     """Why Kubernetes of that version, or the operator whose kind it is, would refuse the object; strict."""
+    return _problems(json.dumps(found), "" if _own_kind(found["kind"]) else version)
+
+
+@cache
+def _problems(text: str, version: str) -> list[str]:
+    """Once for each object: most are the same in many sets of values."""
+    found = json.loads(text)
     validator = _own_kind(found["kind"]) or _validator(found["apiVersion"], found["kind"], version)
     return [f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(found)]
 
