@@ -323,6 +323,7 @@ class Pods:
         for file, content in files.items():
             (aside / file).parent.mkdir(parents=True, exist_ok=True)
             (aside / file).write_bytes(content)
+            (aside / file).chmod((found[0].get("projected") or found[0]["configMap"])["defaultMode"])
         (mount / "..data_tmp").symlink_to(aside.name)
         (mount / "..data_tmp").rename(mount / "..data")
         for top in {Path(file).parts[0] for file in files}:
