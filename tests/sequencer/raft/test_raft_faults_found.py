@@ -817,7 +817,7 @@ def test_work_aside_that_would_exit_has_an_outcome() -> None:
     worker.run(leave, outcomes.append, outcomes.append)
     worker.run(lambda: "later work", outcomes.append, outcomes.append)
     for _ in range(2):
-        assert woken.acquire(timeout=30)
+        assert woken.acquire(timeout=120)
     worker.collect()
     worker.close()
     assert [type(outcome) for outcome in outcomes] == [SystemExit, str]
@@ -834,7 +834,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TLS]:
 
 
 def wait_for(condition: Callable[[], object], said: Callable[[], object] = lambda: None) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, said()
         time.sleep(0.002)
@@ -848,7 +848,7 @@ class Gated(ListMachine):
         self.may_apply = may_apply
 
     def apply(self, index: int, command: bytes) -> None:
-        assert self.may_apply.wait(30)
+        assert self.may_apply.wait(120)
         super().apply(index, command)
 
 
@@ -877,7 +877,7 @@ class Running:
 def test_a_stop_on_a_full_disk_is_a_stop(tls: dict[str, TLS]) -> None:
     """V8: it was taken for a failure, which ends the process with status 70."""
     running = Running(tls)
-    running.raft.propose(b"one").result(30)
+    running.raft.propose(b"one").result(120)
     running.disk.capacity_bytes = 0
     future = running.raft.propose(bytes(100_000))
     wait_for(lambda: running.raft.status().role == "stalled")
@@ -899,7 +899,7 @@ def _descriptors() -> list[str]:
 def test_an_opening_that_fails_leaves_nothing_behind(tls: dict[str, TLS], tmp_path: Path) -> None:
     """V9: each left a thread, an event, an epoll and a bound port."""
     running = Running(tls)
-    running.raft.propose(b"one").result(30)
+    running.raft.propose(b"one").result(120)
     running.raft.stop()
     path = f"{DIRECTORY}/identity"
     file = running.disk.open(path, write=True)
@@ -914,7 +914,7 @@ def test_an_opening_that_fails_leaves_nothing_behind(tls: dict[str, TLS], tmp_pa
     file.pwritev([bytes([byte])], 40)
     file.close()
     running.raft = running.open()
-    running.raft.propose(b"two").result(30)
+    running.raft.propose(b"two").result(120)
     running.raft.stop()
     assert running.failures == []
 
@@ -950,7 +950,7 @@ class _DyingFile:
     def sync(self) -> None:
         if self._disk.is_hanging and "snapshot" in self._path:
             self._disk.hangs.set()
-            assert self._disk.let_go.wait(30)
+            assert self._disk.let_go.wait(120)
         if self._disk.is_failing and "/log." in self._path:
             raise OSError(errno.EIO, "Input/output error")
         self._file.sync()
@@ -964,10 +964,10 @@ def test_a_node_whose_disk_fails_ends_although_its_helper_hangs(tls: dict[str, T
     disk = Dying()
     running = Running(tls, disk, snapshot_ms=50)
     try:
-        running.raft.propose(b"one").result(30)
+        running.raft.propose(b"one").result(120)
         disk.is_hanging = True
-        running.raft.propose(b"two").result(30)
-        assert disk.hangs.wait(30)
+        running.raft.propose(b"two").result(120)
+        assert disk.hangs.wait(120)
         disk.is_failing = True
         future = running.raft.propose(b"three")
         wait_for(lambda: running.failures)
@@ -996,7 +996,7 @@ def test_a_node_may_be_stopped_from_a_callback_and_has_nothing_in_flight_then(tl
     running.may_apply.clear()
     running.raft.propose(b"one").add_done_callback(stop)
     running.may_apply.set()
-    running.raft._thread.join(30)
+    running.raft._thread.join(120)
     assert (raised, running.failures) == ([], [])
     assert isinstance(later[0].exception(0), Closed)
     assert (running.raft.status().role, running.raft.status().in_flight) == ("stopped", 0)
@@ -1013,20 +1013,20 @@ def test_a_stop_leaves_no_thread_but_one_that_looks_a_name_up(
     def slow(host: Any, *more: Any, **options: Any) -> Any:
         if host == "slow.example" and not options.get("flags", 0) & socket.AI_NUMERICHOST:
             asked.set()
-            assert answer.wait(30)
+            assert answer.wait(120)
             raise socket.gaierror(socket.EAI_NONAME, "nobody")
         return look_up(host, *more, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     members = {"n0": "slow.example:1", "n1": f"{HOST}:1", "n2": f"{HOST}:2"}
     running = Running(tls, members=members)
-    assert asked.wait(30)
+    assert asked.wait(120)
     running.raft.stop()
     left = set(threading.enumerate()) - before
     answer.set()
     assert [thread.name for thread in left] == ["look-up slow.example"]
     for thread in left:
-        thread.join(30)
+        thread.join(120)
     assert running.failures == []
 
 

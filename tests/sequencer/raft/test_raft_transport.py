@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import math
 import pickle
 import selectors
 import socket
 import ssl
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from rt.net.identity import Identity
 from rt.net.tls import TLS
 from sequencer.raft import dial, transport
 from sequencer.raft.codec import FRAME_BYTES_MAX, encode
+from sequencer.raft.connection import Connection
 from sequencer.raft.dial import Dialer, split_address
 from sequencer.raft.messages import (
     NOWHERE,
@@ -134,7 +137,7 @@ class Net:
         return mesh
 
     def drive(self, until: Callable[[], object], *only: TlsMesh) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not until():
             assert time.monotonic() < deadline, {m: inbox.events[-3:] for m, inbox in self.inboxes.items()}
             for mesh in only or list(self.inboxes):
@@ -168,7 +171,7 @@ def attacker(
 
     def attack() -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            sock = stack.enter_context(socket.create_connection((HOST, port), timeout=30))
+            sock = stack.enter_context(socket.create_connection((HOST, port), timeout=120))
             if context is not None:
                 sock = stack.enter_context(context.wrap_socket(sock, server_hostname=host))
             sock.sendall(payload)
@@ -183,7 +186,14 @@ def attacker(
 
 def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
     """A connection whose handshake is done; somebody else must drive the other side meanwhile."""
-    return context.wrap_socket(socket.create_connection((HOST, port), timeout=30), server_hostname="n1")
+    return context.wrap_socket(socket.create_connection((HOST, port), timeout=120), server_hostname="n1")
+
+
+def has_come(connection: Connection) -> bool:
+    """Whether the kernel has acknowledged, on the other side, all that was written here."""
+    unacknowledged = bytearray(4)
+    fcntl.ioctl(connection.fd, termios.TIOCOUTQ, unacknowledged)
+    return connection.stuck_bytes == 0 and not any(unacknowledged)
 
 
 def frame(message: Message | Hello, epoch: int = HELLO.epoch) -> bytes:
@@ -255,7 +265,8 @@ def test_a_poll_takes_every_record_that_has_come(net: Net) -> None:
     first, second, _, inbox = net.pair()
     for content in (b"one", bytes(40_000), b"three"):
         first.send("n2", Forward(content))
-        first.flush()  # On loopback it has come when this returns.
+        first.flush()
+    net.drive(lambda: has_come(first._up["n2"]), first)
     second.poll(1.0)
     assert inbox.messages("n1") == [Forward(b"one"), Forward(bytes(40_000)), Forward(b"three")]
 
@@ -317,7 +328,7 @@ def test_what_was_sent_before_the_end_is_delivered_before_it(net: Net) -> None:
         with connected(mesh.port, context) as peer:
             assert peer.recv(65536) == frame(HELLO)
             greeted.set()
-            go.wait(30)
+            go.wait(120)
             peer.sendall(frame(HELLO) + frame(Forward(b"last words")))
 
     thread = threading.Thread(target=send_and_close)
@@ -523,11 +534,16 @@ def test_an_idle_connection_is_kept_up_by_pings(net: Net, monkeypatch: pytest.Mo
     assert first_inbox.count("down") == second_inbox.count("down") == 0
 
 
-def test_what_came_while_the_process_was_paused_counts_as_heard(net: Net) -> None:
+def test_what_came_while_the_process_was_paused_counts_as_heard(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(transport, "time", clock)
+    net.extra.append(clock.advance)
     first, second = net.mesh("n1", silence_s=0.2), net.mesh("n2", ping_s=0.02)
     net.drive(lambda: first.connected and second.connected)
-    until_s = time.monotonic() + 0.4  # twice the silence that first allows
-    net.drive(lambda: time.monotonic() > until_s, second)
+    until_s = clock.now_s + 0.4  # twice the silence that first allows
+    net.drive(lambda: clock.now_s > until_s, second)
     heard_s = first._up["n2"].received_s
     net.drive(lambda: first._up["n2"].received_s > heard_s)
     assert net.inboxes[first].count("down") == 0
@@ -562,7 +578,7 @@ def test_a_peer_that_never_reads_is_dropped_when_its_outbox_is_full(net: Net) ->
     def greet_only() -> None:
         with connected(first.port, context) as peer:
             peer.sendall(frame(HELLO))
-            done.wait(30)
+            done.wait(120)
 
     thread = threading.Thread(target=greet_only)
     thread.start()
@@ -735,7 +751,7 @@ def test_a_frame_that_arrives_byte_by_byte_is_put_together(net: Net) -> None:
         with connected(mesh.port, context) as tls:
             for byte in frame(HELLO) + frame(MESSAGES[2]):
                 tls.sendall(bytes([byte]))
-            done.wait(30)
+            done.wait(120)
 
     thread = threading.Thread(target=trickle)
     thread.start()
@@ -745,7 +761,12 @@ def test_a_frame_that_arrives_byte_by_byte_is_put_together(net: Net) -> None:
     assert net.inboxes[mesh].messages("n2") == [MESSAGES[2]]
 
 
-def test_silent_connections_are_bounded_and_end_while_members_are_served(net: Net) -> None:
+def test_silent_connections_are_bounded_and_end_while_members_are_served(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(transport, "time", clock)
+    net.extra.append(clock.advance)
     first, second, first_inbox, _ = net.pair(setup_s=0.5)
     silent = [socket.create_connection((HOST, first.port)) for _ in range(SETUPS_MAX + 8)]
     with contextlib.ExitStack() as stack:
@@ -847,7 +868,7 @@ def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
     def slow(host: str, port: int, flags: int = 0) -> list[dial.Target]:
         if flags:
             return look_up(host, port, flags)
-        answer.wait(30)
+        answer.wait(120)
         return look_up(HOST, port)
 
     monkeypatch.setattr(dial, "_look_up", slow)
@@ -871,7 +892,7 @@ def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_ane
         assert dialer.is_due(now_s)
         woken.clear()
         assert dialer.target() is None
-        assert woken.wait(30)
+        assert woken.wait(120)
         assert dialer.is_due(now_s)
         targets.append(dialer.target())
         assert dialer.due_s == math.inf
@@ -897,6 +918,6 @@ def test_a_name_without_address_is_a_failed_attempt(monkeypatch: pytest.MonkeyPa
     woken = threading.Event()
     dialer = Dialer("n1:1", backoff_s=(1.0, 4.0), random=Random(1), wake=woken.set)
     assert dialer.target() is None
-    assert woken.wait(30)
+    assert woken.wait(120)
     with pytest.raises(OSError, match="not known"):
         dialer.target()
