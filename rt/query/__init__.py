@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from rt.query.definitions import Factories, Recipe
 from rt.query.edges import InputEdge, OutputEdge
-from rt.query.engine import QueryEngine, Start
+from rt.query.engine import QueryEngine
 from rt.query.errors import (
     Backlogged,
     LateSubscription,
@@ -31,6 +31,7 @@ from rt.query.errors import (
 from rt.query.inner import Inner
 from rt.query.observing import Applied, Observable, Observer, Transform, applied, pipe
 from rt.query.operator import Operator
+from rt.query.queries import Start
 from rt.query.recovery import Mitigation
 from rt.query.reliable import (
     NOTHING,

@@ -22,42 +22,27 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from rt.names import check_name
-from rt.objects import CheckpointKind, PersistedQueue, Serializers, Store
+from rt.objects import CheckpointKind, Serializers, Store
 from rt.query.artifact import Artifact
 from rt.query.catalog import Catalog
 from rt.query.checkpointing import Checkpoints
 from rt.query.clock import QueryClock
-from rt.query.definitions import Factories, Recipe, Standing
-from rt.query.edges import InputEdge, OnGap, OutputEdge, Release, do_all
-from rt.query.errors import Backlogged, NoSuchQuery, QueryExists, QueryFailed, WrongState
+from rt.query.definitions import Factories, Recipe
+from rt.query.edge_table import EdgeTable
+from rt.query.edges import OnGap, OutputEdge, Release, do_all
+from rt.query.errors import WrongState
 from rt.query.host import Host
 from rt.query.locking import EventLock
-from rt.query.observing import Observable
+from rt.query.queries import Queries, Start
 from rt.query.recovery import Mitigation, OnLoadFailed, Recovery
-from rt.query.reliable import NOTHING, ReliableObservable
+from rt.query.reliable import ReliableObservable
 from rt.query.scheduling import RealScheduler, Scheduler
 from rt.query.states import EngineState, StateMachine
-from rt.query.transaction_log import Entry
 
 logger = logging.getLogger("rt.query")
-
-DEFINITION: Final = "definition"
-QUERY: Final = "query"
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A query to be started: of a definition, or else of a factory, with arguments over the definition's."""
-
-    query_id: str
-    of: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    sink: str | None = None
 
 
 class QueryEngine:
@@ -81,10 +66,8 @@ class QueryEngine:
         on_query_ended: Callable[[str, Exception | None], object] | None = None,
     ) -> None:
         self.scheduler: Final = scheduler or RealScheduler()
-        self._factories: Final = factories
         self._on_load_failed = on_load_failed
         self._on_save_failed = on_save_failed
-        self._on_query_ended = on_query_ended
         self._machine = StateMachine()
         self._lock = EventLock()
         """Held during every event: who takes it sees the queries between two events."""
@@ -92,14 +75,14 @@ class QueryEngine:
         reader = store.reader()
         self._catalog: Final = Catalog(reader)
         self._host.load(reader)
-        self._inputs: dict[str, InputEdge] = {}
-        self._outputs: dict[str, OutputEdge] = {}
-        self._timed: set[str] = set()
-        """The sources whose values say the time."""
         self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
-        edges = self._inputs, self._outputs
+        self._edges: Final = EdgeTable(self._host, self._catalog, self._clock, self._lock)
+        edges = self._edges.inputs, self._edges.outputs
         self._checkpoints: Final = Checkpoints(
             store, self._host, self._catalog, self._clock, self._lock, edges, self._unsavable
+        )
+        self._queries: Final = Queries(
+            factories, self._host, self._catalog, self._clock, self._edges, self._checkpoints, on_query_ended
         )
 
     @property
@@ -132,36 +115,13 @@ class QueryEngine:
             self._clock.go_by_values()
         self._require_open()
         with self._lock:
-            if name in self._inputs:
-                raise QueryExists("a source of that name is there", got=repr(name))
-            feed = self._host.add_feed(name)
-            watermark = NOTHING if begin is None else begin - 1
-            stored = self._catalog.sources.get(name, {"watermark": watermark, "end": None})
-            feed.watermark = stored["watermark"]
-            match stored["end"]:
-                case ["completed"]:
-                    feed.end = "completed"
-                case ["error", text]:
-                    feed.end = QueryFailed(text)
-            edge = InputEdge(
-                source,
-                feed,
-                lock=self._lock,
-                before=lambda value: self._before(value, source, time_of),
-                on_gap=on_gap,
-                takes_any_first=begin is None,
-            )
-            self._inputs[name] = edge
-            if time_of is not None:
-                self._timed.add(name)
+            edge = self._edges.add_source(name, source, begin=begin, time_of=time_of, on_gap=on_gap)
         if self.state is not EngineState.NEW:
             try:
                 edge.start()
             except BaseException:
                 with self._lock:
-                    del self._inputs[name]
-                    self._timed.discard(name)
-                    edge.unload()
+                    self._edges.drop_source(name)
                 raise
 
     def add_sink(
@@ -180,15 +140,7 @@ class QueryEngine:
         check_name(name, kind="sink")
         self._require_open()
         with self._lock:
-            if name in self._outputs:
-                raise QueryExists("a sink of that name is there", got=repr(name))
-            held: PersistedQueue[Any] = self._host.space.get_or_create_queue(f"@sink/{name}")
-            stored = self._catalog.sinks.get(name)
-            made = OutputEdge(
-                held, lock=self._lock, release=release, limit=limit, encode=encode, saved=stored
-            )
-            self._outputs[name] = made
-            return made
+            return self._edges.add_sink(name, release=release, limit=limit, encode=encode)
 
     # Queries
 
@@ -196,21 +148,12 @@ class QueryEngine:
         """Keep a name for a factory with arguments. Durable on return. `QueryExists`, `NoSuchQuery`."""
         check_name(name, kind="definition")
         with self._changing():
-            if name in self._catalog.definitions or name in self._factories:
-                raise QueryExists("a definition or factory of that name is there", got=repr(name))
-            if factory not in self._factories:
-                raise NoSuchQuery("no factory of that name", got=repr(factory), hint="Register it.")
-            recipe = Recipe(factory, dict(arguments or {}))
-            self._checkpoints.append([Entry(DEFINITION, name, recipe.encode())])
-            self._catalog.define(name, recipe)
+            self._queries.define(name, Recipe(factory, dict(arguments or {})))
 
     def undefine(self, name: str) -> None:
         """Forget a definition; queries that were started of it go on. Durable on return. `NoSuchQuery`."""
         with self._changing():
-            if name not in self._catalog.definitions:
-                raise NoSuchQuery("no definition of that name", got=repr(name))
-            self._checkpoints.append([Entry(DEFINITION, name, None)])
-            self._catalog.define(name, None)
+            self._queries.undefine(name)
 
     def start(
         self, query_id: str, of: str, arguments: Mapping[str, Any] | None = None, *, sink: str | None = None
@@ -226,37 +169,7 @@ class QueryEngine:
     def start_many(self, starts: Iterable[Start]) -> None:
         """Start all of them, or none, with one commit."""
         with self._changing():
-            starts = list(starts)
-            self._require_caught_up(each.sink for each in starts)
-            made: dict[str, tuple[Standing, Artifact]] = {}
-            after = {name: edge.feed.watermark for name, edge in self._inputs.items()}
-            for each in starts:
-                self._check_start(each, made)
-                recipe = self._recipe(each)
-                standing = Standing(
-                    recipe, each.sink, self._catalog.next_order(), after, self.scheduler.now_ns
-                )
-                made[each.query_id] = standing, self._build(each.query_id, standing)
-            is_logged = self._checkpoints.unsettled.isdisjoint(made) and not any(
-                self._is_live(each.sink) for each, _ in made.values()
-            )
-            if is_logged:
-                self._checkpoints.append(
-                    [Entry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()]
-                )
-            for query_id, (standing, artifact) in made.items():
-                self._catalog.stand(query_id, standing)
-                self._host.roots[query_id] = artifact
-                artifact.guard(artifact.open)
-                self._clock.begin(artifact, None)
-            if not is_logged:
-                try:
-                    self._checkpoints.checkpoint()
-                except BaseException:
-                    for query_id in made:
-                        self._forget(query_id)
-                    self._checkpoints.unsettle(made)
-                    raise
+            self._queries.start_many(starts)
 
     def stop(self, query_id: str) -> None:
         """End a query, and forget it; what it has emitted stays. Durable on return. `NoSuchQuery`."""
@@ -269,21 +182,7 @@ class QueryEngine:
         it is stopped as well, and the next checkpoint makes that durable.
         """
         with self._changing():
-            wanted = dict.fromkeys(query_ids)
-            for query_id in wanted:
-                if query_id not in self._catalog.standing:
-                    raise NoSuchQuery("no query of that id", got=repr(query_id))
-            self._require_caught_up(self._catalog.standing[query_id].sink for query_id in wanted)
-            is_logged = self._checkpoints.unsettled.isdisjoint(wanted) and all(
-                self._catalog.standing[query_id].sink is None for query_id in wanted
-            )
-            if is_logged:
-                self._checkpoints.append([Entry(QUERY, query_id, None) for query_id in wanted])
-            for query_id in wanted:
-                self._forget(query_id)
-            if not is_logged:
-                self._checkpoints.unsettle(wanted)
-                self._checkpoints.checkpoint()
+            self._queries.stop_many(query_ids)
 
     @property
     def definitions(self) -> dict[str, Recipe]:
@@ -301,7 +200,7 @@ class QueryEngine:
     def watermarks(self) -> dict[str, int]:
         """Of each source: the id of the last value that all queries have processed; -1 if there is none."""
         with self._lock:
-            return {name: edge.feed.watermark for name, edge in self._inputs.items()}
+            return {name: edge.feed.watermark for name, edge in self._edges.inputs.items()}
 
     # Running
 
@@ -311,11 +210,9 @@ class QueryEngine:
             self._lock.require_whole()
             fired = False
             try:
-                if not self._clock.has_time and all(
-                    self._inputs[each].feed.has_ended for each in self._timed
-                ):
+                if not self._clock.has_time and self._edges.has_timed_ended:
                     self._clock.begin_time(self.scheduler.now_ns)
-                while not self.is_backlogged and self.scheduler.run_due():
+                while not self._edges.is_backlogged and self.scheduler.run_due():
                     fired = True
             except BaseException:
                 self._lock.is_torn = True
@@ -331,28 +228,12 @@ class QueryEngine:
         self._refuse_inside()
         with self._lock:
             self._lock.require_whole()
-            return do_all(partial(_deliver, each) for each in self._outputs.values())
+            return self._edges.deliver()
 
     @property
     def is_backlogged(self) -> bool:
         """Whether an output holds all it may, so that sources are refused."""
-        return any(each.is_full for each in self._outputs.values())
-
-    def _before(self, value: Any, source: object, time_of: Callable[[Any], int] | None) -> None:
-        """Before each value: refuse it, or bring the clock to it."""
-        for each in self._outputs.values():
-            if each.is_full and each is not source:  # What is full is no reason not to take from it.
-                full = [name for name, each in self._outputs.items() if each.is_full]
-                raise Backlogged("an output is full", where=full, hint="Its consumer must acknowledge.")
-        if time_of is None and self._clock.is_awaited:
-            hint = "It does with the first value of a source with time_of."
-            raise Backlogged("the queries' time has not begun", hint=hint)
-        now_ns = None if time_of is None else time_of(value)
-        try:
-            self._clock.advance(now_ns)
-        except BaseException:
-            self._lock.is_torn = True
-            raise
+        return self._edges.is_backlogged
 
     # Checkpoints and recovery
 
@@ -379,8 +260,8 @@ class QueryEngine:
         with self._machine.operation(EngineState.RECOVERING, new, unloaded):
             try:
                 with self._lock:
-                    Recovery(self._host, self._catalog, self._build, begin, on_failed).run()
-                for edge in list(self._inputs.values()):
+                    Recovery(self._host, self._catalog, self._queries.build, begin, on_failed).run()
+                for edge in list(self._edges.inputs.values()):
                     edge.start()
             except BaseException:
                 with self._lock:
@@ -405,73 +286,8 @@ class QueryEngine:
             raise error
         artifact.crash(error)
 
-    def _check_start(self, each: Start, made: Mapping[str, object]) -> None:
-        check_name(each.query_id, kind="query")
-        if each.query_id in self._catalog.standing or each.query_id in made:
-            raise QueryExists("a query of that id is there", got=repr(each.query_id), hint="Stop it first.")
-        if each.sink is not None and each.sink not in self._outputs:
-            raise NoSuchQuery("no sink of that name", got=repr(each.sink), hint="Add it to the engine.")
-
-    def _recipe(self, each: Start) -> Recipe:
-        defined = self._catalog.definitions.get(each.of)
-        if defined is None:
-            return Recipe(each.of, dict(each.arguments))
-        return Recipe(defined.factory, {**defined.arguments, **each.arguments})
-
-    def _build(self, query_id: str, standing: Standing) -> Artifact:
-        """The operators of a query, not started. Raises what the factory raises."""
-        query = self._factories.make(standing.recipe)
-        if not isinstance(query, Observable):
-            raise TypeError(f"factory {standing.recipe.factory!r} made no Observable: {query!r}")
-        sink = None
-        if standing.sink is not None:
-            if standing.sink not in self._outputs:
-                raise NoSuchQuery("no sink of that name", got=repr(standing.sink), hint="Add it first.")
-            sink = self._outputs[standing.sink]
-        artifact = Artifact(self._host, query_id, begun_ns=standing.begun_ns)
-        artifact.build(query, _Out(sink, lambda error: self._ended(query_id, error)))
-        return artifact
-
-    def _is_live(self, sink: str | None) -> bool:
-        """Whether a sink has consumers that do not wait for checkpoints.
-
-        The ids they saw must come again behind a recovery. So a query that begins among them does so with a
-        checkpoint, and not in the log: nothing from before it is ever processed again.
-        """
-        return sink in self._outputs and self._outputs[sink].release == "now"
-
-    def _forget(self, query_id: str) -> None:
-        self._catalog.stand(query_id, None)
-        self._clock.forget(query_id)
-        artifact = self._host.roots.pop(query_id, None)
-        if artifact is not None:
-            artifact.forget()
-        else:
-            self._host.forget_stored(query_id)
-
-    def _ended(self, query_id: str, error: Exception | None) -> None:
-        standing = self._catalog.standing.get(query_id)
-        if standing is None:
-            return
-        standing.ended = "" if error is None else f"{type(error).__name__}: {error}"
-        self._catalog.stand(query_id, standing)
-        if error is not None:
-            logger.warning("query_failed id=%s error=%r", query_id, standing.ended)
-        if self._on_query_ended is not None:
-            try:
-                self._on_query_ended(query_id, error)
-            except Exception:
-                logger.exception("callback_failed id=%s", query_id)
-
     def _let_go(self) -> None:
-        inputs, outputs = self._inputs.values(), self._outputs.values()
-        do_all(
-            [
-                *(each.abandon for each in self._host.roots.values()),
-                *(each.detach for each in outputs),
-                *(each.unload for each in inputs),
-            ]
-        )
+        do_all([*(each.abandon for each in self._host.roots.values()), *self._edges.endings()])
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -488,39 +304,6 @@ class QueryEngine:
         if self.state is not EngineState.NEW:
             self._machine.require_usable()
 
-    def _require_caught_up(self, sinks: Iterable[str | None]) -> None:
-        behind = [name for name in sinks if name in self._outputs and self._outputs[name].is_behind]
-        if behind:
-            raise WrongState(
-                "what an output sent at once before a crash is still to come again",
-                where=sorted(set(behind)),
-                hint="Feed the sources on. Where nothing comes, the store was lost or set back.",
-            )
-
     def _refuse_inside(self) -> None:
         if self._lock.is_mine:
             raise WrongState("a query, factory or callback called its engine", hint="Do it from outside.")
-
-
-def _deliver(output: OutputEdge) -> bool:
-    with contextlib.suppress(Backlogged):
-        return output.deliver()
-    return False
-
-
-class _Out:
-    """Where what a query emits goes."""
-
-    def __init__(self, sink: OutputEdge | None, on_end: Callable[[Exception | None], object]) -> None:
-        self._sink = sink
-        self._on_end = on_end
-
-    def on_next(self, value: Any, /) -> None:
-        if self._sink is not None:
-            self._sink.on_next(value)
-
-    def on_error(self, error: Exception, /) -> None:
-        self._on_end(error)
-
-    def on_completed(self) -> None:
-        self._on_end(None)

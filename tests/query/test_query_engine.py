@@ -15,7 +15,7 @@ from rt.objects import CheckpointKind, CommitUnknown, MemoryStore, NotSerializab
 from rt.query import operators as ops
 from rt.query.definitions import Factories
 from rt.query.edges import Release
-from rt.query.engine import QueryEngine, Start
+from rt.query.engine import QueryEngine
 from rt.query.errors import (
     Backlogged,
     LogConflict,
@@ -28,6 +28,7 @@ from rt.query.errors import (
 from rt.query.observing import Observable, applied
 from rt.query.operator import Operator
 from rt.query.operators import buffer_with_count, buffer_with_time, take, where
+from rt.query.queries import Start
 from rt.query.recovery import Mitigation
 from rt.query.reliable import RESUME, ReliableObserver
 from rt.query.scheduling import VirtualScheduler

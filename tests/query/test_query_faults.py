@@ -13,7 +13,7 @@ from rt.errors import DiskFull
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore
 from rt.query.definitions import Factories
 from rt.query.edges import OutputEdge, Release
-from rt.query.engine import QueryEngine, Start
+from rt.query.engine import QueryEngine
 from rt.query.errors import Backlogged, QueryExists, WrongState
 from rt.query.observing import Observable
 from rt.query.operators import (
@@ -29,6 +29,7 @@ from rt.query.operators import (
 from rt.query.operators import (
     map as mapped,
 )
+from rt.query.queries import Start
 from rt.query.recovery import Mitigation
 from rt.query.reliable import RESUME, ReliableObserver
 from rt.query.scheduling import VirtualScheduler
