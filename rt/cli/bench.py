@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 
@@ -30,11 +30,26 @@ def show(figure: Figure, *, as_json: bool) -> None:
     click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
 
 
+class Benchmark(Protocol):
+    """Measurements of one kind."""
+
+    def run(self, report: Callable[[Figure], None], /) -> None:
+        """Make them, and give each figure to `report` as soon as it is known."""
+
+
+def show_all(benchmark: Benchmark, *, as_json: bool) -> None:
+    """Run it, with a line on stdout for each figure."""
+    benchmark.run(lambda figure: show(figure, as_json=as_json))
+
+
 directory_option = click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, exists=True),
     help="Where to write (default: the temporary directory).",
+)
+core_option = click.option(
+    "--core", default=0, show_default=True, help="The one processor to run on; -1: all."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
@@ -57,7 +72,7 @@ def rounds_option(default: int) -> Callable[[F], F]:
     type=click.IntRange(1, 1_000_000),
     help="Value bytes of a round's log.",
 )
-@click.option("--core", default=0, show_default=True, help="The one processor to run on; -1: all.")
+@core_option
 @click.option(
     "--memory-gb",
     default=0.0,
@@ -74,7 +89,7 @@ def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: 
         if memory_gb:
             show(run.run_memory(int(memory_gb * 1e9)), as_json=as_json)
         else:
-            run.run(lambda figure: show(figure, as_json=as_json))
+            show_all(run, as_json=as_json)
 
 
 @click.command()
@@ -97,7 +112,7 @@ def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> No
     from rt.bench.spark import SparkBench
 
     run = SparkBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
-    run.run(lambda figure: show(figure, as_json=as_json))
+    show_all(run, as_json=as_json)
 
 
 @click.command()
@@ -115,7 +130,7 @@ def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> No
     """Save large objects of an object space after a few edits."""
     from rt.bench.objects import ObjectsBench
 
-    ObjectsBench(directory, rounds=rounds, items=items).run(lambda figure: show(figure, as_json=as_json))
+    show_all(ObjectsBench(directory, rounds=rounds, items=items), as_json=as_json)
 
 
 @click.command()
@@ -134,7 +149,7 @@ def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> No
     """Checkpoint an engine with many standing queries, and feed it."""
     from rt.bench.queries import QueriesBench
 
-    QueriesBench(directory, rounds=rounds, queries=count).run(lambda figure: show(figure, as_json=as_json))
+    show_all(QueriesBench(directory, rounds=rounds, queries=count), as_json=as_json)
 
 
 @click.command()
@@ -154,7 +169,7 @@ def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> No
     type=click.IntRange(1, 1_000_000),
     help="With a consumer each, in one host.",
 )
-@click.option("--core", default=0, show_default=True, help="The one processor to run on; -1: all.")
+@core_option
 @json_option
 def streams(directory: str | None, rounds: int, events: int, streams: int, core: int, as_json: bool) -> None:
     """Hand out events through a stream agent; no network."""
@@ -162,4 +177,4 @@ def streams(directory: str | None, rounds: int, events: int, streams: int, core:
 
     with one_core(None if core < 0 else core):
         run = StreamsBench(directory, rounds=rounds, events=events, streams=streams)
-        run.run(lambda figure: show(figure, as_json=as_json))
+        show_all(run, as_json=as_json)

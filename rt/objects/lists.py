@@ -120,9 +120,7 @@ class PersistedList(Run[T], MutableSequence[T]):
 
     def extend(self, values: Iterable[T]) -> None:
         """Add all of them at the end, or none."""
-        new = [self._check(value) for value in values]
-        self._move(len(self._items))
-        self._items.extend(new)
+        self._extend(values)
 
     def insert(self, index: SupportsIndex, value: T) -> None:
         """Add before `index`; beyond either end: at that end."""

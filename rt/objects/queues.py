@@ -183,9 +183,7 @@ class PersistedStack(Run[T], Collection[T], Reversible[T]):
 
     def extend(self, values: Iterable[T]) -> None:
         """Push one after the other, or none."""
-        new = [self._check(value) for value in values]
-        self._move(len(self._items))
-        self._items.extend(new)
+        self._extend(values)
 
     def pop(self) -> T:
         """Take the top; `IndexError` if it is empty."""

@@ -10,7 +10,7 @@ behind the place differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from rt.objects.persisted import Owner, Persisted, StoredRows, digits
@@ -67,6 +67,12 @@ class Run(Persisted, Generic[T]):
         if not self._is_marked:
             self._mark()
         self._kept = min(self._kept, index)
+
+    def _extend(self, values: Iterable[T]) -> None:
+        """Put all of them behind the last, or none."""
+        new = [self._check(value) for value in values]
+        self._move(len(self._items))
+        self._items.extend(new)
 
     def _check(self, value: T) -> T:
         self._serializers[0].check(value)

@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from rt.cli.bench import directory_option, json_option, rounds_option, show
+from rt.cli.bench import directory_option, json_option, rounds_option, show_all
 from sequencer.bench.raft import PARTS, Part, RaftBench
 from sequencer.bench.soak import Soak
 from sequencer.bench.soak_faults import KINDS, Kind
@@ -16,12 +16,17 @@ from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
 from sequencer.bench.transport import Part as TransportPart
 from sequencer.bench.transport import TransportBench
 
+nodes_option = click.option(
+    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
+)
+failovers_option = click.option(
+    "--failovers", default=20, show_default=True, type=click.IntRange(1, 1000), help="Leaders to kill."
+)
+
 
 @click.command()
 @directory_option
-@click.option(
-    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
-)
+@nodes_option
 @rounds_option(3)
 @click.option(
     "--seconds",
@@ -30,9 +35,7 @@ from sequencer.bench.transport import TransportBench
     type=click.FloatRange(0.05, 3600),
     help="Length of each measurement in a round.",
 )
-@click.option(
-    "--failovers", default=20, show_default=True, type=click.IntRange(1, 1000), help="Leaders to kill."
-)
+@failovers_option
 @click.option(
     "--catch-up-mb",
     default=40.0,
@@ -71,14 +74,12 @@ def raft(
         snapshot_ms=snapshot_ms,
         parts=cast("Sequence[Part]", parts or PARTS),
     )
-    run.run(lambda figure: show(figure, as_json=as_json))
+    show_all(run, as_json=as_json)
 
 
 @click.command()
 @directory_option
-@click.option(
-    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
-)
+@nodes_option
 @click.option("--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="Senders.")
 @click.option(
     "--value-bytes",
@@ -94,9 +95,7 @@ def raft(
 @click.option(
     "--rate-hz", default=1000.0, show_default=True, help="Messages a second where latency is measured."
 )
-@click.option(
-    "--failovers", default=20, show_default=True, type=click.IntRange(1, 1000), help="Leaders to kill."
-)
+@failovers_option
 @click.option(
     "--many", default=200, show_default=True, type=click.IntRange(2, 1000), help="Publishers at once."
 )
@@ -146,7 +145,7 @@ def transport(
         merging_bytes=int(merging_gb * 1e9),
         parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
     )
-    run.run(lambda figure: show(figure, as_json=as_json))
+    show_all(run, as_json=as_json)
 
 
 @click.command()
@@ -158,9 +157,7 @@ def transport(
     type=click.FloatRange(1, 1_000_000),
     help="How long there are faults; healing and judging come on top.",
 )
-@click.option(
-    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Cluster size."
-)
+@nodes_option
 @click.option("--publishers", default=3, show_default=True, type=click.IntRange(1, 64), help="Sessions.")
 @click.option("--seed", type=click.IntRange(0), help="Which faults come when (default: drawn, and said).")
 @click.option("--fault", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be repeated.")
@@ -185,4 +182,4 @@ def soak(
         publishers=publishers,
         kinds=cast("Sequence[Kind]", kinds or KINDS),
     )
-    run.run(lambda figure: show(figure, as_json=as_json))
+    show_all(run, as_json=as_json)

@@ -74,7 +74,6 @@ Buffer: TypeAlias = bytes | memoryview
 VERSION: Final = 1
 APPEND_ENTRIES_MAX: Final = 1 << 17
 """The most entries of one `Append`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
-"""The largest first snapshot: it holds little more than the members and the configuration."""
 NUMBER_MAX: Final = (1 << 63) - 1
 """The largest index, term or offset: what a signed 64-bit integer holds, here and in the files."""
 

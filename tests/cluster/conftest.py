@@ -5,27 +5,20 @@ One worker of pytest-xdist runs all of them: see support/scheduling.py.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults import Faults
+from whole_cluster import whole_cluster
 
 from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[WiredNodes]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
-    try:
-        with WiredNodes(root) as nodes:
-            nodes.start()
-            nodes.wait_ready()
-            yield nodes
-    finally:
-        shutil.rmtree(root)
+    with whole_cluster() as nodes:
+        yield nodes
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Faults
+from whole_cluster import whole_cluster
 
 import rt
 from rt.epochs import number_of
@@ -30,14 +29,8 @@ FORCED = 1 << 16
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[WiredNodes]:
     """Their own: what was merged before a hard reset is gone for other tests, too."""
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
-    try:
-        with WiredNodes(root) as nodes:
-            nodes.start()
-            nodes.wait_ready()
-            yield nodes
-    finally:
-        shutil.rmtree(root)
+    with whole_cluster() as nodes:
+        yield nodes
 
 
 @pytest.fixture

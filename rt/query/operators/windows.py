@@ -108,18 +108,36 @@ class Windows(HandsOut):
             self.reopen_inner(name)
 
 
-class WindowWithCount(Windows):
+class CountingWindows(Windows):
+    """Windows that end by the number of values that came."""
+
+    __slots__ = ("_came", "_count")
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count: Final = count
+        self._came = 0
+
+    def save_state(self) -> list[Any]:
+        """How many came, and the windows."""
+        return [self._came, *self.save_windows()]
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        """The same."""
+        self._came, *windows = state
+        self.load_windows(windows)
+
+
+class WindowWithCount(CountingWindows):
     """See `window_with_count`."""
 
-    __slots__ = ("_came", "_count", "_skip")
+    __slots__ = ("_skip",)
 
     NAME = "window_with_count"
 
     def __init__(self, count: int, skip: int) -> None:
-        super().__init__()
-        self._count: Final = count
+        super().__init__(count)
         self._skip: Final = skip
-        self._came = 0
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
         """The first."""
@@ -137,15 +155,6 @@ class WindowWithCount(Windows):
             self.close_oldest()
         if self._came % self._skip == 0:
             self.open_window()
-
-    def save_state(self) -> list[Any]:
-        """How many came, and the windows."""
-        return [self._came, *self.save_windows()]
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """The same."""
-        self._came, *windows = state
-        self.load_windows(windows)
 
 
 class WindowWithTime(Windows):
@@ -192,18 +201,16 @@ class WindowWithTime(Windows):
         self.load_windows(windows)
 
 
-class WindowWithTimeOrCount(Windows):
+class WindowWithTimeOrCount(CountingWindows):
     """See `window_with_time_or_count`."""
 
-    __slots__ = ("_came", "_count", "_span_ns")
+    __slots__ = ("_span_ns",)
 
     NAME = "window_with_time_or_count"
 
     def __init__(self, span_ns: int, count: int) -> None:
-        super().__init__()
+        super().__init__(count)
         self._span_ns: Final = span_ns
-        self._count: Final = count
-        self._came = 0
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
         """The window ends, and the next begins."""
@@ -221,12 +228,3 @@ class WindowWithTimeOrCount(Windows):
         self.changed()
         if self._came == self._count:
             self.on_timer(END)
-
-    def save_state(self) -> list[Any]:
-        """How many came into the window, and the windows."""
-        return [self._came, *self.save_windows()]
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """The same."""
-        self._came, *windows = state
-        self.load_windows(windows)
