@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rt.cursor import Cursor
 from rt.following import FollowingReader
 from rt.log.catalog import read_catalog
 from rt.log.columns import Message, MessageBatch
@@ -25,16 +26,7 @@ from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.reader import EventHandler, LogReader, Place
 from rt.log.watch import DirectoryWatch
 from rt.names import check_name
-from rt.positions import (
-    ACKNOWLEDGED,
-    BEGUN,
-    TRIMMABLE,
-    TRIMMABLE_FILE,
-    acknowledged_path,
-    begun_path,
-    read_position,
-    write_position,
-)
+from rt.positions import TRIMMABLE, TRIMMABLE_FILE, write_position
 from rt.pull_settings import PullSettings, Retention, copy_directory
 from rt.pulling import Pulling
 
@@ -109,14 +101,16 @@ class Subscriber:
         self._is_opening = False
         """Whether a thread uses it; that one closes it then."""
         self._pulling: Pulling | None = None
-        self._begun: int | None = None
-        """What was noted last of where it began."""
+        self._cursor: Cursor | None
+        """What one with a name remembers."""
         root = os.path.abspath(os.fspath(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
+            self._cursor = self._own_cursor()
             self._begin_pull(endpoints, tls, position)
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
+            self._cursor = self._own_cursor()
             self._wanted = self._resumed() if position is None else position
             self._open_reader()
 
@@ -201,12 +195,12 @@ class Subscriber:
 
     def ack(self, position: int) -> None:
         """Remember, durably, that everything below `position` is done; a named subscriber resumes there."""
-        if self.name is None:
+        if self._cursor is None:
             raise ValueError("only a named subscriber can acknowledge: give name=")
         self._check_handed_out(position)
         if self._reader is not None:
             self._reader.make_durable()
-        write_position(self._disk, acknowledged_path(self.directory, self.name), ACKNOWLEDGED, position)
+        self._cursor.acknowledge(position)
 
     def trim(self, position: int) -> None:
         """Let the pull client delete the sealed segments of the copy that end at or below `position`.
@@ -395,22 +389,15 @@ class Subscriber:
         if not 0 <= position <= self.position:
             raise ValueError(f"position {position} was not handed out yet: the next is {self.position}")
 
+    def _own_cursor(self) -> Cursor | None:
+        return None if self.name is None else Cursor(self._disk, self.directory, self.name)
+
     def _note_beginning(self, position: int) -> None:
-        """Keep where it began, as long as it has acknowledged nothing: the log is held back from there."""
-        if self.name is None or self._begun == position:
-            return
-        path = acknowledged_path(self.directory, self.name)
-        with storage_errors(path, "looking for a position"):
-            if self._disk.size(path) is not None:
-                return
-        write_position(self._disk, begun_path(self.directory, self.name), BEGUN, position)
-        self._begun = position
+        if self._cursor is not None:
+            self._cursor.note_beginning(position)
 
     def _resumed(self) -> Place:
-        if self.name is None:
-            return "earliest"
-        path = acknowledged_path(self.directory, self.name)
-        acknowledged = read_position(self._disk, path, ACKNOWLEDGED)
+        acknowledged = None if self._cursor is None else self._cursor.acknowledged
         return "earliest" if acknowledged is None else acknowledged
 
 

@@ -9,13 +9,19 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from collections.abc import Collection
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 from rt.errors import CertificateError
+from rt.names import check_name
 from rt.net.identity import Identity
 from rt.net.material import Credentials
 from rt.net.tls import TLS
+from sequencer.raft.dial import split_address
+
+LOG_PAUSE_S: Final = 1.0
+"""Refusals for the same reason are logged this often; all are counted."""
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -31,6 +37,24 @@ class Lost(Exception):
 
 class Refused(Lost):
     """The peer did what no member of this cluster does."""
+
+
+class Refusals:
+    """Counts what is refused, and logs it: for each reason once in `LOG_PAUSE_S`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log_again_s: dict[str, float] = {}
+
+    def note(self, refused: Refused, address: str, now_s: float) -> None:
+        """A connection from or to that address was refused."""
+        self.counts[refused.reason] += 1
+        if now_s >= self._log_again_s.get(refused.reason, 0.0):
+            self._log_again_s[refused.reason] = now_s + LOG_PAUSE_S
+            detail = str(refused.detail)[:300]
+            logger.warning(
+                "connection_refused reason=%s address=%s detail=%r", refused.reason, address, detail
+            )
 
 
 class _Loaded(NamedTuple):
@@ -100,6 +124,22 @@ class Contexts:
                 credentials.fingerprint,
                 credentials.not_after.isoformat(),
             )
+
+
+def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None:
+    """`rt.CertificateError` unless `identity` is the node `name`'s, ValueError for members without sense."""
+    for member, address in members.items():
+        check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
+        split_address(address)
+    if name not in members:
+        raise ValueError(f"{name!r:.200} is not among the members {sorted(members)}")
+    if identity.role != "node" or identity.name != name:
+        raise CertificateError(
+            "the certificate is not this member's",
+            got=identity.uri,
+            wanted=f"rt://{identity.stream}/node/{name}",
+            hint="`rt certs issue` makes one.",
+        )
 
 
 def check_peer(identity: Identity, *, own: Identity, members: Collection[str], dialled: str | None) -> None:

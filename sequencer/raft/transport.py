@@ -26,13 +26,12 @@ from random import Random
 from typing import Any, Final
 
 from rt.epochs import name_of
-from rt.errors import CertificateError, Closed
-from rt.names import check_name
+from rt.errors import Closed
 from rt.net.tls import TLS
-from sequencer.raft.admittance import Contexts, Lost, Refused, check_peer
+from sequencer.raft.admittance import Contexts, Lost, Refusals, Refused, check_own, check_peer
 from sequencer.raft.codec import encode, ping
 from sequencer.raft.connection import BURST_BYTES, Connection, Step
-from sequencer.raft.dial import Dialer, bound, connecting, split_address
+from sequencer.raft.dial import Dialer, bound, connecting
 from sequencer.raft.messages import Hello, Message
 from sequencer.raft.network import Receiver
 
@@ -43,8 +42,6 @@ OUTBOX_BYTES_MAX: Final = 64 << 20
 _BACKLOG: Final = 64
 _ACCEPT_PAUSE_S: Final = 1.0
 """How long not to accept after the process has run out of files: the listener would be ready all the time."""
-_LOG_PAUSE_S: Final = 1.0
-"""Refusals for the same reason are logged this often; all are counted."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sequencer.raft")
@@ -86,11 +83,11 @@ class TlsMesh:
     ) -> None:
         self._identity = tls.identity
         self._members = frozenset(members)
-        self._check(name, members)
+        check_own(self._identity, name, members)
         self._ping_s, self._silence_s, self._setup_s = ping_s, silence_s, setup_s
         self._outbox_bytes_max = outbox_bytes_max
-        self.refused = Counter()
-        self._log_again_s: dict[str, float] = {}
+        self._refusals = Refusals()
+        self.refused = self._refusals.counts
         random = self._random = random or Random()
         self._age_s = age_s
         self._dialers = {
@@ -379,7 +376,7 @@ class TlsMesh:
             self._downs.append(peer)
             logger.info("peer_down peer=%s reason=%s detail=%r", peer, lost.reason, str(lost.detail)[:300])
         if isinstance(lost, Refused):
-            self._refuse(lost, connection.address)
+            self._refusals.note(lost, connection.address, now_s)
         if connection.dialled is not None:
             dialer = self._dialers[connection.dialled]
             if is_up:
@@ -452,20 +449,6 @@ class TlsMesh:
         self._is_looked_up = True
         self.wake()
 
-    def _check(self, name: str, members: Mapping[str, str]) -> None:
-        for member, address in members.items():
-            check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
-            split_address(address)
-        if name not in members:
-            raise ValueError(f"{name!r:.200} is not among the members {sorted(members)}")
-        if self._identity.role != "node" or self._identity.name != name:
-            raise CertificateError(
-                "the certificate is not this member's",
-                got=self._identity.uri,
-                wanted=f"rt://{self._identity.stream}/node/{name}",
-                hint="`rt certs issue` makes one.",
-            )
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the network was closed")
@@ -476,14 +459,6 @@ class TlsMesh:
 
     def _setups(self) -> list[Connection]:
         return [connection for connection in self._connections.values() if connection.step is not Step.UP]
-
-    def _refuse(self, refused: Refused, where: str) -> None:
-        self.refused[refused.reason] += 1
-        now_s = time.monotonic()
-        if now_s >= self._log_again_s.get(refused.reason, 0.0):
-            self._log_again_s[refused.reason] = now_s + _LOG_PAUSE_S
-            detail = str(refused.detail)[:300]
-            logger.warning("connection_refused reason=%s address=%s detail=%r", refused.reason, where, detail)
 
     def _dial_failed(self, peer: str, dialer: Dialer, now_s: float, error: object) -> None:
         dialer.ended(now_s, None)
