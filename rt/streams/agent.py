@@ -95,7 +95,8 @@ class PullingAgent:
 
     async def start(self) -> None:
         """Open the books and the queue, and begin. Raises what they raise; then nothing is left open."""
-        async with contextlib.AsyncExitStack() as undo:
+        undo = contextlib.AsyncExitStack()
+        try:
             self._registry = await self._opened_registry()
             undo.push_async_callback(self._registry.close)
             await self._registry.commit()
@@ -110,7 +111,9 @@ class PullingAgent:
             self.subscriptions = Subscribing(self, self._roster, self._registry, self._known)
             for record in list(self._registry.records()):
                 self._roster.take_over(record, _now())
-            undo.pop_all()
+        except BaseException:
+            await _through(undo.aclose())
+            raise
         self.is_open = True
         self._look_for_idle_at = _now() + self.options.inactive_s / 10
         self._tasks = [self._guarded(self._pump()), self._guarded(self._keep_books())]
@@ -170,8 +173,7 @@ class PullingAgent:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # Whoever cancels this as well leaves it to the loop.
-            await asyncio.shield(asyncio.ensure_future(_close_opened(opening)))
+            await _through(_close_opened(opening))
             raise
 
     def _open_registry(self) -> QueueRegistry:
@@ -330,11 +332,10 @@ class PullingAgent:
             self._roster.behind[consumer] = None
 
     def caught_up(self, consumer: Consumer) -> None:
-        """It is back in the cache; an implicit one needs no record any more."""
+        """It is back in the cache."""
         self._roster.behind.pop(consumer, None)
         if self._roster.serves(consumer):
             self._roster.moved[consumer] = None
-            self._roster.drop_record(consumer)
 
     def closed(self, consumer: Consumer) -> None:
         """Nothing of it runs any more."""
@@ -364,6 +365,15 @@ class PullingAgent:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _through(work: Coroutine[Any, Any, None]) -> None:
+    """Do it to its end, however often whoever waits is cancelled meanwhile."""
+    doing = asyncio.ensure_future(work)
+    while not doing.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(doing)
+    doing.result()
 
 
 async def _close_opened(opening: asyncio.Future[QueueRegistry]) -> None:

@@ -149,6 +149,10 @@ class Consumer:
         """Whether it did not take what it was handed last, or cannot be handed anything."""
         return self.tries.are_failing or self._catching_up.is_failing
 
+    def lacks_before(self, low: SequenceToken) -> bool:
+        """Whether it has not got everything before `low`, which has been read."""
+        return self.is_behind or (self.cursor.has_more and self.wanted < low)
+
     def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
         """Stand at `wanted`: in the cache, or else behind it; at once, so that nothing from there on can go.
 

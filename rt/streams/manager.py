@@ -163,7 +163,7 @@ class PullingManager:
         if place.agent is not None and place.agent.fence != fence:
             await self._end(place, 0.0, keeps_books=False)
         if fence is None:
-            place.failures = 0
+            place.failures, place.try_at = 0, 0.0
         elif place.agent is None and _now() >= place.try_at and self._may_serve(place, fence):
             await self._begin(queue, place, fence)
 

@@ -5,8 +5,9 @@
     subscriptions   id -> [topic, consumer, pattern, fault]
     places          id -> [sequence number, event index]: the first token that it has not got
 
-Laws. A subscription without a place has everything before `low`. One that is not served here (nobody is
-attached, it is faulted, it reads for itself) has a place of its own, so that `low` does not carry it along.
+Laws. A subscription without a place has everything before `low`. One that does not (nobody is attached, it is
+faulted, it reads for itself, it went back) has a place of its own, so that `low` does not carry it along; if
+it is implicit, also a record, so that the next owner serves it though nothing new comes of its stream.
 What `commit` returned for is what the next owner finds. An owner with a lower fence than one before it is
 refused.
 """
@@ -164,6 +165,7 @@ class QueueRegistry:
         while self._committed < wanted:
             if self._committing is None:
                 self._committing = asyncio.create_task(self._commit())
+                self._committing.add_done_callback(_looked_at)
             await asyncio.shield(self._committing)
 
     async def close(self) -> None:
@@ -187,3 +189,9 @@ class QueueRegistry:
             self._committed = edits
         finally:
             self._committing = None
+
+
+def _looked_at(commit: asyncio.Task[None]) -> None:
+    """Whoever waited for it may be gone: the edits are part of the next one, or the store is dead."""
+    if not commit.cancelled():
+        commit.exception()

@@ -82,6 +82,7 @@ class Roster:
             and consumer.is_idle
             and consumer not in self.moved
             and self._registry.place(consumer.record.id) is None
+            and self._registry.record(consumer.record.id) is None
         )
 
     def _stream(self, stream: StreamId, now: float) -> Met:
@@ -109,9 +110,7 @@ class Roster:
             return
         observer = self._observer(record, place)
         if observer is not None:
-            consumer = self.serve(record, observer, place, now)
-            self.drop_record(consumer)
-            consumer.begin()
+            self.serve(record, observer, place, now).begin()
         elif (left := self._registry.record(record.id)) is not None and left.fault is None:
             self._registry.put(record, place)
             self.unattended[record.id] = None
@@ -151,11 +150,6 @@ class Roster:
             met.consumers.remove(consumer)
         return was_served
 
-    def drop_record(self, consumer: Consumer) -> None:
-        """An implicit one comes by itself, with its place, unless it reads for itself."""
-        if consumer.record.is_implicit and not consumer.is_behind:
-            self._registry.unrecord(consumer.record.id)
-
     def _observer(self, record: SubscriptionRecord, wanted: SequenceToken) -> StreamObserver | None:
         """Who consumes it here, if anybody does; one that cannot be made is a fault of the subscription."""
         try:
@@ -169,24 +163,31 @@ class Roster:
     # What the books are to say
 
     def note(self, low: SequenceToken) -> None:
-        """Put into the books what everybody has, `low` being what those in the cache have."""
-        places = {
-            consumer.record.id: consumer.wanted
-            for consumer in self.moved
-            if not consumer.is_behind and consumer.wanted > low
-        }
-        self.moved = {}
-        for consumer in self.behind:
-            self._registry.put(consumer.record, consumer.wanted)
-        self._registry.note(low, places, self._has_all_before_low)
+        """Put into the books what everybody has, `low` being what those in the cache have.
+
+        Who came back into the cache may stand before what the books say already: then it is recorded with its
+        place, as one that reads for itself.
+        """
+        noted = max(low, self._registry.low or low)
+        places: dict[str, SequenceToken] = {}
+        moved, self.moved = self.moved, {}
+        for consumer in {**moved, **self.behind}:
+            if consumer.lacks_before(noted):
+                self._registry.put(consumer.record, consumer.wanted)
+                continue
+            if consumer.record.is_implicit:
+                self._registry.unrecord(consumer.record.id)
+            if consumer.wanted > noted:
+                places[consumer.record.id] = consumer.wanted
+        self._registry.note(noted, places, lambda each: self._has_all_before(noted, each))
 
     def lacking(self) -> list[SequenceToken]:
         """The places of those that are to read again what the others have."""
         places = [self._registry.place(each) for each in self.unattended]
         return [consumer.wanted for consumer in self.behind] + [each for each in places if each is not None]
 
-    def _has_all_before_low(self, subscription_id: str) -> bool:
+    def _has_all_before(self, low: SequenceToken, subscription_id: str) -> bool:
         consumer = self.served.get(subscription_id)
         if consumer is not None:
-            return not consumer.is_behind
+            return not consumer.lacks_before(low)
         return self._registry.record(subscription_id) is None

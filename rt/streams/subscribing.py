@@ -88,7 +88,6 @@ class Subscribing:
                     served.go_to(before.wanted)
             if self._roster.serves(served):
                 self._registry.put(whole, served.wanted)
-                self._roster.drop_record(served)
             await self._registry.commit()
         finally:
             served.begin()

@@ -417,3 +417,104 @@ def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
             QueueRegistry(stores(queue), queue, Fence(2))
 
     virtual_time.run(main())
+
+
+def test_one_that_stands_before_what_was_noted_is_where_it_was_with_the_next_owner() -> None:
+    """It went back to what the cache still had: explicit, and implicit, of which nothing new comes."""
+    stores = memory_stores()
+    queues = GeneratorQueues(three, events=60)
+    (queue,) = queues.mapper.queues
+    again: dict[str, Collector] = {}
+
+    async def main() -> None:
+        first, second = Hand(), Hand()
+        gone_back = Collector(last=SequenceToken(20), slow_s=50)
+        options = StreamOptions(cache_events=1000, save_every_s=1)
+        host = StreamProvider("p", queues, balancer=first, stores=stores, options=options)
+        host.implicit("all", "n/c", lambda _: gone_back)
+        other = StreamProvider("p", queues, balancer=second, stores=stores, options=options)
+        other.consumer("c", lambda _: again.setdefault("explicit", Collector()))
+        other.implicit("all", "n/c", lambda _: again.setdefault("implicit", Collector()))
+        async with host, other:
+            first.win(queue, 1)
+            stream = host.stream("n", "a")
+            await stream.subscribe(Collector(), start=EARLIEST)
+            await asyncio.sleep(5)
+            await stream.subscribe(Collector(slow_s=50), start=SequenceToken(30), consumer="c")
+            handles = await host.stream("n", "c").subscriptions()
+            await handles[0][0].resume(Collector(slow_s=50), SequenceToken(35))
+            await asyncio.sleep(5)
+            await first.lose(queue)
+            second.win(queue, 2)
+            await until(lambda: len(again) == 2 and all(each.events[-1:] > [56] for each in again.values()))
+            assert again["explicit"].events == list(range(30, 60, 3))
+            assert again["implicit"].events == list(range(35, 60, 3))
+
+    virtual_time.run(main())
+
+
+def test_a_queue_that_comes_back_while_its_agent_waited_for_another_try_is_served() -> None:
+    class Broken(GeneratorQueues):
+        is_broken = True
+
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            if self.is_broken:
+                raise OSError("no queue")
+            return await super().receiver(queue, start)
+
+    queues = Broken(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        hand = Hand()
+        async with StreamProvider("p", queues, balancer=hand) as host:
+            hand.win(queue, 1)
+            await asyncio.sleep(100)
+            hand.assign({})
+            await asyncio.sleep(0.1)
+            queues.is_broken = False
+            hand.win(queue, 2)
+            await until(lambda: host.status()[0].state == "served", 1)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("begins_s", [0.5, 5.0, 11.0])
+def test_a_queue_that_is_not_released_in_time_leaves_nothing_open_when_it_was_revoked(
+    begins_s: float,
+) -> None:
+    """The books take 4 s to open, to commit, to close; the queue goes while it starts, or is served."""
+    opened: set[object] = set()
+
+    class Store(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            opened.add(self)
+
+        def close(self) -> None:
+            super().close()
+            opened.discard(self)
+
+    async def main() -> None:
+        queues = GeneratorQueues(three)
+        (queue,) = queues.mapper.queues
+        hand = Hand()
+        options = StreamOptions(drain_s=30)
+        async with StreamProvider(
+            "p", queues, balancer=hand, stores=lambda _: Store(), options=options
+        ) as host:
+            host.implicit("all", "n/*", lambda _: Collector(slow_s=100))
+            hand.win(queue, 1)
+            await asyncio.sleep(begins_s)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await hand.give_up(queue)
+            await hand.lose(queue)
+            assert not opened
+            assert host.status()[0].state == "elsewhere"
+            hand.win(queue, 2)
+            await until(lambda: host.status()[0].state == "served")
+        assert not opened
+
+    virtual_time.run(main(), delay_s=lambda: 4.0)
