@@ -63,6 +63,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [nodes("rt_has_leader", "0x40", "0x40", "0x40")],
         [nodes("rt_has_leader", "0x40", "1x40", "1x40")],
     ),
+    "RtStreamSilent": (
+        [nodes("rt_has_leader", "1x10 _x30", "0x10 _x30")],
+        [nodes("rt_has_leader", "1x10 _x30", "0x40")],
+    ),
     "RtLeaderUnknown": ([nodes("rt_has_leader", "0x40", "1x40")], [nodes("rt_has_leader", "1x40", "1x40")]),
     "RtMemberAway": ([ONE_AWAY], [ALL, peers(("n1", "n3", 0), ("n2", "n3", 1))]),
     "RtNoSpareMember": ([{**ONE_AWAY, **LEADS}], [{**ALL, **LEADS}, {**FIVE, **LEADS}, ONE_AWAY]),

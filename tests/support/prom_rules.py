@@ -30,7 +30,17 @@ _WORDS: Final = frozenset(
         "rate",
         "increase",
     }
-    | {"time", "floor", "histogram_quantile", "bool", "avg", "label_values", "group_left", "group_right"}
+    | {
+        "time",
+        "floor",
+        "histogram_quantile",
+        "bool",
+        "avg",
+        "label_values",
+        "last_over_time",
+        "group_left",
+        "group_right",
+    }
 )
 
 
