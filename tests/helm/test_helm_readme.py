@@ -69,10 +69,11 @@ def test_notes_are_written_for_every_set_of_values(values: str) -> None:
 @pytest.mark.parametrize(
     ("values", "warnings"),
     [
-        ("default", []),
-        ("single", ["one node", "podAntiAffinity", "PodDisruptionBudget"]),
-        ("no-persistence", ["persistence.enabled", "diagnosticMode"]),
-        ("external-nodeport", ["externalAccess.hosts"]),
+        ("default", ["image.registry"]),
+        ("everything", []),
+        ("single", ["image.registry", "one node", "podAntiAffinity", "PodDisruptionBudget"]),
+        ("no-persistence", ["image.registry", "persistence.enabled", "diagnosticMode"]),
+        ("external-nodeport", ["externalAccess.hosts", "image.registry"]),
     ],
 )
 def test_notes_warn_of_what_may_lose_data_or_cannot_work(values: str, warnings: list[str]) -> None:
