@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import textwrap
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from chart_bench import CHART, MATRIX, ROOT, load_yaml, notes, objects
 from chart_docs import with_table
+from click.testing import CliRunner
+
+from rt.cli.main import cli
 
 README = (CHART / "README.md").read_text()
 META: dict[str, Any] = next(load_yaml((CHART / "Chart.yaml").read_text()))
@@ -35,6 +39,16 @@ def test_every_value_that_the_readme_sets_or_names_exists() -> None:
         for word in re.sub(r"\[\d+\]", ".items", path).split("."):
             schema = schema.get("items", {}) if word == "items" else schema["properties"].get(word)
             assert schema is not None, path
+
+
+def test_every_command_of_the_program_that_the_readme_shows_takes_these_options() -> None:
+    shown = re.findall(r"^ *(?:\$ )?rt ([^$\n]*)", README.replace("\\\n", " "), re.MULTILINE)
+
+    assert {line.split()[0] for line in shown} == {"certs", "rest", "status"}
+    for line in shown:
+        words = list(itertools.takewhile(str.isalpha, line.split()))[: 2 if line.startswith("certs") else 1]
+        said = CliRunner().invoke(cli, [*words, "--help"]).output
+        assert not set(re.findall(r"--[a-z-]+", line)) - set(re.findall(r"--[a-z-]+", said)), line
 
 
 def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -> None:

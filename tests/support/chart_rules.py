@@ -200,6 +200,49 @@ def labels_are_those_that_are_recommended(objects: Sequence[Object]) -> Iterator
             yield f"{each['kind']} {each['metadata']['name']}"
 
 
+def policies_let_through_what_the_pods_need(objects: Sequence[Object]) -> Iterator[str]:
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    every = [pod["metadata"]["labels"] for _, pod in pods_of(objects) if "labels" in pod["metadata"]]
+    labels = {each["app.kubernetes.io/component"]: each for each in every}
+    (ports,) = [
+        {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        for _, pod in pods_of(objects)
+        for container in pod["spec"]["containers"]
+        if container["name"] == "rt"
+    ]
+    for source, port in (("node", "data"), ("node", "raft"), ("test", "data")):
+        if source in labels:
+            ends = (("Egress", labels[source], labels["node"]), ("Ingress", labels["node"], labels[source]))
+            for way, own, peer in ends:
+                if not _is_let_through(policies, way, own, peer, ports[port]):
+                    yield f"{way} of {port}, from a {source}"
+    for component, own in labels.items():
+        if not _is_let_through(policies, "Egress", own, {}, 53):
+            yield f"a {component} finds no names"
+
+
+def _is_let_through(policies: Sequence[Object], way: str, own: Object, peer: Object, port: int) -> bool:
+    """Whether a pod with the labels `own` may use a port with, or its own from, one of the labels `peer`."""
+    word = {"Egress": "to", "Ingress": "from"}[way]
+    about = [
+        policy
+        for policy in policies
+        if way in policy["policyTypes"] and policy["podSelector"]["matchLabels"].items() <= own.items()
+    ]
+    rules = [rule for policy in about for rule in policy[way.lower()]]
+    return not about or any(
+        any(each["port"] == port for each in rule.get("ports", []))
+        and (
+            word not in rule
+            or any(
+                set(each) == {"podSelector"} and each["podSelector"]["matchLabels"].items() <= peer.items()
+                for each in rule[word]
+            )
+        )
+        for rule in rules
+    )
+
+
 RULES: Final[Sequence[Rule]] = (
     port_names_are_short_and_each_port_is_one,
     selectors_are_the_labels_of_their_pods,
@@ -212,4 +255,5 @@ RULES: Final[Sequence[Rule]] = (
     certificates_that_are_mounted_are_made,
     secrets_are_never_in_variables,
     labels_are_those_that_are_recommended,
+    policies_let_through_what_the_pods_need,
 )
