@@ -54,7 +54,8 @@ host names, and never a wildcard, with which one node could pose as another.
 {{- $secret := default (printf "%s-client-%s" $full $client.name) $client.secret -}}
 {{- $wanted = append $wanted (dict "secret" $secret "role" $client.role "name" $client.name "dedup" (default list $client.dedupIds) "lease" (default list $client.leases) "dns" (list) "ips" (list)) -}}
 {{- end -}}
-{{- $secrets := list -}}
+{{- /* The CA's Secret, and the name of its Certificate. */ -}}
+{{- $secrets := list (printf "%s-ca" (include "rt.tlsPrefix" .)) (printf "%s-ca" $full) -}}
 {{- range $wanted -}}
 {{- if not (regexMatch "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$" .secret) -}}
 {{- fail (printf "tls.clients: no Secret can be called %s: give that client a secret." .secret) -}}

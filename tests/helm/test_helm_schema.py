@@ -103,6 +103,10 @@ def test_values_that_cannot_be_are_refused_by_the_schema(text: str) -> None:
         ('{"tls": {"clients": [{"name": "a", "role": "operator", "leases": ["g"]}]}}', "hold leases"),
         ('{"config": {"extra": {"data_port": 5002}}}', "config.extra.data_port: the chart sets it itself"),
         ('{"podDisruptionBudget": {"maxUnavailable": 2}}', "without more than 1 of its nodes"),
+        (
+            '{"tls": {"clients": [{"name": "a", "role": "operator", "secret": "trades-rt-tls-ca"}]}}',
+            "two certificates for the Secret trades-rt-tls-ca",
+        ),
         ('{"fullnameOverride": "1st"}', "cannot be a service's"),
     ],
 )
