@@ -29,7 +29,7 @@ class Faults:
         self._draw = random.Random()
         self._heals: dict[str, tuple[float, Callable[[], None]]] = {}
         self.done: Counter[str] = Counter()
-        """How often each was done."""
+        """How often each was drawn: by chance it finds nobody to do it to."""
         self.lost_changes = 0
         """Changes of files that power cuts took back."""
         self._kinds: dict[Callable[[], None], int] = {
@@ -123,10 +123,9 @@ class Faults:
             self._later(f"start {name}", pause_s, partial(self._cluster.start, name))
 
     def _pause(self) -> None:
-        for name in self._victims():
-            if f"pause {name}" in self._heals:
-                continue
-            self._note("pause", name)
+        victims = [name for name in self._victims() if f"pause {name}" not in self._heals]
+        self._note("pause", *victims)
+        for name in victims:
             process = self._cluster.running[name]
             process.signal(signal.SIGSTOP)
             pause_s = 5 * self._draw.random() ** 2 + 0.1
@@ -161,11 +160,11 @@ class Faults:
 
     def _hand_over(self) -> None:
         """No fault by itself; the next one may come before it is over."""
-        leader = self._leader()
-        if leader is None or leader not in self._cluster.running:
+        leader = self._leader() or ""
+        self._note("hand_over", leader)
+        if leader not in self._cluster.running:
             return
         process, seconds = self._cluster.running[leader], self._draw.choice([0.05, 0.5, 2.0])
-        self._note("hand_over", leader)
         process.post("hand_over", seconds=seconds)
         if self._draw.random() < 0.5:
             with contextlib.suppress(Timeout):  # It is stopped, perhaps.

@@ -48,13 +48,9 @@ def said(text: str) -> None:
 
 def command_line(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
         return ""
-
-
-def test_a_few_faults_break_no_promise(tmp_path: Path) -> None:
-    assert run_chaos(tmp_path, nodes=3, strikes=4, seed=1)
 
 
 @pytest.mark.slow
