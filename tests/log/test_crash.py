@@ -123,18 +123,20 @@ def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "checked"),
+    ("run", "checked", "seeds"),
     [
-        (publish_and_flush, check),
-        (publish_and_roll, check),
-        (publish_compressed, check),
-        (publish_in_three_lives, check),
-        (roll_and_trim, check),
-        (publish_unflushed_then_flush, check_one_topic),
+        (publish_and_flush, check, [2]),  # The other seeds of these are below, where recovery is cut as well.
+        (publish_and_roll, check, [2]),
+        (publish_in_three_lives, check, [2]),
+        (roll_and_trim, check, [2]),
+        (publish_compressed, check, [0, 1, 2]),
+        (publish_unflushed_then_flush, check_one_topic, [0, 1, 2]),
     ],
 )
-def test_a_power_cut_at_any_change_loses_nothing_that_was_flushed(run: Step, checked: Step) -> None:
-    assert sweep(run, checked, seeds=range(3)) > 100
+def test_a_power_cut_at_any_change_loses_nothing_that_was_flushed(
+    run: Step, checked: Step, seeds: list[int]
+) -> None:
+    assert sweep(run, checked, seeds=seeds) > 100
 
 
 @pytest.mark.slow

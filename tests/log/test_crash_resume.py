@@ -255,9 +255,9 @@ def merge_once_more(disk: MemoryDisk, log: Log) -> None:
 # Sweeps
 
 
-@pytest.mark.parametrize("run", [receive, receive_in_turns, receive_and_trim])
-def test_a_power_cut_at_any_change_of_a_copy_loses_nothing_durable_and_it_goes_on(run: Step) -> None:
-    assert sweep(run, check_copy, seeds=range(1)) > 100
+def test_a_power_cut_at_any_change_of_a_copy_loses_nothing_durable_and_it_goes_on() -> None:
+    """Those that receive in turns and trim are cut below, together with their recovery."""
+    assert sweep(receive, check_copy, seeds=range(1)) > 100
 
 
 @pytest.mark.parametrize("in_kernel", [False, True])
