@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rt.log.batch import BATCH_HEADER_BYTES, BATCH_MAGIC, Int64s
-from rt.log.checksum import crc32c
+from rt.log.joint_checksums import Stretches
 from rt.log.layout import NUMBER_MAX, TOPIC_BYTES_MAX
 
 BATCHES_MIN: Final = 16
@@ -48,10 +48,9 @@ def find_run(
     if len(starts) < BATCHES_MIN:
         return None, stop
     headers = _plain(data, starts)
-    good = _count_verified(data, headers, seed, source, values)
-    if good < BATCHES_MIN:
-        return None, stop
-    return _cut(headers.run, good, headers.ends), stop
+    if len(headers.ends) >= BATCHES_MIN:
+        headers = headers.cut(_count_verified(data, headers, seed, source, values))
+    return headers.run if len(headers.ends) >= BATCHES_MIN else None, stop
 
 
 def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
@@ -77,23 +76,39 @@ class _Headers(NamedTuple):
     checksums: npt.NDArray[np.uint32]
     values_checksums: npt.NDArray[np.uint32]
 
+    def cut(self, count: int) -> _Headers:
+        """The first `count` of them."""
+        if count == len(self.ends):
+            return self
+        starts, counts, numbers, _ = self.run
+        end = int(self.ends[count - 1]) if count else 0
+        return _Headers(
+            Run(starts[:count], counts[:count], numbers[:count], end),
+            self.values_at[:count],
+            self.ends[:count],
+            self.checksums[:count],
+            self.values_checksums[:count],
+        )
+
 
 def _plain(data: memoryview, places: list[int]) -> _Headers:
     """The headers of the batches, as far as all they say is as it must be and nothing is compressed."""
     words = np.frombuffer(data[: len(data) & -4], "<u4")
     starts = np.array(places, np.int64)
-    fields: npt.NDArray[np.uint32] = words[(starts // 4)[:, None] + np.arange(BATCH_HEADER_BYTES // 4)]
-    total, columns_in, values_in, columns, values = fields[:, [2, 12, 13, 14, 15]].astype(np.int64).T
-    flags, topics = fields[:, 4] & 0xFFFF, (fields[:, 4] >> 16).astype(np.int64)
-    counts = fields[:, 5].astype(np.int64)
-    numbers = np.ascontiguousarray(fields[:, 6:8]).view("<i8")[:, 0]
+    at = starts // 4
+    magic, checksums, values_checksums, flags = (words[at + place] for place in (0, 1, 3, 4))
+    total, counts, columns_in, values_in, columns, values = (
+        words[at + place].astype(np.int64) for place in (2, 5, 12, 13, 14, 15)
+    )
+    topics = (flags >> 16).astype(np.int64)
+    numbers = words[at + 6] + (words[at + 7].astype(np.int64) << 32)
     fixed = (4 * counts + 11 & -8) + 8 * counts + 4 * topics + 4
     fixed += np.where(topics > 1, 2 * counts + 7 & -8, 0)
     values_at = BATCH_HEADER_BYTES + (columns_in + 7 & -8)
     is_plain = (
-        (fields[:, 0] == BATCH_MAGIC)
+        (magic == BATCH_MAGIC)
         & (total == values_at + (values_in + 7 & -8))
-        & (flags == 0)
+        & (flags & 0xFFFF == 0)
         & (columns_in == columns)
         & (values_in == values)
         & (topics >= 1)
@@ -107,50 +122,18 @@ def _plain(data: memoryview, places: list[int]) -> _Headers:
     good = len(places) if is_plain.all() else int(is_plain.argmin())
     ends = starts + total
     run = Run(starts, counts, numbers, int(ends[-1]))
-    return _Headers(_cut(run, good, ends), starts + values_at, ends, fields[:, 1], fields[:, 3])
+    return _Headers(run, starts + values_at, ends, checksums, values_checksums).cut(good)
 
 
 def _count_verified(data: memoryview, headers: _Headers, seed: int, source: int, values: bool) -> int:
     """How many batches from the first on have good checksums."""
-    run = headers.run
-    count = len(run.starts)
-    seeds = _seeds(seed, run.starts + source).tolist()
-    # Slices of bytes are cheaper than those of a view, by more than copying small batches costs.
-    base = int(run.starts[0]) if count else 0
-    raw = bytes(data[base : run.end])
-    starts, middles = (run.starts + 8 - base).tolist(), (headers.values_at[:count] - base).tolist()
-    found = [crc32c(raw[a:b], s) for a, b, s in zip(starts, middles, seeds, strict=True)]
-    is_good = np.array(found, np.uint32) == headers.checksums[:count]
+    run, values_at = headers.run, headers.values_at // 8
+    offsets = run.starts + source
+    stretches = [Stretches(run.starts // 8 + 1, values_at, headers.checksums, offsets)]
     if values:
-        ends = (headers.ends[:count] - base).tolist()
-        found = [crc32c(raw[a:b], s) for a, b, s in zip(middles, ends, seeds, strict=True)]
-        is_good &= np.array(found, np.uint32) == headers.values_checksums[:count]
-    return count if is_good.all() else int(is_good.argmin())
-
-
-def _cut(run: Run, count: int, ends: Int64s) -> Run:
-    if count == len(run.starts):
-        return run
-    return Run(
-        run.starts[:count], run.counts[:count], run.numbers[:count], int(ends[count - 1]) if count else 0
-    )
-
-
-def _make_table() -> npt.NDArray[np.uint32]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-    return table
-
-
-_TABLE: Final = _make_table()
-"""CRC-32C of each byte, by its polynomial, bits reversed."""
-
-
-def _seeds(seed: int, offsets: Int64s) -> npt.NDArray[np.uint32]:
-    """`batch_seed(seed, offset)` of each offset."""
-    crc = np.full(len(offsets), ~np.uint32(seed), np.uint32)
-    for place in range(8):
-        byte = (offsets >> 8 * place & 0xFF).astype(np.uint32)
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> np.uint32(8))
-    return ~crc
+        stretches.append(Stretches(values_at, headers.ends // 8, headers.values_checksums, offsets))
+    words = np.frombuffer(data[: len(data) & -8], "<u8")
+    if all(each.hold(words, seed) for each in stretches):
+        return len(offsets)
+    good = np.logical_and.reduce([each.held(data, seed) for each in stretches])
+    return len(offsets) if good.all() else int(good.argmin())

@@ -2,7 +2,6 @@
 
 import random
 
-import numpy as np
 import pytest
 from batches import Said, batch, forge, session_bytes, session_header
 from batches import columns as columns_of
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from rt.log.batch import CODEC_ZSTD, BadBatch
 from rt.log.checksum import batch_seed
 from rt.log.frames import read_batch
-from rt.log.runs import BATCHES_MIN, _seeds, find_run
+from rt.log.runs import BATCHES_MIN, find_run
 from rt.log.segment import SEGMENT_HEADER_BYTES
 
 HEADER = session_header(first=7)
@@ -121,9 +120,3 @@ def test_a_forged_header_with_good_checksums_ends_the_run(said: dict[str, int]) 
     found = together(data, values=True)
     assert found == good_batches(data, values=True)[: len(found)]
     assert len(found) <= 20
-
-
-def test_seeds_are_those_of_single_batches() -> None:
-    offsets = np.array([0, 64, 1 << 20, 2**61 + 8, 12345678], np.int64)
-    for seed in (0, 1, 0xFFFFFFFF, 0x12345678):
-        assert _seeds(seed, offsets).tolist() == [batch_seed(seed, int(offset)) for offset in offsets]
