@@ -110,6 +110,26 @@ def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -
         kept(secrets)
 
 
+@pytest.mark.parametrize("stops_at", ["rt-ca", "rt-0", "feed"])
+def test_what_fails_half_way_goes_on_with_the_same_ca_when_it_is_run_again(stops_at: str) -> None:
+    class Failing(Secrets):
+        def fill(self, name: str, data: Any, *, version: str) -> None:
+            if name == stops_at:
+                raise ApiRefused("no", where=name)
+            super().fill(name, data, version=version)
+
+    secrets, order_of_secrets = Failing(), ["rt-ca", "rt-0", "feed"]
+    with pytest.raises(ApiRefused):
+        kept(secrets)
+    again = Secrets()
+    again.data, again.versions = secrets.data, secrets.versions
+    before = {name: dict(data) for name, data in again.data.items()}
+
+    assert kept(again) == order_of_secrets[order_of_secrets.index(stops_at) :]
+    for name in order_of_secrets[: order_of_secrets.index(stops_at)]:
+        assert again.data[name] == before[name]
+
+
 @pytest.mark.parametrize("lost", ["tls.crt", "tls.key"])
 def test_no_other_ca_is_made_where_half_of_one_is_left(lost: str) -> None:
     secrets = Secrets()
