@@ -23,19 +23,19 @@ class LeaseClock:
     """What one leader saw of leases, in one term."""
 
     def __init__(self, state: State) -> None:
-        self._state = state
+        self.state = state
         self._seen: dict[str, tuple[int, int, int]] = {}
         """By name: token, renewals, and since when they are so."""
         self._look_ns = 0
 
     def due(self, now_ns: int) -> ExpireLeases | None:
         """What is over; None: nothing, or it is not time to look. It is said again until it is applied."""
-        if now_ns < self._look_ns or not (self._state.leases or self._seen):
+        if now_ns < self._look_ns or not (self.state.leases or self._seen):
             return None
         self._look_ns = now_ns + LOOK_NS
         seen, self._seen = self._seen, {}
         over: list[IdleLease] = []
-        for name, lease in self._state.leases.items():
+        for name, lease in self.state.leases.items():
             known = seen.get(name)
             if known is None or known[:2] != (lease.token, lease.renewals):
                 known = (lease.token, lease.renewals, now_ns)

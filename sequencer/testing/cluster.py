@@ -21,6 +21,7 @@ from sequencer.raft.messages import NOWHERE
 from sequencer.raft.node import RaftNode
 from sequencer.testing.checks import Checks
 from sequencer.testing.history import History, require
+from sequencer.testing.lease_holders import Holders
 from sequencer.testing.life import Life
 from sequencer.testing.network import Weather, Wires
 from sequencer.testing.settings import Settings
@@ -75,6 +76,7 @@ class Cluster:
         self.seen: Counter[str] = Counter()
         """How often each kind of event was traced; of faults and log lines by their names."""
         self.lives_begun = 0
+        self.holders = Holders(self)
         self.running = ""
         """The member whose code runs, or ran last."""
 

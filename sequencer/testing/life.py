@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 
 from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.commands import Command as LeaseCommand
+from sequencer.commands import encode_command
+from sequencer.control.lease_clock import LeaseClock
+from sequencer.outcomes import Outcome
 from sequencer.raft.epochs import EpochOver
 from sequencer.raft.messages import Entry, Message
 from sequencer.raft.node import RaftNode
@@ -56,7 +60,11 @@ class Life:
         )
         self.endpoint = Endpoint(name, cluster.wires, self._on_flush)
         self.endpoint.on_arrival = self.wake
-        self.machine = Machine(self, cluster.settings.padding)
+        self.machine = Machine(self, cluster.settings.padding, has_leases=cluster.settings.holders > 0)
+        self._steady = NodeClock(cluster.timeline, offset=0.0, rate=self.clock.rate)
+        """Goes as the other one does, and never jumps."""
+        self._lease_clock = LeaseClock(self.machine.leases)
+        self._lease_term = 0
         self._calls: deque[Callable[[], None]] = deque()
         self._aside = SteppedAside(self._later, self.wake)
         self._busy_until = 0.0
@@ -118,10 +126,10 @@ class Life:
         """Stand still, as after SIGSTOP."""
         self.paused_until = max(self.paused_until, self.cluster.timeline.now + seconds)
 
-    def propose(self, size: int) -> bool:
-        """Have a new command proposed; False if the node takes no more."""
+    def propose(self, size: int, lease: bytes = b"") -> bool:
+        """Have a new command proposed, one about leases if given; False if the node takes no more."""
         command = Command(self.number, self.proposed + 1)
-        content = command.encode(size)
+        content = command.encode(size, lease)
         try:
             future = self.node.propose(content)
         except Overloaded:
@@ -230,8 +238,20 @@ class Life:
         while self.in_flight and self.in_flight[0][2].done():
             _, content, future = self.in_flight.popleft()
             self.history.on_acknowledged(future.result(), content)
+        self._expire_leases()
         wait = 0.0 if self.endpoint.inbox else self.clock.real(node.wait_s())
         self.wake(self.clock.spent + max(wait, ROUND_S))
+
+    def _expire_leases(self) -> None:
+        """What a leader does about leases, in each term by a clock that begins anew."""
+        raft, state = self.node._raft, self.machine.leases
+        if not state.leases or not self.node.is_leader:
+            return
+        if self._lease_term != raft.term or self._lease_clock.state is not state:
+            self._lease_term, self._lease_clock = raft.term, LeaseClock(state)
+        over = self._lease_clock.due(int(self._steady.read() * 1e9))
+        if over is not None:
+            self.propose(0, encode_command(over))
 
     def _on_flush(self, queued: list[tuple[str, Message]]) -> None:
         require(self.fork is None, "it speaks after it was forced", self.name)
@@ -257,6 +277,10 @@ class Life:
     def on_applied(self, machine: Machine) -> None:
         """See `machine.Watcher`."""
         self.history.on_applied(machine)
+
+    def on_lease(self, command: LeaseCommand, outcome: Outcome) -> None:
+        """See `machine.Watcher`."""
+        self.cluster.holders.on_applied(self, command, outcome)
 
 
 def _brief(message: Message) -> tuple[object, ...]:

@@ -1,8 +1,8 @@
 """The commands of a simulation, and the state machine they go to.
 
 Each command names who proposed it and as which one, so that a checker can tell what is lost, doubled or out
-of order. The machine's state is a running checksum, which two different histories do not share, and the force
-that its history began with.
+of order. The machine's state is a running checksum, which two different histories do not share, the force
+that its history began with, and the leases that are held.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from sequencer import commands
+from sequencer.apply import apply
+from sequencer.outcomes import Outcome
+from sequencer.state import State
+from sequencer.state_encoding import decode_state, encode_state
+
 _COMMAND = struct.Struct("<QQ")
 _STATE = struct.Struct("<QIQ")
+_LEASES = struct.Struct("<I")
+_IS_LEASE = b"\xff"
+"""Behind the head of a command about leases; no other has it there."""
 FORCES = (1 << 64) - 1
 """The life that forces are of; their sequence names the history that begins with one."""
 
@@ -24,15 +33,23 @@ class Command(NamedTuple):
     life: int
     sequence: int
 
-    def encode(self, size: int) -> bytes:
-        """`size` bytes, or as few as it takes."""
+    def encode(self, size: int, lease: bytes = b"") -> bytes:
+        """`size` bytes, or as few as it takes; one about leases has those bytes."""
         head = _COMMAND.pack(*self)
+        if lease:
+            return head + _IS_LEASE + lease
         return head + bytes([self.sequence % 251]) * max(0, size - len(head))
 
 
 def decode_command(content: bytes) -> Command:
     """Who proposed it."""
     return Command(*_COMMAND.unpack_from(content))
+
+
+def lease_command(content: bytes) -> commands.Command | None:
+    """What it says of leases."""
+    at = _COMMAND.size + len(_IS_LEASE)
+    return commands.decode_command(content[at:]) if content[_COMMAND.size : at] == _IS_LEASE else None
 
 
 class Watcher(Protocol):
@@ -44,15 +61,24 @@ class Watcher(Protocol):
     def on_applied(self, machine: Machine) -> None:
         """A command was applied, or the machine restored."""
 
+    def on_lease(self, command: commands.Command, outcome: Outcome) -> None:
+        """A command about leases was applied."""
+
 
 class Machine:
-    """A state machine (`sequencer.raft.consensus.StateMachine`). `padding` bytes make its snapshot large."""
+    """A state machine (`sequencer.raft.consensus.StateMachine`). `padding` bytes make its snapshot large.
 
-    def __init__(self, watcher: Watcher, padding: int) -> None:
+    Only one that `has_leases` says anything of them in its snapshots.
+    """
+
+    def __init__(self, watcher: Watcher, padding: int, *, has_leases: bool = False) -> None:
         self.index = 0
         self.chain = 0
         self.line = 0
         """The history that it is of: 0 the first, else the force that it began with."""
+        self.leases = State(bytes(16))
+        """Of which it keeps the leases, as the sequencer does."""
+        self._has_leases = has_leases
         self._watcher = watcher
         self._padding = padding
 
@@ -62,20 +88,34 @@ class Machine:
         self.index = index
         if decode_command(command).life == FORCES:
             self.line = decode_command(command).sequence
+            apply(self.leases, commands.Reset(False, self.line, 0, bytes(16), "n1"))
         self.chain = zlib.crc32(command, self.chain)
         self._watcher.on_applied(self)
+        if (lease := lease_command(command)) is not None:
+            self._watcher.on_lease(lease, apply(self.leases, lease))
 
     def snapshot(self) -> Callable[[], bytes]:
         """What encodes the state as it is."""
-        content = _STATE.pack(self.index, self.chain, self.line) + bytes(self._padding)
+        content = self.digest() + bytes(self._padding)
         return lambda: content
 
     def digest(self) -> bytes:
         """See `StateMachine.digest`."""
-        return _STATE.pack(self.index, self.chain, self.line)
+        return _STATE.pack(self.index, self.chain, self.line) + self._lease_bytes()
+
+    def _lease_bytes(self) -> bytes:
+        if not self._has_leases:
+            return b""
+        leases = encode_state(self.leases)
+        return _LEASES.pack(len(leases)) + leases
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Become an earlier state."""
         self.index, self.chain, self.line = _STATE.unpack_from(state) if state else (0, 0, 0)
         assert self.index == index, (self.index, index)
+        self.leases = State(bytes(16))
+        if state and self._has_leases:
+            start = _STATE.size + _LEASES.size
+            (size,) = _LEASES.unpack_from(state, _STATE.size)
+            self.leases = decode_state(state[start : start + size])
         self._watcher.on_applied(self)

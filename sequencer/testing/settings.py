@@ -79,6 +79,8 @@ class Settings:
     """Of a machine's snapshot."""
     propose_every_s: float = 0.05
     """For each node of three; more propose more rarely."""
+    holders: int = 0
+    """Who ask for leases; a seed never decides it."""
     retry_ms: int = 1000
     burst: float = 0.01
     """Odds that a thousand commands are proposed at once, ..."""

@@ -47,6 +47,8 @@ class Report:
     virtual_s: float
     seen: Counter[str]
     """Events by kind."""
+    leases: Counter[str]
+    """What came of leases: granted, renewed, released, expired."""
 
 
 def simulate(
@@ -83,6 +85,7 @@ def simulate(
         lives=cluster.lives_begun,
         virtual_s=cluster.timeline.now,
         seen=cluster.seen,
+        leases=cluster.holders.seen,
     )
 
 
@@ -117,6 +120,7 @@ def _run(cluster: Cluster) -> None:
         timeline.after(0.1 * cluster.rng.random(), lambda name=name: cluster.start(name))  # type: ignore[misc]
     for client in clients:
         client.begin()
+    cluster.holders.begin()
     if cluster.rng.random() < 0.8:
         timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
     nemesis.begin()
@@ -125,6 +129,7 @@ def _run(cluster: Cluster) -> None:
     timeline.run(timeline.now + 0.5)
     for client in clients:
         client.is_over = True
+    cluster.holders.is_over = True
     _settle(cluster)
 
 
@@ -219,13 +224,14 @@ class _Client:
     "--nodes", type=click.Choice(["1", "3", "5", "7"]), help="Members; by default the seed decides."
 )
 @click.option("--seconds", default=6.0, help="Virtual seconds of faults.")
+@click.option("--holders", default=0, help="How many ask for leases.")
 @click.option("--go-on", is_flag=True, help="Run the other seeds too when one failed.")
-def main(seeds: int, start: int, nodes: str | None, seconds: float, *, go_on: bool) -> None:
+def main(seeds: int, start: int, nodes: str | None, seconds: float, holders: int, *, go_on: bool) -> None:
     """Simulate Raft clusters under faults; a seed that fails is shown with its last events."""
     began, virtual_s, commands, failed, digest = time.monotonic(), 0.0, 0, 0, 0
     for seed in range(start, start + seeds):
         try:
-            report = simulate(seed, nodes=int(nodes) if nodes else None, seconds=seconds)
+            report = simulate(seed, nodes=int(nodes) if nodes else None, seconds=seconds, holders=holders)
         except SimulationFailed as error:
             failed += 1
             click.echo(error)

@@ -47,12 +47,12 @@ class NodeClock:
     def __init__(self, timeline: Timeline, *, offset: float, rate: float) -> None:
         self._timeline = timeline
         self._offset = offset
-        self._rate = rate
+        self.rate = rate
         self.spent = 0.0
 
     def read(self) -> float:
         """What the node sees."""
-        return self._offset + self._rate * (self._timeline.now + self.spent)
+        return self._offset + self.rate * (self._timeline.now + self.spent)
 
     def jump(self, seconds: float) -> None:
         """As after a suspended machine: forward, never back."""
@@ -60,7 +60,7 @@ class NodeClock:
 
     def real(self, seconds: float) -> float:
         """How long it takes until this clock has advanced by `seconds`."""
-        return seconds / self._rate
+        return seconds / self.rate
 
 
 class Clocks:
