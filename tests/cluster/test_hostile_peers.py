@@ -9,8 +9,9 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,7 +22,9 @@ import rt
 from replicator.wire import PULL_METHOD, PUSH_METHOD
 from rt.net.certs import init_ca, issue
 from rt.net.identity import Identity
+from rt.net.leases import LEASE_SERVICE, LeaseCalls, LeaseRow
 from rt.net.rpc import open_channel
+from rt.v1 import leases_pb2
 from rt.v1 import replication_pb2 as pb
 from sequencer.testing.wired_nodes import WiredNodes
 
@@ -235,6 +238,80 @@ def test_garbage_and_huge_lengths_harm_nobody(faults: Faults) -> None:
         member = nodes.certificate("node", "n2")
         for said in (draw.randbytes(100_000), b"\xff" * 64, struct.pack("<QQQQ", *[2**63] * 4)):
             answer_to(nodes.raft_ports["n1"], member, said)
+
+
+@contextlib.asynccontextmanager
+async def closing(calls: LeaseCalls) -> AsyncIterator[LeaseCalls]:
+    try:
+        yield calls
+    finally:
+        await calls.close()
+
+
+def asked(*names: str, token: int = 0, **fields: Any) -> bytes:
+    """A request for leases, whatever it says."""
+    said = {"request": os.urandom(16), "owner": "h-holder~a", "duration_ms": 60_000} | fields
+    rows = [leases_pb2.LeaseRow(name=name, token=token) for name in names or ("h-app/q",)]
+    return leases_pb2.LeaseRequest(leases=rows, **said).SerializeToString()
+
+
+def test_leases_of_others_are_neither_got_nor_seen_nor_taken_away(faults: Faults) -> None:
+    nodes = faults.nodes
+    target = f"127.0.0.1:{nodes.data_ports['n1']}"
+    holder = nodes.certificate("subscriber", "h-holder", lease_groups=["h-app"])
+    other = nodes.certificate("publisher", "h-other", lease_groups=["h-other"])
+    twin = nodes.certificate("subscriber", "h-twin", lease_groups=["h-app"])
+    none, operator = nodes.certificate("subscriber", "h-none"), nodes.certificate("operator", "h-operator")
+    denied = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+    bad = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, *denied}
+
+    async def acquired() -> list[int]:
+        async with closing(LeaseCalls([target], holder)) as calls:
+            return await calls.acquire("h-holder~a", ["h-app/q"], 3600, timeout_s=WAIT_S)
+
+    async def released(token: int) -> list[bool]:
+        """It alone is held, as it was acquired; and no more."""
+        async with closing(LeaseCalls([target], holder)) as calls:
+            rows = await calls.held("h-app/", timeout_s=WAIT_S)
+            assert rows == [LeaseRow("h-app/q", "h-holder~a", token)]
+            return await calls.release("h-holder~a", rows, timeout_s=WAIT_S)
+
+    with bounded(faults, "h-leases"):
+        (token,) = asyncio.run(acquired())
+        listing = leases_pb2.LeaseListRequest(prefix="h-app/").SerializeToString()
+        taken = asked(token=token)
+        for tls, method, said in (
+            (other, "Acquire", asked("h-app/x", owner="h-other")),
+            (other, "List", listing),
+            (none, "Acquire", asked("h-app/x", owner="h-none")),
+            (none, "List", listing),
+            (operator, "List", listing),
+            (nodes.certificate("node", "n2"), "Release", taken),
+            (twin, "Acquire", asked("h-app/x", owner="h-holder")),
+            (twin, "Renew", taken),
+            (twin, "Release", taken),
+        ):
+            assert status_of(target, tls, f"/{LEASE_SERVICE}/{method}", said) in denied, (method, said)
+        garbage = [
+            b"\xff" * 1000,
+            b"x" * (8 * 2**20),
+            asked(token=2**64 - 1),
+            asked(request=b"short", token=1),
+        ]
+        for method, said in (
+            *((method, said) for method in ("Renew", "Release") for said in (*garbage, asked(token=0))),
+            ("Acquire", garbage[0]),
+            ("Acquire", asked(*(f"h-app/{number}" for number in range(100_000)))),
+            ("Acquire", asked("h-app/" + "q" * 100_000)),
+            ("Acquire", asked("h-app/../q", "h-app/q\0", "h-app/\u202eq")),
+            ("Acquire", asked("h-app")),
+            ("Acquire", asked("h-app/x", owner="h" * 100_000)),
+            ("Acquire", asked("h-app/x", owner="h-holder~../a")),
+            ("Acquire", asked("h-app/x", duration_ms=2**32 - 1)),
+        ):
+            code = status_of(target, holder, f"/{LEASE_SERVICE}/{method}", said)
+            assert code in bad, (method, code, said[:60])
+        assert asyncio.run(released(token)) == [True], "nobody got or took away anything"
 
 
 def test_idle_connections_take_nobody_s_place(faults: Faults) -> None:
