@@ -55,6 +55,7 @@ class DeliveryHost(Protocol):
     options: StreamOptions
     dead_letters: DeadLetters | None
     is_rewindable: bool
+    is_open: bool
     turns: Turns
     """The few places for those who read for themselves."""
 

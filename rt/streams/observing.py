@@ -61,11 +61,11 @@ class StreamObserver:
         raise NotImplementedError
 
     async def last_token(self) -> SequenceToken | None:
-        """The last event that this consumer has, asked once before it is handed any; None: as noted here."""
+        """The last event that this consumer has, asked before it is handed any; None: as noted here."""
         return None
 
     async def on_gap(self, gap: StreamGap) -> None:
-        """Events are missing, and what comes next lies behind them."""
+        """Events are missing, and what comes next lies behind them. If it raises, it is told again."""
         logger.warning(
             "stream_gap stream=%s wanted=%s resumed=%s why=%r",
             gap.stream,
@@ -79,7 +79,11 @@ class StreamObserver:
         logger.warning("stream_error error=%s", error)
 
     async def on_close(self) -> None:
-        """It is not called any more: unsubscribed, given up, or the queue is served by another host now."""
+        """It is called no more: unsubscribed, given up, or the queue is not served here for now.
+
+        Where the queue is served here again, a subscribed one is called again, `last_token` first.
+        It is waited for for some seconds only.
+        """
 
 
 ObserverFactory: TypeAlias = Callable[[StreamId], StreamObserver]

@@ -102,7 +102,8 @@ class Stream:
         """Hand this stream's events to `observer`, from `start` on.
 
         With the name of a `consumer` whose factory other hosts have, it goes on there when they serve the
-        queue; without, it waits there for somebody to resume it. `NotRewindable`, `QueueElsewhere`.
+        queue; without, it waits there for somebody to resume it. `NotRewindable`, `QueueElsewhere`;
+        `ValueError` for a start that is no place. After `CommitUnknown` it may be in the books.
         """
         if consumer is not None:
             check_name(consumer, kind="consumer")

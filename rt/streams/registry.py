@@ -68,7 +68,10 @@ class QueueRegistry:
         self._space.load(store.reader())
         owner = self._space.get_or_create_value("fence", 0, of=int)
         if owner.value > fence:
-            raise Fenced("another host took the queue over", where=queue, got=fence, wanted=owner.value)
+            hint = "A balancer without leases cannot go on with the books of one with leases: give it others."
+            raise Fenced(
+                "another host took the queue over", where=queue, got=fence, wanted=owner.value, hint=hint
+            )
         if owner.value != fence:
             owner.value = fence
         self._low: PersistedValue[Any] = self._space.get_or_create_value("low", None)

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from rt.streams.delivery import Consumer, DeliveryHost
 from rt.streams.directory import Consumers
-from rt.streams.errors import NoSuchSubscription, NotRewindable, StreamError
+from rt.streams.errors import NoSuchSubscription, NotRewindable, QueueElsewhere, StreamError
 from rt.streams.ids import SequenceToken, StartPosition, StreamId, checked_token
 from rt.streams.observing import StreamObserver
 from rt.streams.registry import QueueRegistry, SubscriptionRecord
@@ -65,6 +65,8 @@ class Subscribing:
         """
         resuming = self._resuming.setdefault(subscription_id, asyncio.Lock())
         async with resuming:
+            if not self._host.is_open:
+                raise QueueElsewhere("the queue went while others resumed", got=subscription_id)
             await self._resume(subscription_id, observer, start)
 
     async def _resume(

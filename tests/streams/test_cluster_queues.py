@@ -13,7 +13,15 @@ from rt.errors import StorageFailed
 from rt.log.catalog import read_catalog
 from rt.log.directory import merged_directory
 from rt.log.disk import REAL
-from rt.streams import NotWritable, SequenceToken, StartPosition, StreamId, StreamProvider, directory_stores
+from rt.streams import (
+    NotWritable,
+    SequenceToken,
+    StartPosition,
+    StreamId,
+    StreamOptions,
+    StreamProvider,
+    directory_stores,
+)
 from rt.streams.cluster_events import Unreadable, events_of
 from rt.streams.cluster_queues import Cluster, ClusterQueues
 from rt.streams.ids import stream_of
@@ -188,3 +196,26 @@ def test_columns_are_parted_by_topic_in_order(log: Log) -> None:
                 )
                 assert part.size_bytes == sum(map(len, part.events)) + 64 * len(part)
     assert found == wanted
+
+
+def test_a_topic_of_any_name_and_a_message_of_any_number_of_events_stop_no_queue(log: Log) -> None:
+    names = ["/a/b", "//", "/", "", "n/\n", "a//b"]
+    for name in names:
+        log.publisher.publish(json.dumps([name] * 50).encode(), topic=name)
+    log.publish(*[("n/a", b"[1]")] * 30)
+
+    async def main() -> None:
+        found: dict[StreamId, Collector] = {}
+        options = StreamOptions(cache_events=20)
+        provider = StreamProvider("p", ClusterQueues({"q": log.cluster()}, split=json.loads), options=options)
+        provider.implicit("all", "*", lambda stream: found.setdefault(stream, Collector()))
+        async with provider:
+            await until(lambda: sum(len(each.events) for each in found.values()) >= 50 * len(names) + 30)
+            (status,) = provider.status()
+            assert status.state == "served"
+        for name in names:
+            assert found[stream_of(name)].events == [name] * 50
+            assert len(set(found[stream_of(name)].tokens)) == 50
+        assert found[StreamId("n", "a")].events == [1] * 30
+
+    asyncio.run(main())

@@ -297,6 +297,34 @@ def test_the_queue_is_told_only_of_what_was_durable_for_those_who_read_for_thems
     run(program, Told(one, events=1000), stores=lambda _: Store(), options=options, delay_s=2.0)
 
 
+def test_the_queue_is_not_told_of_what_somebody_went_back_to_while_the_books_were_written() -> None:
+    told: list[int] = []
+    asked_at: list[int] = []
+
+    class Told(GeneratorQueues):
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            receiver = await super().receiver(queue, start)
+
+            async def acknowledge(low: SequenceToken) -> None:
+                told.append(low.sequence_number)
+
+            receiver.acknowledge = acknowledge  # type: ignore[method-assign]
+            return receiver
+
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "one")
+        subscription = await stream.subscribe(Collector(), start=EARLIEST)
+        await asyncio.sleep(0.5)
+        agent = await provider.agent_of(stream.id)
+        await until(lambda: agent._registry._committing is not None and agent._is_saving.locked())
+        asked_at.append(len(told))
+        await subscription.resume(Collector(slow_s=100), SequenceToken(3))
+        await asyncio.sleep(20)
+        assert all(each <= 3 for each in told[asked_at[0] :])
+
+    run(program, Told(one, events=1000, rate_per_s=100), options={"drain_s": 0}, delay_s=2.0)
+
+
 def _places(rows: dict[str, dict[str, bytes]]) -> list[bytes]:
     (found,) = [value for name, value in rows.items() if "places" in name and "value" in name] or [{}]
     return list(found.values())
