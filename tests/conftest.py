@@ -29,8 +29,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 TESTDATA = Path(__file__).parent / "testdata"
 
+# How long the draws take and how large they are by chance fails no test.
+_CHANCE = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+    HealthCheck.filter_too_much,
+]
 settings.register_profile(
-    "rt", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "rt", deadline=None, max_examples=60, suppress_health_check=_CHANCE, print_blob=True
 )
 settings.register_profile("rt-ci", settings.get_profile("rt"), derandomize=True)
 settings.load_profile("rt-ci" if os.environ.get("CI") == "true" else "rt")

@@ -18,7 +18,7 @@ from receiving_node import make_pki, tls_of
 import rt
 import rt.aio
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from rt.progress import PROGRESS_FILE
 from rt.push_requests import Serve
 from rt.pushing import Pushing
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 class FakeProcess:

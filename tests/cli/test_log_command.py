@@ -339,7 +339,7 @@ def test_dump_follows_a_log_until_it_is_interrupted(tmp_path: Path) -> None:
         publisher.flush()
         command = [sys.executable, "-m", "rt", "log", "dump", "--follow", publisher.directory]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            killer = threading.Timer(60, process.kill)
+            killer = threading.Timer(300, process.kill)
             killer.start()
             assert process.stdout is not None
             assert process.stderr is not None

@@ -41,7 +41,7 @@ from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLog
 from sequencer.testing.leftovers import nothing_left
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 DATA = Path("s/sessions/feed")
 
 

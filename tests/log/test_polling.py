@@ -13,7 +13,7 @@ from rt.log import polling, watch
 from rt.log.polling import POLL_SECONDS_MIN, LogPoll
 from rt.log.watch import DirectoryWatch
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 def test_a_write_a_roll_and_the_end_of_the_directory_are_noticed_and_nothing_else(

@@ -214,9 +214,9 @@ def test_close_ends_the_wait_of_another_thread(tmp_path: Path) -> None:
 
         follower = threading.Thread(target=follow)
         follower.start()
-        assert seen.wait(30)
+        assert seen.wait(120)
         reader.close()
-        follower.join(30)
+        follower.join(120)
         assert not follower.is_alive()
         reader.close()
     assert got == [0]
@@ -238,7 +238,7 @@ def test_polling_waits_for_the_first_message_only(tmp_path: Path) -> None:
         assert reader.poll(timeout=0.01) == []
         publisher.publish_many([b""] * 5)
         publisher.flush()
-        assert len(reader.poll(3, timeout=30)) == 3
+        assert len(reader.poll(3, timeout=120)) == 3
         assert len(reader.poll(3, timeout=None)) == 2
 
 
@@ -254,7 +254,7 @@ def test_without_inotify_a_follower_looks_again_by_itself(
     with open_publisher(tmp_path) as publisher, rt.LogReader(publisher.directory, follow=True) as reader:
         writer = threading.Thread(target=lambda: (publisher.publish(b"found"), publisher.flush()))
         writer.start()
-        assert [message.value for message in reader.poll(timeout=30)] == [b"found"]
+        assert [message.value for message in reader.poll(timeout=120)] == [b"found"]
         writer.join()
 
 
@@ -266,7 +266,7 @@ def test_a_directory_that_disappears_ends_a_follower_with_an_error(tmp_path: Pat
         assert reader.poll(timeout=0) == []
         shutil.move(publisher.directory, tmp_path / "elsewhere")
         with pytest.raises(rt.NotALog, match="removed or renamed"):
-            reader.poll(timeout=30)
+            reader.poll(timeout=120)
     publisher.close()
 
 
@@ -315,7 +315,7 @@ def test_a_trim_under_the_reader_is_told_and_never_waited_for(tmp_path: Path) ->
             assert first > 3000
             got = []
             while not got or got[-1] < 4999:
-                got += [message.number for message in reader.poll(1000, timeout=30)]
+                got += [message.number for message in reader.poll(1000, timeout=120)]
     (event,) = events
     assert isinstance(event, SkipForward)
     assert event.resumed == first
@@ -412,7 +412,7 @@ def test_a_torn_tail_is_told_once_and_a_follower_waits_behind_it(tmp_path: Path)
         assert [message.number for message in reader.poll()] == [0]
         with open_publisher(tmp_path) as publisher:
             publisher.publish(b"after")
-        assert [message.value for message in reader.poll(timeout=30)] == [b"after"]
+        assert [message.value for message in reader.poll(timeout=120)] == [b"after"]
 
 
 def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> 
     path = directory_of(tmp_path) / "log.0.0"
     os.truncate(path, path.stat().st_size - 8)
     with rt.LogReader(path.parent, follow=True) as reader, pytest.raises(rt.Damaged):
-        reader.poll(timeout=30)
+        reader.poll(timeout=120)
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ from rt.net.rpc_options import (
 )
 from rt.net.tls import TLS
 
-WAIT_S = 30
+WAIT_S = 120
 
 NODE = Identity("s", "node", "n1")
 FEED = Identity("s", "publisher", "f1")

@@ -13,7 +13,7 @@ from replicator.attached_pushes import SERVED, AttachedPushes
 from replicator.push_client import PushClient
 from rt.push_requests import Finish, Serve
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 class FakeClient:

@@ -211,7 +211,7 @@ def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str)
 async def ended(copy: PullCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
     client = PullClient(copy, "s", endpoints, tls_of(pki, name), draw=lambda low, _: low)
     with pytest.raises(RtError) as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await client.run()
     return caught.value
 

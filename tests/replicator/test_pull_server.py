@@ -375,7 +375,7 @@ class Puller:
 
     async def hear(self) -> PullAnswered:
         with asking("node"):
-            data = await asyncio.wait_for(self.call.read(), 30)
+            data = await asyncio.wait_for(self.call.read(), 120)
             if not isinstance(data, bytes):
                 await self.call
             assert isinstance(data, bytes), "it ended well"

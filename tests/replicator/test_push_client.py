@@ -26,7 +26,7 @@ from rt.log.segment import SegmentId
 from rt.progress import NO_LEVEL, Level, PushState, read_progress
 from rt.testing.disk import FaultyDisk
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -59,7 +59,7 @@ class Client:
 
     async def hear(self) -> PushAnswered:
         with asking("node"):
-            data = await asyncio.wait_for(self.call.read(), 30)
+            data = await asyncio.wait_for(self.call.read(), 120)
         if not isinstance(data, bytes):
             with asking("node"):
                 await self.call
@@ -345,7 +345,7 @@ class Waiting:
 
     def sync_to(self, point: SyncPoint) -> None:
         self.begun.release()
-        assert self.go.acquire(timeout=30)
+        assert self.go.acquire(timeout=120)
         if self.error is not None:
             raise self.error
         self.synced.append(point.offset)

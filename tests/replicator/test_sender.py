@@ -486,7 +486,7 @@ def test_a_change_behind_the_last_look_makes_the_descriptor_readable(tmp_path: P
                 received.take(items)
             publisher.publish(b"%d" % number)
             publisher.flush()
-            ready, _, _ = select.select([sender], [], [], 30)
+            ready, _, _ = select.select([sender], [], [], 120)
             assert ready
         publisher.close()
         assert drained(sender, received).segments == files_of(REAL, publisher.directory)

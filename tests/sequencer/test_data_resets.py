@@ -435,7 +435,7 @@ class Desk:
         self.tasks.append(asyncio.ensure_future(work))  # type: ignore[arg-type]
 
     async def until(self, is_so: object) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not is_so():  # type: ignore[operator]
                 await asyncio.sleep(0.001)
 

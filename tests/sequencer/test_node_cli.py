@@ -32,7 +32,7 @@ from sequencer.node_logs import JsonLines, TextLines
 from sequencer.supervision import ExitStatus
 from sequencer.testing.loopback import free_port
 
-WAIT_S: Final = 60.0
+WAIT_S: Final = 120.0
 
 
 @pytest.fixture(autouse=True)

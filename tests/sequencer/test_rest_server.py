@@ -32,7 +32,7 @@ from sequencer.rest.endpoints import ENDPOINTS, Endpoint
 from sequencer.rest.listener import HANDSHAKES_MAX, Listener
 from sequencer.state_encoding import encode_state
 
-WAIT_S = 30
+WAIT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -395,7 +395,7 @@ async def listening(
 )
 def test_a_peer_that_makes_no_request_is_cut_off(content: bytes) -> None:
     async def check() -> None:
-        async with listening(headers_s=0.05) as (listener, _):
+        async with listening(headers_s=0.5) as (listener, _):
             answer = b""
             with contextlib.suppress(ConnectionError):
                 answer = await ask(listener.port, content)
@@ -427,7 +427,7 @@ def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
 
     async def check() -> None:
         endpoint = replace(ENDPOINTS[0], path="/much", view=much)
-        async with listening((endpoint,), headers_s=0.05, request_s=0.3) as (listener, app):
+        async with listening((endpoint,), headers_s=0.5, request_s=1.0) as (listener, app):
             _, writer = await asyncio.open_connection("127.0.0.1", listener.port, limit=1)
             writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: app.statuses[200] == 1)
@@ -443,7 +443,7 @@ def test_a_large_answer_arrives_whole_at_a_peer_that_is_slower_than_a_header_may
 
     async def check() -> None:
         endpoint = replace(ENDPOINTS[0], path="/much", view=much)
-        async with listening((endpoint,), headers_s=0.05, request_s=20.0) as (listener, app):
+        async with listening((endpoint,), headers_s=0.5, request_s=100.0) as (listener, app):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             writer.write(b"GET /much HTTP/1.0\r\n\r\n")
             await until(lambda: app.statuses[200] == 1)

@@ -35,7 +35,7 @@ from sequencer.config import BadSetting
 from sequencer.supervision import FINAL, Action, ExitStatus, Signal, Start, Supervision, Times
 from sequencer.supervisor import Supervisor
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = 120.0
 CHILDREN: Final = ("control", "data")
 
 

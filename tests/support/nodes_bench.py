@@ -40,7 +40,7 @@ from sequencer.state import State
 
 MERGED = "/node/merged"
 IDENTITY = Identity(Kind.MERGED, CLUSTER, "s")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def wait_until(is_so: Callable[[], bool], what: str = "") -> None:

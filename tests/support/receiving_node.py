@@ -27,7 +27,7 @@ from rt.net.rpc import serve
 from rt.net.tls import TLS
 
 CLUSTER = bytes(range(0x40, 0x50))
-WAIT_S = 30
+WAIT_S = 120
 
 
 def make_pki(directory: Path) -> Path:

@@ -240,7 +240,7 @@ def tls_of(pki: Path, name: str) -> TLS:
 
 
 async def ask(
-    port: int, content: bytes, context: ssl.SSLContext | None = None, *, wait_s: float = 20
+    port: int, content: bytes, context: ssl.SSLContext | None = None, *, wait_s: float = 120
 ) -> bytes:
     """Everything that comes back for those bytes, until the other side closes."""
     async with asyncio.timeout(wait_s):
