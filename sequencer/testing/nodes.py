@@ -275,7 +275,8 @@ class Nodes:
 
     def _signal(self, name: str, number: signal.Signals, part: Part) -> None:
         for pid in self.pids(name, part):
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # A part has just ended.
+                os.kill(pid, number)
 
     def _forget(self, name: str) -> None:
         process = self._running.pop(name)

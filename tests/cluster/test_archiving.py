@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults import WAIT_S
 
 import rt
 from rt.log.directory import merged_directory, read_table
@@ -44,8 +45,8 @@ def trimmed(path: Path) -> Trimmed:
 
 
 def kept_bytes(path: Path) -> int:
-    """What the segments of a log take on the disk."""
-    return sum(file.stat().st_size for file in path.glob("log.*"))
+    """What the segments of a log hold that are not trimmed."""
+    return sum(segment.size_bytes for segment in read_status(path).kept)
 
 
 def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_missed(
@@ -62,15 +63,15 @@ def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_misse
             publisher.publish_many([VALUE] * STEP)
             publisher.flush()
             position += STEP
-            publisher.wait(position - 1, "merged", timeout=60)
+            publisher.wait(position - 1, "merged", timeout=WAIT_S)
             for subscriber in (following, own):
                 assert take(subscriber, STEP) == STEP
 
     def wait_trimmed(*names: str) -> Trimmed:
-        """Until so little is kept as the limit says, and all of these kept the same."""
+        """Until so little is kept as the limit says, the same by all of these: then no more goes."""
 
         def is_trimmed() -> bool:
-            is_little = all(kept_bytes(logs[name]) <= LIMIT_BYTES + ROLL_BYTES for name in names)
+            is_little = all(kept_bytes(logs[name]) <= LIMIT_BYTES for name in names)
             return is_little and len({read_start(logs[name]) for name in names}) == 1
 
         nodes.wait(is_trimmed, f"{names} to trim: {[trimmed(logs[name]) for name in names]}")
@@ -125,5 +126,5 @@ def take(subscriber: rt.Subscriber, count: int) -> int:
     """Take so many messages; how many they were."""
     taken = 0
     while taken < count:
-        taken += len(subscriber.poll(count - taken, timeout=60))
+        taken += len(subscriber.poll(count - taken, timeout=WAIT_S))
     return taken

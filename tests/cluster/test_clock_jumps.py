@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Faults
+from faults import WAIT_S, Faults
 from preloaded import CLOCK, built, set_clock
 
 import rt
@@ -87,15 +87,21 @@ def publish(nodes: WiredNodes, publisher: rt.Publisher, rounds: int) -> int:
     """
     end = max(map(nodes.merged_position, nodes.names)) + rounds * len(VALUES)
     for _ in range(rounds):
-        publisher.wait(publisher.publish_many(VALUES)[-1], "merged", timeout=60)
+        publisher.wait(publisher.publish_many(VALUES)[-1], "merged", timeout=WAIT_S)
     nodes.wait_merged(end)
     return end
 
 
-def reasons(nodes: WiredNodes, name: str) -> set[TrimReason]:
-    """Why a node has trimmed segments, as far as it has."""
+def reasons(nodes: WiredNodes, name: str, start: int) -> set[TrimReason]:
+    """Why a node has trimmed the segments from a position on, as far as it has."""
     table = read_table(REAL, str(nodes.merged_directory(name)))
-    return {one.reason for one in table.segments if one.is_trimmed} if table else set()
+    trimmed = [one for one in table.segments if one.is_trimmed] if table else []
+    return {one.reason for one in trimmed if one.first >= start}
+
+
+def kept_bytes(nodes: WiredNodes, name: str) -> int:
+    """What the segments of a node's merged log hold that are not trimmed."""
+    return sum(segment.size_bytes for segment in read_status(nodes.merged_directory(name)).kept)
 
 
 def starts(nodes: WiredNodes) -> set[int]:
@@ -145,7 +151,7 @@ def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
         nodes.wait(lambda: min(starts(nodes)) > max(before), "old segments to go everywhere")
         jump(nodes, 0)
         publish(nodes, publisher, 1)
-    assert [reasons(nodes, name) for name in nodes.names] == [{TrimReason.TIME}] * 3
+    assert [reasons(nodes, name, max(before)) for name in nodes.names] == [{TrimReason.TIME}] * 3
     assert nodes.compare().differences == ()
     configure(nodes, timeMinutes=0)
 
@@ -170,17 +176,21 @@ def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_w
     with published(nodes, tmp_path, "fast") as publisher:
         first = publish(nodes, publisher, 1) - len(VALUES)
         with subscriber(first) as slow:
-            had = slow.poll(10, timeout=60)
+            had = slow.poll(10, timeout=WAIT_S)
             end = slow.position
         assert [message.position for message in had] == list(range(first, end))
         assert events == []
 
         last = publish(nodes, publisher, 8)
-        nodes.wait(lambda: min(starts(nodes)) > first + len(VALUES), "what it had not read to be trimmed")
+        nodes.wait(
+            lambda: all(kept_bytes(nodes, name) <= LIMIT_BYTES for name in nodes.names),
+            "all that is to be trimmed to go: what goes later would be skipped by itself",
+        )
+        assert min(starts(nodes)) > first + len(VALUES)
         with subscriber(end) as slow:
             read = [message.position for message in had]
             while read[-1] < last - 1:
-                read += [message.position for message in slow.poll(1000, timeout=60)]
+                read += [message.position for message in slow.poll(1000, timeout=WAIT_S)]
     (skip,) = [event for event in events if isinstance(event, SkipForward)]
     assert skip.reason == "size"
     assert end <= skip.wanted < skip.resumed < last
@@ -197,7 +207,7 @@ def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes
     ):
         end = publish(nodes, publisher, 1)
         while patient.position < end:
-            patient.poll(1000, timeout=60)
+            patient.poll(1000, timeout=WAIT_S)
         jump(nodes, 6 * HOUR)  # Sequencing time may be some hours ahead.
         nodes.wait(lambda: told(nodes, "/log-history?state=active")[0]["logPos"] == end, "an empty segment")
         jump(nodes, 9 * HOUR)
@@ -212,6 +222,6 @@ def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes
         last = publish(nodes, publisher, 1)
         read: list[int] = []
         while patient.position < last:
-            read += [message.position for message in patient.poll(len(VALUES), timeout=60)]
+            read += [message.position for message in patient.poll(len(VALUES), timeout=WAIT_S)]
     assert read == [*range(end, last)]
     assert nodes.compare().differences == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Faults
+from faults import WAIT_S, Faults
 from whole_cluster import whole_cluster
 
 import rt
@@ -85,7 +85,7 @@ def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_fol
     nodes = faults.nodes
     with faults.sender("one") as one, faults.sender("two") as two:
         faults.wait_flow(one, two)
-        leader = nodes.leader()
+        leader = nodes.wait_ready()
         follower, down = (name for name in nodes.names if name != leader)
         nodes.kill(down)
         faults.wait_flow(one, two)
@@ -119,10 +119,9 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
 
     first = publisher()
     start = max(map(nodes.merged_position, nodes.names)) + 100
-    first.wait(first.publish_many([b"before"] * 100)[-1], "merged", timeout=45)
+    first.wait(first.publish_many([b"before"] * 100)[-1], "merged", timeout=WAIT_S)
     nodes.wait_merged(start)
-    leader = nodes.leader()
-    assert leader is not None
+    leader = nodes.wait_ready()
     down, late = (name for name in nodes.names if name != leader)
     nodes.kill(down)
     epoch = int(status(faults, leader, "/status")["epoch"]) + 1
@@ -146,7 +145,7 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
     faults.wait(is_fenced, "the publisher to be fenced")
     first.close(linger=0)
     with publisher() as again:
-        again.wait(again.publish(b"behind"), "merged", timeout=45)
+        again.wait(again.publish(b"behind"), "merged", timeout=WAIT_S)
         nodes.start(down)
         wait_done(faults, epoch, down)
         nodes.wait_merged(start + 1)
@@ -158,7 +157,7 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
             position=start,
             on_event=events.append,
         ) as subscriber:
-            (message,) = subscriber.poll(1, timeout=45)
+            (message,) = subscriber.poll(1, timeout=WAIT_S)
     assert (message.position, message.value, message.number) == (start, b"behind", again.progress.written - 1)
     for name in nodes.names:
         told: list[Event] = []
@@ -180,7 +179,7 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
         tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
     ) as publisher:
         position = max(map(nodes.merged_position, nodes.names)) + 1
-        publisher.wait(publisher.publish(b"before"), "merged", timeout=45)
+        publisher.wait(publisher.publish(b"before"), "merged", timeout=WAIT_S)
         nodes.wait_merged(position)
         left, *gone = nodes.names
         nodes.kill(*gone)
@@ -197,7 +196,7 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
         nodes.start(*gone)
         begin(faults, left, "/soft-reset", force=True)
         wait_done(faults, FORCED, *nodes.names)
-        publisher.wait(publisher.publish(b"behind"), "merged", timeout=45)
+        publisher.wait(publisher.publish(b"behind"), "merged", timeout=WAIT_S)
     nodes.wait_merged(position + 1)
     assert nodes.compare().differences == ()
     for name in nodes.names:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Faults
+from faults import WAIT_S, Faults
 
 import rt
 from rt.net.rest import ask, check
@@ -50,7 +50,7 @@ def publish(faults: Faults, operator: Operator, root: Path, session: str, count:
         root, "s", publisher_id=session, endpoints=faults.nodes.endpoints, tls=tls
     ) as publisher:
         numbers = publisher.publish_many([b"x" * 100] * count)
-        publisher.wait(numbers[-1], "merged", timeout=45)
+        publisher.wait(numbers[-1], "merged", timeout=WAIT_S)
     newest = [operator.told("/latest-out-position", name) for name in faults.nodes.names]
     end = 1 + max(int(one["latestOutPosition"]) for one in newest)
     faults.nodes.wait_merged(end)
@@ -71,7 +71,7 @@ def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
     ) as subscriber:
         faults.wait(lambda: operator.holds().get("holder") == end - 9, "a hold where it began")
         while subscriber.position < end:
-            assert subscriber.poll(timeout=45)
+            assert subscriber.poll(timeout=WAIT_S)
         operator.told("/release-hold", body={"name": "holder"})
         faults.wait(lambda: "holder" not in operator.holds(), "the hold to be released")
         subscriber.ack(end - 4)

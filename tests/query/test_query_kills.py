@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +73,7 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(tmp_path:
         behind = COUNT * (kill + 1) // (KILLS + 1)
         run(arguments(min(kill, 1)), behind, draw.randint(0, 12), is_in_it=kill > 0)
     run(arguments(1))
-    deadline = time.monotonic() + WAIT_S  # What is merged is agreed; the node may still be writing it.
-    while len(merged(node)) < len(wanted):
-        assert time.monotonic() < deadline, "results are missing"
-        time.sleep(0.01)
+    node.wait_merged(len(wanted), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
     assert merged(node) == wanted
 
     lost = {**sink, "path": f"{tmp_path}/1", "tls": tls}

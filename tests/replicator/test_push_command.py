@@ -20,7 +20,7 @@ from replicator.push_client import PushClient
 from replicator.push_lock import lock_push
 from replicator.push_sessions import PushSessions
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 
 def run(*arguments: object) -> Result:
@@ -92,7 +92,7 @@ def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_th
     with one_node() as (node, _):
         asyncio.run(serve())
     lock.close()
-    assert sorted(clients) == sorted(map(str, (good, bad)))
+    assert {*clients} == {str(good), str(bad)}  # The one that fails may have been tried again.
     assert "push_failed" in caplog.text
 
 

@@ -103,9 +103,9 @@ class Hosts:
 
 
 def lines(path: Path) -> list[tuple[int, str]]:
-    if not path.exists():
-        return []
-    return [(int(token), value) for token, value in map(str.split, path.read_text().splitlines())]
+    """The whole ones: a host may be in the middle of writing, or have been killed there."""
+    text = path.read_text() if path.exists() else ""
+    return [(int(token), value) for token, value in map(str.split, text[: text.rfind("\n") + 1].splitlines())]
 
 
 def test_hosts_are_killed_and_added_under_load_and_every_event_is_handed_out_once_by_token(

@@ -19,6 +19,7 @@ from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_heade
 from rt.net.identity import Identity
 from rt.net.rpc import RpcServer, serve
 from rt.net.tls import TLS
+from sequencer.testing.loopback import free_port
 
 # isort: split
 import grpc
@@ -53,7 +54,7 @@ class PushNode:
         self.streams = 0
         self._scanners: dict[SegmentId, SessionScanner] = {}
         self._server: RpcServer | None = None
-        self._port = 0
+        self._port = free_port()  # Of those that nobody else is given while it is stopped.
 
     @property
     def endpoint(self) -> str:
@@ -90,7 +91,6 @@ class PushNode:
             tls=tls,
             insecure_as=None if tls else lambda: Identity("s", "publisher", "feed"),
         )
-        self._port = self._server.port
         return self
 
     async def stop(self) -> None:
@@ -194,4 +194,4 @@ class NodesInThread:
         self._loop.close()
 
     def do(self, work: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(120)

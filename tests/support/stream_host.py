@@ -33,7 +33,7 @@ from rt.streams.serving import serve_metrics
 
 
 class Appending(StreamObserver):
-    """A line for each event: position and value. A batch is one write, so that a kill leaves whole ones."""
+    """A line for each event: position and value. What a kill leaves of a line, the next one takes away."""
 
     def __init__(self, path: Path, *, keeps_token: bool) -> None:
         self._path = path
@@ -51,7 +51,9 @@ class Appending(StreamObserver):
     async def last_token(self) -> SequenceToken | None:
         if not self._keeps_token or not self._path.exists():
             return None
-        return SequenceToken(int(self._path.read_text().splitlines()[-1].split()[0]))
+        text = self._path.read_bytes()
+        os.truncate(self._path, end := text.rfind(b"\n") + 1)
+        return SequenceToken(int(text[:end].splitlines()[-1].split()[0])) if end else None
 
 
 async def main(config: dict[str, Any]) -> None:

@@ -127,5 +127,7 @@ def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
 
 
 def _lines(nodes: Nodes, name: str) -> list[str]:
+    """Those that are whole: it may be in the middle of writing one."""
     path = Path(nodes.root, f"{name}.log")
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
