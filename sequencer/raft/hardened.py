@@ -16,8 +16,8 @@ The laws, by the numbers of DESIGN.md, section 6.1:
 2. Commit only what was compared: `_on_append` with `following`.
 3. Snapshots: `snapshots`, `opening`, `on_installed`.
 4. Apply once: an entry counts as applied before anybody hears of it; an exception ends the node.
-5. Disruption-free: `__connectedToAnyone` and `_hears_leader` with `election`; but for the member that a
-   leader itself calls to take over, with `handover`.
+5. Disruption-free: `__connectedToAnyone` and `hears_leader` with `voting`, `election`; but for the member
+   that a leader itself calls to take over, with `handover`.
 6. A wiped disk does not vote: `disks`.
 7. Bit rot is not a torn tail: `log_recovery`.
 8. Transport: `transport`, `codec`.
@@ -38,7 +38,6 @@ from rt.errors import DiskFull, Diverged
 from sequencer.raft.agreement import Agreement
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.disks import Admissions, Member
-from sequencer.raft.election import Ballot, grants
 from sequencer.raft.entries import Join, encode_join
 from sequencer.raft.followers import Followers
 from sequencer.raft.following import Refused, compare
@@ -63,6 +62,7 @@ from sequencer.raft.messages import (
 from sequencer.raft.network import Network
 from sequencer.raft.space import Space
 from sequencer.raft.stock import Journal, Outbox, Peer, Waiting, now
+from sequencer.raft.voting import Voting
 
 APPLY_SECONDS_MAX: Final = 0.02
 """A long backlog is applied in pieces, so that heartbeats go on."""
@@ -112,7 +112,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._nodes = {name: Peer(name) for name in config.peers}
         self._admissions = Admissions(config.name, own, log.entries(log.base.index + 1))
         self._followers = Followers(log, network, host.open_snapshot)
-        self._ballot = Ballot(len(config.members))
+        outbox = Outbox(network, self._admissions)
+        self._voting = Voting(self, own, self._admissions, log, outbox, list(self._nodes))
         self._agreement = Agreement(PATIENCE_ELECTIONS * self._timeouts_s[1])
         self._claims: dict[str, Claim] = {}
         self._untrusted: set[bytes] = set()
@@ -134,14 +135,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._led = False
         self._hand_over: HandOver | None = None
         self._is_silent = False
-        self._is_called = False
-        """The leader of this term called this node to stand, which it does in the next round."""
         self.round_began = now()
         """When the present round began: near enough for all that is due in it."""
         self._handlers: dict[type, Callable[[str, Any], None]] = {
-            RequestVote: self._on_request_vote,
-            StandNow: self._on_stand_now,
-            VoteReply: self._on_vote_reply,
+            RequestVote: self._voting.on_request,
+            StandNow: self._voting.on_stand_now,
+            VoteReply: self._voting.on_reply,
             Append: self._on_append,
             AppendReply: self._on_append_reply,
             Chunk: self._on_chunk,
@@ -157,8 +156,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             connectionTimeout=self._timeouts_s[1],
             appendEntriesPeriod=self._heartbeat_s,
         )
-        self._outbox = Outbox(network, self._admissions)
-        super().__init__(Peer(config.name), list(self._nodes.values()), conf, transport=self._outbox)
+        super().__init__(Peer(config.name), list(self._nodes.values()), conf, transport=outbox)
         # What the constructor made is replaced by what was kept.
         self.__raftLog = Journal(log, self._admissions)
         self.__commandsQueue = Waiting()
@@ -369,15 +367,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
         Only on a disk that counts, and when a majority said beforehand that it would vote for this node.
         """
-        self._is_called = False
+        self._voting.is_called = False
         if self._admissions.counts_here():
-            if self._ballot.stand():
+            if self._voting.ballot.stand():
                 return True
             self.__raftLeader = None
-            self._ballot.ask()
-            for peer in self._nodes:
-                request = RequestVote(self.__raftCurrentTerm + 1, self._log.last, self._own.claim, pre=True)
-                self.send(peer, request)
+            self._voting.ask()
         self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
         return False
 
@@ -474,77 +469,49 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     # Elections
 
-    def _hears_leader(self) -> bool:
+    @property
+    def voted_for(self) -> str | None:
+        """Who got this node's vote in the present term."""
+        return self.__votedForNodeId
+
+    def hears_leader(self) -> bool:
+        """Whether there is a leader: nobody gets a vote against it."""
         if self.__raftState == RaftState.LEADER:
             return True
         return now() - self._heard_leader_at < self._timeouts_s[0]
 
-    def _on_request_vote(self, peer: str, request: RequestVote) -> None:
-        if not self._admissions.may_get_vote(peer, request.claim):
-            return
-        if self._hears_leader() and not request.called:
-            if request.pre:
-                self._answer(peer, request, granted=False)
-            return
-        if not request.pre and request.term > self.__raftCurrentTerm:
-            self._adopt_term(request.term)
-        granted = self._admissions.counts_here() and grants(
-            request,
-            candidate=peer,
-            term=self.__raftCurrentTerm,
-            voted_for=self.__votedForNodeId,
-            last=self._log.last,
-            is_follower=self.__raftState == RaftState.FOLLOWER,
-        )
-        if granted and not request.pre:
-            self.__setCurrentTerm(request.term, peer)
-            self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
-        self._answer(peer, request, granted=granted)
+    def give_vote(self, peer: str, term: int) -> None:
+        """Keep that `peer` has the vote of `term`, and wait for it to win."""
+        self.__setCurrentTerm(term, peer)
+        self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
 
-    def _answer(self, peer: str, request: RequestVote, *, granted: bool) -> None:
-        term = request.term if granted else self.__raftCurrentTerm
-        self.send(peer, VoteReply(term, granted, self._own.claim, request.pre))
+    def stand_soon(self) -> None:
+        """Have an election begin in the next round."""
+        self.__raftElectionDeadline = 0.0
 
-    def _on_vote_reply(self, peer: str, reply: VoteReply) -> None:
-        if not reply.granted:
-            if reply.term > self.__raftCurrentTerm:
-                self._adopt_term(reply.term)
-        elif not self._admissions.counts(peer, reply.claim):
-            pass
-        elif reply.pre:
-            if reply.term == self.__raftCurrentTerm + 1 and self._ballot.on_support(peer):
-                self.__raftElectionDeadline = 0.0
-        elif self.__raftState == RaftState.CANDIDATE and reply.term == self.__raftCurrentTerm:
-            is_elected = self._ballot.on_vote(peer)
-            self.__votesCount = 1 + len(self._ballot.voters)
-            if is_elected:
-                self.__onBecomeLeader()
+    def count_votes(self, count: int) -> None:
+        """So many have voted for this node in the present term, itself too."""
+        self.__votesCount = count
 
-    def _on_stand_now(self, peer: str, call: StandNow) -> None:
-        """In the next round an election begins, and with it a term in which this call means nothing more."""
-        is_leaders = call.term == self.__raftCurrentTerm and self.leader == peer
-        if is_leaders and self._admissions.counts_here():
-            logger.info("called_to_stand leader=%s term=%d", peer, call.term)
-            self._is_called, self._outbox.called_in = True, call.term + 1
-            self._ballot.call()
-            self.__raftElectionDeadline = 0.0
+    def win(self) -> None:
+        """Begin to lead."""
+        self.__onBecomeLeader()
 
-    def _adopt_term(self, term: int) -> None:
+    def adopt_term(self, term: int) -> None:
         """A later term exists: whatever this node was in its own is over."""
         if self.__raftState == RaftState.LEADER:
             logger.info("steps_down term=%d", term)
         self.__setCurrentTerm(term, None)
         self.__setState(RaftState.FOLLOWER)
         self.__raftLeader = None
-        self._is_called = False
-        self._ballot.withdraw()
+        self._voting.withdraw()
 
     # Following
 
     def _follow(self, peer: str, term: int) -> None:
         """`peer` leads `term`, which is not below ours."""
         if term > self.__raftCurrentTerm:
-            self._adopt_term(term)
+            self.adopt_term(term)
         if self._verified.term == term and self._verified_by != peer:
             got = f"{self._verified_by}, {peer}"
             raise Diverged("two leaders in one term", where=f"term {term}", got=got)
@@ -554,8 +521,9 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             logger.info("follows leader=%s term=%d", peer, term)
             self.__raftLeader = self._nodes[peer]
         self._heard_leader_at = self._led_at = now()
-        if not self._is_called:
-            self._ballot.withdraw()
+        voting = self._voting
+        if not voting.is_called:
+            voting.ballot.withdraw()
             self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
         if self._verified.term != term:
             self._verified, self._verified_by = Place(self.__raftCommitIndex, term), peer
@@ -649,7 +617,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def _is_answer(self, term: int) -> bool:
         """Whether a reply answers this leader, in this term; one of a later term deposes it."""
         if term > self.__raftCurrentTerm:
-            self._adopt_term(term)
+            self.adopt_term(term)
         return self.__raftState == RaftState.LEADER and term == self.__raftCurrentTerm
 
     def _on_acknowledged(self, peer: str, claim: Claim, matched: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sequencer.raft import hardened, opening
+from sequencer.raft import hardened, opening, voting
 from sequencer.raft.disks import Admissions
 from sequencer.raft.election import Ballot
 from sequencer.raft.epochs import next_epoch
@@ -24,6 +24,7 @@ from sequencer.raft.snapshots import SnapshotStore
 from sequencer.raft.state import ClusterState, decode_state
 from sequencer.raft.stock import Journal
 from sequencer.raft.succession import Succession
+from sequencer.raft.voting import Voting
 from sequencer.testing.simulate import SimulationFailed, simulate
 
 Patch = pytest.MonkeyPatch
@@ -54,13 +55,13 @@ def test_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
 
 
 def test_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
-    answer = SyncObj._answer
+    answer = Voting._answer
 
     def answer_at_once(self: Any, *args: Any, **kwargs: Any) -> None:
         answer(self, *args, **kwargs)
-        self._network.flush()
+        self._raft._network.flush()
 
-    monkeypatch.setattr(SyncObj, "_answer", answer_at_once)
+    monkeypatch.setattr(Voting, "_answer", answer_at_once)
     finds("something leaves before the sync", seeds=range(5), nodes=3)
 
 
@@ -122,9 +123,9 @@ def test_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch
 
 
 def test_votes_for_a_candidate_that_lacks_entries(monkeypatch: Patch) -> None:
-    grants = hardened.grants
+    grants = voting.grants
     monkeypatch.setattr(
-        hardened, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": Place(0, 0)})
+        voting, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": Place(0, 0)})
     )
     finds("a leader without a committed entry", seeds=range(5, 60), nodes=3, **LIGHT)
 
@@ -225,7 +226,7 @@ def test_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
 def test_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch) -> None:
     def is_answer(self: Any, term: int) -> bool:
         if term > self.term:
-            self._adopt_term(term)
+            self.adopt_term(term)
         return bool(self.role == "leader")
 
     monkeypatch.setattr(SyncObj, "_is_answer", is_answer)
