@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rt.streams.leasing import DRIFT
-from sequencer.commands import encode_command
+from sequencer.command_codec import encode_command
 from sequencer.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
 from sequencer.outcomes import Expired, Leased, Outcome
 from sequencer.testing.history import require

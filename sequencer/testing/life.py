@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.command_codec import encode_command
 from sequencer.commands import Command as LeaseCommand
-from sequencer.commands import encode_command
 from sequencer.control.lease_clock import LeaseClock
 from sequencer.outcomes import Outcome
 from sequencer.raft.epochs import EpochOver

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from sequencer import commands
+from sequencer import command_codec, commands
 from sequencer.apply import apply
 from sequencer.outcomes import Outcome
 from sequencer.state import State
@@ -49,7 +49,7 @@ def decode_command(content: bytes) -> Command:
 def lease_command(content: bytes) -> commands.Command | None:
     """What it says of leases."""
     at = _COMMAND.size + len(_IS_LEASE)
-    return commands.decode_command(content[at:]) if content[_COMMAND.size : at] == _IS_LEASE else None
+    return command_codec.decode_command(content[at:]) if content[_COMMAND.size : at] == _IS_LEASE else None
 
 
 class Watcher(Protocol):
