@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from rt.epochs import number_of
 from rt.events import Event, Reset, SkipForward
 from rt.log.directory import list_segments
 from rt.log.disk import REAL
+from rt.net.leases import LeaseCalls, LeaseRow
 from rt.net.rest import Answer, ask
 from sequencer.raft.identity_format import decode_identity
 from sequencer.testing.wired_nodes import WiredNodes
@@ -24,6 +29,7 @@ from sequencer.testing.wired_nodes import WiredNodes
 pytestmark = pytest.mark.slow
 
 FORCED = 1 << 16
+HOLDERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +87,54 @@ def wait_done(faults: Faults, epoch: int, *names: str) -> None:
         faults.wait(lambda name=name: status(faults, name, "/status").get("epoch") == epoch, "its epoch")  # type: ignore[misc]
 
 
+@contextlib.contextmanager
+def leases_alive(faults: Faults, *, least: int = 0) -> Iterator[None]:
+    """A holder of leases goes on over what happens meanwhile: it keeps what it has, gets each lease that it
+    asks for once, and by greater tokens than before; those that it gets behind are above `least`.
+    """
+    nodes, name, is_over = faults.nodes, f"holder-{next(HOLDERS)}", threading.Event()
+    tls, tokens = nodes.certificate("subscriber", name, lease_groups=[name]), list[int]()
+
+    async def hold() -> None:
+        calls = LeaseCalls(nodes.endpoints, tls)
+        try:
+            (held,) = await calls.acquire(name, [f"{name}/held"], 3600.0, timeout_s=WAIT_S)
+            tokens.append(held)
+            while not is_over.is_set():
+                wanted = [f"{name}/{len(tokens)}"]
+                tokens.extend(await calls.acquire(name, wanted, 3600.0, timeout_s=WAIT_S))
+                row = LeaseRow(f"{name}/held", name, held)
+                assert await calls.renew(name, [row], timeout_s=WAIT_S) == [True]
+                await asyncio.sleep(0.2)
+            rows = await calls.held(f"{name}/", timeout_s=WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                # The node that was forced to go on may never have heard of one; any may hear of it late.
+                while not least and {row.token for row in rows} != {*tokens}:
+                    await asyncio.sleep(0.1)
+                    rows = await calls.held(f"{name}/", timeout_s=WAIT_S)
+            assert {row.token for row in rows} <= {*tokens}
+            assert all(await calls.release(name, rows, timeout_s=WAIT_S))
+        finally:
+            await calls.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(asyncio.run, hold())
+        try:
+            faults.wait(lambda: holding.done() or len(tokens) > 2, "leases")
+            yield
+            count = len(tokens)
+            faults.wait(lambda: holding.done() or len(tokens) > count + 2, "leases again")
+        finally:
+            is_over.set()
+        holding.result()
+    assert all(tokens), "nobody else wants them"
+    assert tokens == sorted(set(tokens))
+    assert tokens[-1] > least
+
+
 def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_follows(faults: Faults) -> None:
     nodes = faults.nodes
-    with faults.sender("one") as one, faults.sender("two") as two:
+    with leases_alive(faults), faults.sender("one") as one, faults.sender("two") as two:
         faults.wait_flow(one, two)
         leader = nodes.wait_ready()
         follower, down = (name for name in nodes.names if name != leader)
@@ -126,12 +177,15 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
     nodes.kill(down)
     epoch = int(status(faults, leader, "/status")["epoch"]) + 1
     nodes.pause(late, "data")
-    begin(faults, leader, "/hard-reset", stream="s", force=False)
-    faults.wait(lambda: epoch_on_disk(nodes, late) == epoch, "the epoch to be durable, its files untouched")
-    nodes.kill(late)
-    assert list_segments(REAL, str(nodes.merged_directory(late)))[0].x < epoch
-    nodes.start(late)
-    wait_done(faults, epoch, leader, late)
+    with leases_alive(faults):
+        begin(faults, leader, "/hard-reset", stream="s", force=False)
+        faults.wait(
+            lambda: epoch_on_disk(nodes, late) == epoch, "the epoch to be durable, its files untouched"
+        )
+        nodes.kill(late)
+        assert list_segments(REAL, str(nodes.merged_directory(late)))[0].x < epoch
+        nodes.start(late)
+        wait_done(faults, epoch, leader, late)
 
     def is_fenced() -> bool:
         try:
@@ -175,9 +229,12 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
 def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, tmp_path: Path) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "kept")
-    with rt.Publisher(
-        tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
-    ) as publisher:
+    with (
+        rt.Publisher(
+            tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
+        ) as publisher,
+        leases_alive(faults, least=FORCED << 31),
+    ):
         position = max(map(nodes.merged_position, nodes.names)) + 1
         publisher.wait(publisher.publish(b"before"), "merged", timeout=WAIT_S)
         nodes.wait_merged(position)
