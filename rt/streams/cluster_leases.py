@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from rt.errors import RtError
+from rt.errors import Overloaded, RtError
 from rt.names import check_lease_owner, check_name
 from rt.net.leases import LEASES_PER_CALL_MAX, LeaseCalls, LeaseRow
 from rt.net.tls import TLS
@@ -156,5 +156,6 @@ def _unknown(error: RtError) -> LeaseAnswer:
     """What is raised where asking again does not help, and `TRANSIENT_FAILURE` else."""
     if not error.retriable:
         raise error
-    logger.info("leases_not_known error=%r", str(error))
+    level = logging.WARNING if isinstance(error, Overloaded) else logging.INFO  # It may not pass by itself.
+    logger.log(level, "leases_not_known error=%r", str(error))
     return _UNKNOWN
