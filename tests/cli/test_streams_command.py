@@ -1,6 +1,8 @@
 """`rt streams`: what hosts say, taken together."""
 
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import prometheus_client.parser
@@ -80,3 +82,23 @@ def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -
     for metric in METRICS:
         labels = f"`{metric.labels}`" if metric.labels else ""
         assert f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |" in table
+
+
+def test_what_a_stranger_answers_is_no_number_no_name_and_no_http() -> None:
+    name = 'rt_streams_lag_events{provider="p",host="h1",queue="\x1b[2Jq"}'
+    owned = 'rt_streams_queue_owned{provider="p",host="h1",queue="\x1b[2Jq"} 1'
+    rows = streams.overview(["\n".join([owned, f"{name} abc", f"{name} nan", f"{name} +Inf"])])
+    assert [row.lag for row in rows] == [0]
+    assert "\x1b" not in streams.as_table(rows)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-none\r\n\r\n")
+
+        answering = pool.submit(answer)
+        with pytest.raises(RtError, match="no metrics of that host"):
+            streams.ask(f"127.0.0.1:{server.getsockname()[1]}", 60)
+        answering.result(60)
