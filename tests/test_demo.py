@@ -362,11 +362,12 @@ def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.Te
     scratch = tmp_path_factory.mktemp("t")
     environment = {**os.environ, "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "rt", "demo", "--data", str(data), "--publishers", "2"]
+    command += ["--nodes", "1"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = [process.stderr.readline() for _ in range(3)]
         assert "for latency" in told[-1], told
-        wait(lambda: len(with_variable(f"TMPDIR={scratch}")) >= 1 + 9 + 2 + 2 + 2)
+        wait(lambda: len(with_variable(f"TMPDIR={scratch}")) >= 1 + 3 + 2 + 2 + 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 130
     assert with_variable(f"TMPDIR={scratch}") == []

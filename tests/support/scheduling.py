@@ -9,11 +9,11 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED: Final = (
     "tests/cluster/",
     "tests/helm/test_helm_boot.py",
-    "tests/test_subscriber_cluster.py",
+    "tests/sequencer/test_rest_page.py",
     "tests/spark/",
 )
-"""Whose tests share a cluster of real nodes, or Spark: of two workers each would start one, and keep it to
-its end."""
+"""Whose tests share a cluster of real nodes, Spark, or a browser's page: of two workers each would start one,
+and keep it to its end."""
 
 
 class Scheduling(LoadScopeScheduling):

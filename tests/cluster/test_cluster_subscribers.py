@@ -3,70 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults import WAIT_S, Faults
 
 import rt
 import rt.aio
-from sequencer.testing.nodes import Nodes
-
-WAIT_SECONDS = 120
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
-    try:
-        with Nodes(root) as nodes:
-            nodes.start()
-            nodes.wait_ready()
-            yield nodes
-    finally:
-        shutil.rmtree(root)
 
 
 def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
     values: list[bytes] = []
     while len(values) < count:
-        messages = subscriber.poll(count - len(values), WAIT_SECONDS)
+        messages = subscriber.poll(count - len(values), WAIT_S)
         assert messages, len(values)
         values += [message.value for message in messages]
     return values
 
 
-def test_messages_come_through_while_nodes_are_killed(tmp_path: Path, nodes: Nodes) -> None:
+def test_messages_come_through_while_nodes_are_killed(faults: Faults, tmp_path: Path) -> None:
+    nodes = faults.nodes
     with (
         rt.Publisher(
             tmp_path / "out",
             "s",
-            publisher_id="killed",
+            publisher_id="through",
             endpoints=nodes.endpoints,
-            tls=nodes.certificate("publisher", "killed"),
+            tls=nodes.certificate("publisher", "through"),
         ) as publisher,
         rt.Subscriber(
             tmp_path / "in",
             "s",
             endpoints=nodes.endpoints,
-            tls=nodes.certificate("subscriber", "killed"),
-            topics=["killed"],
-            name="killed",
+            tls=nodes.certificate("subscriber", "through"),
+            topics=["through"],
+            name="through",
         ) as subscriber,
     ):
         sent: list[bytes] = []
         got: list[bytes] = []
         for name in nodes.running:
             values = [b"%s %d" % (name.encode(), number) for number in range(500)]
-            publisher.publish_many(values, topic="killed")
+            publisher.publish_many(values, topic="through")
             sent += values
             got += take(subscriber, 100)
             nodes.kill(name)
-            publisher.publish(b"meanwhile", topic="killed")
+            publisher.publish(b"meanwhile", topic="through")
             sent.append(b"meanwhile")
             got += take(subscriber, len(sent) - len(got))
             subscriber.ack(subscriber.position)
@@ -75,7 +59,8 @@ def test_messages_come_through_while_nodes_are_killed(tmp_path: Path, nodes: Nod
         assert got == sent
 
 
-def test_an_event_loop_publishes_and_subscribes(tmp_path: Path, nodes: Nodes) -> None:
+def test_an_event_loop_publishes_and_subscribes(faults: Faults, tmp_path: Path) -> None:
+    nodes = faults.nodes
     tls = nodes.certificate("subscriber", "loop")
     with rt.Publisher(
         tmp_path / "out",
@@ -87,7 +72,7 @@ def test_an_event_loop_publishes_and_subscribes(tmp_path: Path, nodes: Nodes) ->
 
         async def main() -> list[bytes]:
             async with (
-                asyncio.timeout(WAIT_SECONDS),
+                asyncio.timeout(WAIT_S),
                 rt.aio.Subscriber(
                     tmp_path / "in", "s", endpoints=nodes.endpoints, tls=tls, topics=["loop"]
                 ) as subscriber,
