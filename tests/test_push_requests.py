@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.push_requests import Ended, Finish, Lines, PushLine, Serve, decode_line, encode_line
@@ -18,6 +18,7 @@ lines_said = st.one_of(
 )
 
 
+@settings(max_examples=20)
 @given(st.lists(lines_said, max_size=5), st.integers(1, 20))
 def test_what_is_said_arrives_however_it_is_cut(said: list[PushLine], size: int) -> None:
     data = b"".join(map(encode_line, said))

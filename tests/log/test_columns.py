@@ -571,7 +571,7 @@ def is_plain(part: Part) -> bool:
     return part.data[16] == CODEC_NONE
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(broken())
 def test_broken_columns_are_refused_or_whole_and_one_and_many_agree(datas: list[bytes]) -> None:
     def outcome(batches: list[Placed]) -> list[Heard] | str:

@@ -702,7 +702,7 @@ def forged_batches(draw: st.DrawFn) -> bytes:
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(forged_batches(), st.sampled_from([b"", bytes(8), SESSION]))
 def test_whatever_a_forger_writes_is_refused_or_decodes_whole(data: bytes, behind: bytes) -> None:
     scan = SessionScanner(HEADER).scan(memoryview(data + behind))
@@ -745,7 +745,7 @@ def forged_blocks(draw: st.DrawFn) -> bytes:
     return in_place(DECLARE, hostile_block(CONTENT, **fields), *behind)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(forged_blocks(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
 def test_whatever_blocks_a_forger_writes_positions_stay_dense(data: bytes, sizes: list[int]) -> None:
     found, scanner, scan = read_all(MERGED, data, itertools.cycle(sizes))

@@ -768,7 +768,7 @@ def test_a_block_that_is_cut_short_counts_nothing(disk: MemoryDisk) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["batch", "interval", "never"])
 def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any) -> None:
-    lives = 5
+    lives = 3
     looked = threading.Semaphore(0)
     failures: list[BaseException] = []
 

@@ -233,6 +233,7 @@ class World:
             if self.rng.random() < 0.5:
                 self._apply_on(node, self.rng.randint(1, 6))
                 self._fetch(node, self.rng.choice(self.nodes))
+                self._acknowledge()
                 self._ask_to_join(node)
 
     def _apply_on(self, node: Node, count: int) -> None:
@@ -243,12 +244,13 @@ class World:
         node.applied = min(node.applied + count, len(self.log))
 
     def _fetch(self, node: Node, peer: Node) -> None:
+        if not (node.is_up and peer.is_up and self._has_joined(node)):
+            return
         for closed in self.log[: node.applied]:
-            if isinstance(closed, Closed) and node.is_up and peer.is_up and self._has_joined(node):
+            if isinstance(closed, Closed):
                 place = closed.session_id, closed.x
                 held = min(peer.holds.get(place, NOTHING), closed.end)
                 node.holds[place] = max(held, node.holds.get(place, NOTHING))
-        self._acknowledge()
 
     def go_down_or_up(self) -> None:
         node = self.rng.choice(self.nodes)

@@ -139,7 +139,7 @@ def test_a_message_survives_its_bytes(message: Message | Hello, epoch: int) -> N
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
     message: Message | Hello, data: st.DataObject
 ) -> None:
@@ -152,7 +152,7 @@ def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
 
 
 @given(st.sampled_from(Kind) | st.integers(0, 255), st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_random_bytes_are_a_message_within_the_bounds_or_a_format_error(kind: int, body: bytes) -> None:
     check_total(kind, body)
 
