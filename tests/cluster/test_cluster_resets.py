@@ -55,9 +55,15 @@ def asked(nodes: WiredNodes, name: str, target: str, body: dict[str, Any] | None
 
 
 def begin(faults: Faults, name: str, target: str, **body: Any) -> None:
-    """Ask for it until it is under way."""
+    """Ask for it until it is under way: it may be though the answer was lost, and would be made once more."""
+    epochs: list[int] = []
 
     def is_begun() -> bool:
+        if not (told := status(faults, name)):
+            return False
+        epochs.append(told["epoch"])
+        if epochs[-1] != epochs[0]:
+            return True
         answer = asked(faults.nodes, name, target, body)
         return answer is not None and answer.status == 202
 
