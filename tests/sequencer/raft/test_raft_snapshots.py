@@ -391,11 +391,11 @@ class Meanwhile(FaultyDisk):
 
     happens: tuple[str, Callable[[], object]] | None = None
 
-    def _check(self, operation: Operation) -> None:
+    def check(self, operation: Operation) -> None:
         if self.happens is not None and self.happens[0] == operation:
             happen, self.happens = self.happens[1], None
             happen()
-        super()._check(operation)
+        super().check(operation)
 
 
 def test_a_snapshot_that_a_received_one_overtook_gives_way() -> None:
