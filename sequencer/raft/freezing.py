@@ -13,7 +13,10 @@ from rt.errors import DiskFull
 from sequencer.raft.aside import Aside
 from sequencer.raft.config import RaftConfig
 from sequencer.raft.consensus import StateMachine
+from sequencer.raft.fetching import Fetching
 from sequencer.raft.hardened import SyncObj
+from sequencer.raft.installing import Installing
+from sequencer.raft.leaving import Leaving
 from sequencer.raft.log import DurableLog
 from sequencer.raft.membership import Membership
 from sequencer.raft.messages import Place
@@ -39,20 +42,30 @@ class Freezing:
         log: DurableLog,
         snapshots: SnapshotStore,
         aside: Aside,
+        leaving: Leaving,
+        fetching: Fetching,
+        installing: Installing,
     ) -> None:
         self._config, self._own, self._machine, self._raft = config, own, machine, raft
         self._log, self._snapshots, self._aside = log, snapshots, aside
+        self._leaving, self._fetching, self._installing = leaving, fetching, installing
         self._is_under_way = False
         self.due = now() + config.snapshot_ms / 1000
         """When the next one is to be taken, if it is wanted then."""
 
     def is_wanted(self) -> bool:
-        """Whether there is something that the newest snapshot lacks, and none is being made."""
+        """Whether there is something that the newest snapshot lacks, and none is being made.
+
+        Nor is one taken while another state is on its way here, or the one for the next epoch is made.
+        """
         newest = self._snapshots.newest
         return (
             newest is not None
             and self._own.state.applied.index > newest.place.index
             and not self._is_under_way
+            and self._installing.incoming is None
+            and not self._leaving.is_over
+            and not self._fetching.is_under_way
         )
 
     def take(self) -> None:

@@ -17,10 +17,8 @@ class HandOvers:
 
     def __init__(self, name: str, raft: SyncObj) -> None:
         self._name, self._raft = name, raft
-        self._waiting: list[tuple[float, Future[bool]]] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: list[tuple[float, Future[bool]]] = []
+        """Until when each waits; for reading, as it is looked at in every round."""
 
     def begin(self, timeout_s: float, done: Future[bool]) -> None:
         """See `Consensus.hand_over`; `done` gets the answer."""
@@ -30,23 +28,23 @@ class HandOvers:
             return
         until = now() + timeout_s
         raft.hand_over(until)
-        self._waiting.append((until, done))
+        self.waiting.append((until, done))
 
     def settle(self) -> None:
         """Answer whoever can be answered now."""
         leader, waiting = self._raft.leader, []
-        for until, done in self._waiting:
+        for until, done in self.waiting:
             if leader not in {None, self._name}:
                 _answer(done, True)
             elif self._raft.round_began >= until:
                 _answer(done, False)
             else:
                 waiting.append((until, done))
-        self._waiting = waiting
+        self.waiting = waiting
 
     def due(self) -> float:
         """When the first one's time is over."""
-        return min((until for until, _ in self._waiting), default=float("inf"))
+        return min((until for until, _ in self.waiting), default=float("inf"))
 
 
 def _answer(done: Future[bool], is_so: bool) -> None:

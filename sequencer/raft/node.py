@@ -113,7 +113,6 @@ class RaftNode:
         behind = LeftBehind(len(config.members), PATIENCE_ELECTIONS * config.election_ms_max / 1000)
         self._peers = Peers(own, raft, behind)
         self._hand_overs = HandOvers(config.name, raft)
-        self._freezing = Freezing(config, own, machine, raft, self._log, snapshots, aside)
         self._leaving = Leaving(snapshots, aside, config.snapshot_ms / 1000)
         self._giving = Giving(snapshots)
         self._fetching = Fetching(
@@ -124,6 +123,18 @@ class RaftNode:
             self._on_fetched,
         )
         self._installing = Installing(config, own, raft, snapshots, aside, self._fetching, self._become)
+        self._freezing = Freezing(
+            config,
+            own,
+            machine,
+            raft,
+            self._log,
+            snapshots,
+            aside,
+            self._leaving,
+            self._fetching,
+            self._installing,
+        )
         self._joining = Joining(
             config,
             own,
@@ -165,7 +176,7 @@ class RaftNode:
             self._network.poll(self.wait_s())
             return
         self._raft.step()
-        if self._hand_overs:
+        if self._hand_overs.waiting:
             self._hand_overs.settle()
         if self._leaving.is_over:
             self._succession.leave()
@@ -222,7 +233,7 @@ class RaftNode:
         if leader is None or not self._can_submit:
             return
         if self.proposals.in_flight:
-            route = Route(leader, raft.term, self._peers.connection(leader))
+            route = Route(leader, raft.term, self._peers.connections.get(leader, 0))
             for content in self.proposals.take(route, raft.round_began):
                 raft.submit(content)
         if leader == self._config.name:
@@ -283,10 +294,10 @@ class RaftNode:
         if self._calls:
             return 0.0
         due = self.proposals.due() if self._can_submit else float("inf")
-        if self._hand_overs:
+        if self._hand_overs.waiting:
             due = min(due, self._hand_overs.due())
         due = min(due, self._leaving.due)
-        return min(due, self._freezing.due) if self._is_snapshot_wanted() else due
+        return min(due, self._freezing.due) if self._freezing.is_wanted() else due
 
     def housekeeping(self) -> None:
         """Take a snapshot when it is time; give up one that was being received and is not needed any more.
@@ -297,19 +308,10 @@ class RaftNode:
             self._installing.give_up_overtaken()
         began = self._raft.round_began
         self._giving.forget_idle(began)
-        if began >= self._freezing.due and self._is_snapshot_wanted():
+        if began >= self._freezing.due and self._freezing.is_wanted():
             self._freezing.take()
         if began >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
             self._aside.run(prepare, lambda _: None, self._on_spare_failed)
-
-    def _is_snapshot_wanted(self) -> bool:
-        """Not while another state is on its way here, or the one for the next epoch is made."""
-        return (
-            self._freezing.is_wanted()
-            and not self._leaving.is_over
-            and not self._fetching.is_under_way
-            and self._installing.incoming is None
-        )
 
     def _on_spare_failed(self, error: BaseException) -> None:
         """The log goes on without."""

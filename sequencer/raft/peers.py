@@ -19,28 +19,25 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Peers:
-    """The other members, as far as they are connected. `hellos` is for reading."""
+    """The other members, as far as they are connected. Both tables are for reading."""
 
     def __init__(self, own: Membership, raft: SyncObj, behind: LeftBehind) -> None:
         self._own, self._raft, self._behind = own, raft, behind
         self.hellos: dict[str, Hello] = {}
-        self._connections: dict[str, int] = {}
+        self.connections: dict[str, int] = {}
+        """The number of the connection with each, which changes with each break."""
         self._courted: tuple[bytes, int] | None = None
         """While blank: the cluster and the epoch whose leader this node follows."""
 
     def on_up(self, peer: str, hello: Hello) -> None:
         """A peer is connected, and says who it is."""
         self.hellos[peer] = hello
-        self._connections[peer] = self._connections.get(peer, 0) + 1
+        self.connections[peer] = self.connections.get(peer, 0) + 1
 
     def on_down(self, peer: str) -> None:
         """Forget what it said."""
         self.hellos.pop(peer, None)
         self._behind.elsewhere.pop(peer, None)
-
-    def connection(self, peer: str) -> int:
-        """The number of the connection with a peer: another one behind each break."""
-        return self._connections.get(peer, 0)
 
     # Who is what
 
