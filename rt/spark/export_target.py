@@ -99,6 +99,8 @@ class ExportTarget:
     def _move(self, part: Part) -> None:
         for source, target in part.moves:
             if self.storage.exists(source):
+                if self.storage.exists(target):  # Moving is copying there, and was cut off behind the copy.
+                    self.storage.remove(target)
                 self.storage.move(source, target)
             elif not self.storage.exists(target):
                 raise Damaged(

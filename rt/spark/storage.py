@@ -44,7 +44,10 @@ class Storage(Protocol):
         """Make a small file at once. One that is replaced may be missing after a crash."""
 
     def move(self, source: str, target: str) -> None:
-        """Give a file another name, in a directory that need not be there yet."""
+        """Give a file another name, in a directory that need not be there yet.
+
+        Object stores copy it, then remove it: after a crash it may have both names.
+        """
 
     def sync(self, paths: list[str]) -> None:
         """Have files that Spark has written on the medium."""
@@ -218,7 +221,8 @@ class HadoopStorage:
             stream = self._fs.create(self._path(aside), True)
             try:
                 stream.write(bytearray(content))
-                stream.hsync()
+                if stream.hasCapability("hsync"):  # Object stores have it when it is closed.
+                    stream.hsync()
             finally:
                 stream.close()
         self.remove(path)  # Most of these file systems rename over no file.

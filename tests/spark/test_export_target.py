@@ -44,6 +44,18 @@ class Killing(LocalStorage):
         super().remove(path)
 
 
+class Copying(Killing):
+    """Moves as object stores do, and may be killed between the copy and the removal."""
+
+    def move(self, source: str, target: str) -> None:
+        self._act()
+        assert not self.exists(target), "they rename over no file"
+        content = self.read(source)
+        assert content is not None
+        LocalStorage.write(self, target, content)
+        self.remove(source)
+
+
 def stage(target: ExportTarget, text: str) -> None:
     """As Spark does."""
     root = Path(open_root(target), target.staging)
@@ -76,19 +88,20 @@ def export(storage: LocalStorage, texts: list[str]) -> list[str]:
     return texts
 
 
-def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Killing, Copying])
+def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path, kind: type[Killing]) -> None:
     texts = ["one", "two", "three"]
     kills = 0
     for after in range(60):
         root = tmp_path / str(after)
-        storage = Killing(str(root), after)
+        storage = kind(str(root), after)
         try:
             export(storage, texts)
         except Killed:
             kills += 1
             for found in seen(root).values():
                 assert found == texts[: len(found)], "a file out of turn, or half of one"
-        export(LocalStorage(str(root)), texts)
+        export(kind(str(root), 1000), texts)
         assert seen(root) == dict.fromkeys(PLACES, texts), after
         assert not (root / STATE / "staging").exists() or not os.listdir(root / STATE / "staging")
     assert kills > 15
