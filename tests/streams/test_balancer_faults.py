@@ -28,6 +28,8 @@ class Counted(MemoryLeases):
         super().__init__(table, owner)
         self.releases = self.at_once = self.at_once_most = 0
         self.raises = dict[str, Exception]()
+        self.release_s = 0.1
+        self.renewed = list[str]()
 
     def _may_raise(self, call: str) -> None:
         if error := self.raises.pop(call, None):
@@ -38,7 +40,7 @@ class Counted(MemoryLeases):
         self.at_once += 1
         self.at_once_most = max(self.at_once_most, self.at_once)
         try:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(self.release_s)
             self._may_raise("release")
             return await super().release(leases)
         finally:
@@ -46,6 +48,7 @@ class Counted(MemoryLeases):
 
     async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
         self._may_raise("renew")
+        self.renewed += [one.name for one in leases]
         return await super().renew(leases)
 
     async def held(self, prefix: str) -> Mapping[str, Holder] | None:
@@ -118,6 +121,21 @@ def test_what_cannot_be_let_go_of_keeps_no_other_queue_from_being_drained_and_le
         assert not host.serving, "it was drained before the balancer ended"
         assert [*table.held("")] == [f"queue/{first.name}"], "it lapses"
         assert second in host.asked
+
+    run(main())
+
+
+def test_a_lease_that_is_being_let_go_of_is_renewed_no_more() -> None:
+    async def main() -> None:
+        leases = Counted(LeaseTable())
+        balancer, _ = await serving(1, leases)
+        leases.release_s = 2.5 * TIMES.renew_s
+        stopping = asyncio.ensure_future(balancer.stop())
+        await asyncio.sleep(1.5)
+        leases.renewed.clear()
+        await asyncio.sleep(2 * TIMES.renew_s)
+        assert set(leases.renewed) == {"host/h1"}
+        await stopping
 
     run(main())
 
