@@ -125,13 +125,18 @@ class PullingAgent:
         whoever asked is cancelled; who asks again waits for the same end, and may want it sooner.
         """
         self._keeps_books = self._keeps_books and keeps_books
-        if self._stopping is not None:
+        if self.is_stopping:
             await self._stop_consumers(_now() + drain_s)
         elif self.is_open:
             self.is_open = False
             self._stopping = asyncio.create_task(self._stop(_now() + drain_s))
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its end is under way."""
+        return self._stopping is not None and not self._stopping.done()
 
     async def _stop(self, deadline: float) -> None:
         await _cancelled(self._tasks)

@@ -93,6 +93,8 @@ class PullingManager:
         place.closed_to = fence
         if place.starting is not None:
             place.starting.cancel()
+        if place.agent is not None and place.agent.is_stopping:
+            await place.agent.stop(drain_s, keeps_books=keeps_books)  # Perhaps sooner than was asked for.
         await self._end(place, drain_s, keeps_books=keeps_books)
 
     # Life

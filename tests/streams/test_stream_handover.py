@@ -419,36 +419,49 @@ def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
     virtual_time.run(main())
 
 
-def test_one_that_stands_before_what_was_noted_is_where_it_was_with_the_next_owner() -> None:
-    """It went back to what the cache still had: explicit, and implicit, of which nothing new comes."""
+@pytest.mark.parametrize("who", ["explicit", "implicit", "answers"])
+def test_one_that_stands_before_what_was_noted_is_where_it_was_with_the_next_owner(who: str) -> None:
+    """It went back to what the cache still had, and nothing new comes."""
     stores = memory_stores()
-    queues = GeneratorQueues(three, events=60)
+    queues = GeneratorQueues(three, events=60, rate_per_s=20)
     (queue,) = queues.mapper.queues
-    again: dict[str, Collector] = {}
+    again = Collector()
+
+    async def back(batch: EventBatch) -> SequenceToken | None:
+        if batch.last < SequenceToken(50):
+            return None
+        await asyncio.sleep(3)
+        went_back.append(batch.first)
+        if len(went_back) > 1:
+            await asyncio.sleep(1e6)
+        return SequenceToken(20)
+
+    went_back: list[SequenceToken] = []
 
     async def main() -> None:
         first, second = Hand(), Hand()
-        gone_back = Collector(last=SequenceToken(20), slow_s=50)
-        options = StreamOptions(cache_events=1000, save_every_s=1)
+        options = StreamOptions(cache_events=1000, drain_s=0)
         host = StreamProvider("p", queues, balancer=first, stores=stores, options=options)
-        host.implicit("all", "n/c", lambda _: gone_back)
         other = StreamProvider("p", queues, balancer=second, stores=stores, options=options)
-        other.consumer("c", lambda _: again.setdefault("explicit", Collector()))
-        other.implicit("all", "n/c", lambda _: again.setdefault("implicit", Collector()))
+        host.implicit("all", "n/c", lambda _: Collector())
+        other.implicit("all", "n/c", lambda _: again if who == "implicit" else Collector())
+        other.consumer("c", lambda _: again)
         async with host, other:
             first.win(queue, 1)
             stream = host.stream("n", "a")
-            await stream.subscribe(Collector(), start=EARLIEST)
-            await asyncio.sleep(5)
-            await stream.subscribe(Collector(slow_s=50), start=SequenceToken(30), consumer="c")
-            handles = await host.stream("n", "c").subscriptions()
-            await handles[0][0].resume(Collector(slow_s=50), SequenceToken(35))
+            if who == "answers":
+                await stream.subscribe(Collector(act=back), start=EARLIEST, consumer="c")
+            await asyncio.sleep(12)
+            if who == "explicit":
+                await stream.subscribe(Collector(slow_s=50), start=SequenceToken(21), consumer="c")
+            if who == "implicit":
+                handles = await host.stream("n", "c").subscriptions()
+                await handles[0][0].resume(Collector(slow_s=50), SequenceToken(21))
             await asyncio.sleep(5)
             await first.lose(queue)
             second.win(queue, 2)
-            await until(lambda: len(again) == 2 and all(each.events[-1:] > [56] for each in again.values()))
-            assert again["explicit"].events == list(range(30, 60, 3))
-            assert again["implicit"].events == list(range(35, 60, 3))
+            await until(lambda: again.events[-1:] > [56])
+            assert again.events == list(range(23 if who == "implicit" else 21, 60, 3))
 
     virtual_time.run(main())
 
@@ -516,5 +529,71 @@ def test_a_queue_that_is_not_released_in_time_leaves_nothing_open_when_it_was_re
             hand.win(queue, 2)
             await until(lambda: host.status()[0].state == "served")
         assert not opened
+
+    virtual_time.run(main(), delay_s=lambda: 4.0)
+
+
+def test_a_queue_that_is_lost_while_it_is_drained_is_stopped_at_once_and_nothing_more_is_acknowledged() -> (
+    None
+):
+    told: list[float] = []
+
+    class Told(GeneratorQueues):
+        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+            receiver = await super().receiver(queue, start)
+
+            async def acknowledge(_: SequenceToken) -> None:
+                told.append(asyncio.get_running_loop().time())
+
+            receiver.acknowledge = acknowledge  # type: ignore[method-assign]
+            return receiver
+
+    async def main() -> None:
+        queues = Told(three)
+        (queue,) = queues.mapper.queues
+        hand, got = Hand(), Collector(slow_s=20)
+        options = StreamOptions(drain_s=100)
+        async with StreamProvider("p", queues, balancer=hand, options=options) as host:
+            host.implicit("all", "n/a", lambda _: got)
+            hand.win(queue, 1)
+            await asyncio.sleep(15.5)
+            giving_up = asyncio.ensure_future(hand.give_up(queue))
+            await asyncio.sleep(1)
+            before = asyncio.get_running_loop().time()
+            await hand.lose(queue)
+            assert asyncio.get_running_loop().time() - before < 1
+            await giving_up
+            assert got.events == []
+            assert max(told) <= before
+
+    virtual_time.run(main())
+
+
+def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open_whatever_its_balancer_says() -> None:
+    opened: list[MemoryStore] = []
+    closed: list[MemoryStore] = []
+
+    class Store(MemoryStore):
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    def store(_: QueueId) -> MemoryStore:
+        opened.append(Store())
+        return opened[-1]
+
+    class Silent(Hand):
+        async def stop(self) -> None:
+            """Tells nobody."""
+
+    async def main() -> None:
+        queues = GeneratorQueues(three)
+        (queue,) = queues.mapper.queues
+        hand = Silent()
+        async with StreamProvider("p", queues, balancer=hand, stores=store) as host:
+            hand.win(queue, 1)
+            await asyncio.sleep(2)
+            assert host.status()[0].state == "elsewhere"
+        assert len(opened) == len(closed) == 1
 
     virtual_time.run(main(), delay_s=lambda: 4.0)
