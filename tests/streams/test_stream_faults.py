@@ -413,7 +413,7 @@ def test_one_that_ended_while_the_cache_was_full_stays_ended() -> None:
         subscription = await stream.subscribe(slow, start=EARLIEST)
         for consumer in (Collector(), Collector(), Collector()):
             await stream.subscribe(consumer, start=EARLIEST)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.15)
         await subscription.unsubscribe()
         await asyncio.sleep(5)
         assert len(await stream.subscriptions()) == 3

@@ -597,3 +597,25 @@ def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open_whatever_it
         assert len(opened) == len(closed) == 1
 
     virtual_time.run(main(), delay_s=lambda: 4.0)
+
+
+def test_who_waits_to_resume_while_the_queue_goes_is_told_so_and_called_no_more() -> None:
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        hand = Hand()
+        observers = [Collector(slow_s=8), Collector(), Collector()]
+        async with StreamProvider("p", queues, balancer=hand, options=StreamOptions(drain_s=60)) as host:
+            hand.win(queue, 1)
+            subscription = await host.stream("n", "a").subscribe(observers[0], start=EARLIEST)
+            await asyncio.sleep(1)
+            resuming = [asyncio.ensure_future(subscription.resume(each)) for each in observers[1:]]
+            await asyncio.sleep(1)
+            await hand.lose(queue)
+            await asyncio.wait(resuming)
+            assert isinstance(resuming[1].exception(), QueueElsewhere)
+            await asyncio.sleep(5)
+            assert [each.events for each in observers[1:]] == [[], []]
+
+    virtual_time.run(main())
