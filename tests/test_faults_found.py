@@ -856,6 +856,18 @@ def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
+def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "lock"
+    lock = REAL.lock(str(path))
+    descriptors = [one for one in Path("/proc/self/fd").iterdir() if one.resolve() == path]
+    copy = os.dup(int(descriptors[0].name))
+    lock.close()
+    REAL.lock(str(path)).close()
+    os.close(copy)
+
+
 def test_a_publisher_whose_thread_cannot_start_releases_the_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -163,6 +163,23 @@ class _RealFile:
             os.close(fd)
 
 
+class _RealLock(_RealFile):
+    """Given back by who took it at once, whoever has a copy of its descriptor: a program that another thread
+    is just starting has one until it runs. A forked child that closes its own takes nothing from the parent.
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        if self._fd >= 0 and os.getpid() == self._pid:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        super().close()
+
+
 class RealDisk:
     """The machine's file system."""
 
@@ -236,7 +253,7 @@ class RealDisk:
         except BaseException:
             os.close(fd)
             raise
-        return _RealFile(fd)
+        return _RealLock(fd)
 
 
 REAL: Disk = RealDisk()
