@@ -46,7 +46,10 @@ def _close_all() -> None:
 
 def _disown_all() -> None:
     for publisher in list(open_publishers):
-        publisher.disown()
+        try:
+            publisher.disown()
+        except BaseException as error:  # noqa: BLE001 - the others must be let go of all the same
+            logger.error("disown_failed session=%s reason=%r", publisher.session, error)
     open_publishers.clear()
 
 

@@ -350,6 +350,30 @@ def test_a_forked_child_may_not_write(tmp_path: Path) -> None:
     assert [m.value for m in read(publisher.directory)] == [b"parent's"]
 
 
+def test_a_forked_child_lets_go_of_all_publishers_whatever_becomes_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as opened:
+        publishers = [opened.enter_context(open_publisher(tmp_path / name)) for name in "abc"]
+
+        def fail() -> None:
+            raise BrokenPipeError
+
+        for publisher in publishers:
+            monkeypatch.setattr(publisher._writer, "close", fail)
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            refused = 0
+            for publisher in publishers:
+                try:
+                    publisher.publish(b"child's")
+                except rt.Closed:
+                    refused += 1
+            os._exit(40 + refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 43
+        monkeypatch.undo()
+
+
 def test_a_dedup_session_goes_on_at_its_sources_number(tmp_path: Path) -> None:
     with open_publisher(tmp_path, dedup_id="group") as publisher:
         assert publisher.publish(b"a", number=100) == 100
