@@ -53,12 +53,6 @@ class Levels:
         return max(majority_level(levels, self.members), self.merged)
 
     @property
-    def synced(self) -> Place:
-        """Up to where a majority has synced the session, as far as it is known now."""
-        places = sorted((said.durable for said in self._said.values()), reverse=True)
-        return places[self.majority - 1] if len(places) >= self.majority else NOWHERE
-
-    @property
     def lacking(self) -> int:
         """Numbers below `merged` that a node lacks which is being sent them, and is not far behind.
 

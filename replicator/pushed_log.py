@@ -151,7 +151,7 @@ class PushedLog:
         check_line(line_of(self._epoch), self._epochs.get(node, self._epoch), node)
         self.levels.report(node, said)
         self._write_progress(PushState.RUNNING)
-        self._rounds.note_progress(self.levels.synced, self.levels.merged_place)
+        self._rounds.note_progress(self.levels.merged_place)
         self.note_progress()
 
     def give_up(self, state: PushState) -> None:

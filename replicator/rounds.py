@@ -1,9 +1,9 @@
 """When the streams of a session look for more to send: in rounds, which pace themselves.
 
-Laws. The first change is looked at once. While a round is on its way, which a majority of the nodes has not
-synced, or the one before it is not merged, what is little waits, and goes with all that comes meanwhile: the
-busier the nodes, the larger each message, and the less each byte costs. Nothing waits longer than
-`WAIT_SECONDS_MAX`, and what fills a message does not wait. Behind the last round there is one more look,
+Laws. The first change is looked at once. While a round is on its way, until it is merged, what is little
+waits, and goes with all that comes meanwhile: the busier the nodes, the larger each message, and the less
+each byte costs. Rounds that overlapped would share the processors, and each come later. Nothing waits longer
+than `WAIT_SECONDS_MAX`, and what fills a message does not wait. Behind the last round there is one more look,
 which finds nothing, or what is wrong.
 """
 
@@ -16,9 +16,9 @@ from typing import Final
 from replicator.handshake import NOWHERE
 from replicator.items import CHUNK_BYTES_MAX, Place
 
-WAIT_SECONDS_MAX: Final = 0.02
+WAIT_SECONDS_MAX: Final = 0.1
 """Where nodes are away, or their disks slow: enough to gather something, too little to be noticed then."""
-QUIET_SECONDS: Final = 0.05
+QUIET_SECONDS: Final = 0.25
 """Without a round for so long, there is the one more look."""
 FULL_BYTES: Final = CHUNK_BYTES_MAX
 """So much is worth a message of its own."""
@@ -37,9 +37,7 @@ class Rounds:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._look, self._waiting_bytes, self._loop = look, waiting_bytes, loop
-        self._sent = self._synced = self._merged = NOWHERE
-        self._before = NOWHERE
-        """Where the round before the last one ended."""
+        self._sent = self._merged = NOWHERE
         self._is_wanted = False
         self._latest: asyncio.TimerHandle | None = None
         self._quiet: asyncio.TimerHandle | None = None
@@ -57,9 +55,9 @@ class Rounds:
         """All before `end` is on its way."""
         self._sent = max(self._sent, end)
 
-    def note_progress(self, synced: Place, merged: Place) -> None:
-        """A majority of the nodes has synced all before `synced`; all before `merged` is merged."""
-        self._synced, self._merged = synced, merged
+    def note_progress(self, merged: Place) -> None:
+        """All before `merged` is merged."""
+        self._merged = merged
         if self._is_wanted and self._is_free():
             self._begin()
 
@@ -71,7 +69,7 @@ class Rounds:
             self._quiet = None
 
     def _is_free(self) -> bool:
-        return self._synced >= self._sent and self._merged >= self._before
+        return self._merged >= self._sent
 
     def _is_full(self) -> bool:
         size = self._waiting_bytes(self._sent)
@@ -79,7 +77,6 @@ class Rounds:
 
     def _begin(self) -> None:
         self._forget()
-        self._before = self._sent
         self._begun_s = self._loop.time()
         if self._quiet is None:
             self._quiet = self._loop.call_later(QUIET_SECONDS, self._when_quiet)

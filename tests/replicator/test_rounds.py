@@ -74,7 +74,7 @@ def at(offset: int) -> Place:
 
 @pytest.fixture
 def paced() -> Paced:
-    """A round is on its way: up to 1,000, of which nothing is known to be synced."""
+    """A round is on its way: up to 1,000, of which nothing is known to be merged."""
     made = Paced()
     made.want()
     made.rounds.note_sent(at(1000))
@@ -88,28 +88,17 @@ def test_the_first_change_is_looked_at_at_once() -> None:
     assert paced.looks == 1
 
 
-def test_what_is_little_waits_until_a_majority_has_synced_the_round(paced: Paced) -> None:
+def test_what_is_little_waits_until_the_round_is_merged(paced: Paced) -> None:
     paced.want()
     paced.want()
-    paced.rounds.note_progress(at(999), at(999))
+    paced.rounds.note_progress(at(999))
     assert paced.looks == 1
-    paced.rounds.note_progress(at(1000), at(1000))
+    paced.rounds.note_progress(at(1000))
     assert paced.looks == 2
 
 
-def test_a_third_round_waits_until_the_first_is_merged(paced: Paced) -> None:
-    paced.rounds.note_progress(at(1000), at(0))
-    paced.want()
-    paced.rounds.note_sent(at(2000))
-    paced.want()
-    paced.rounds.note_progress(at(2000), at(999))
-    assert paced.looks == 2
-    paced.rounds.note_progress(at(2000), at(1000))
-    assert paced.looks == 3
-
-
-def test_a_round_that_is_synced_begins_no_other_if_nothing_waits(paced: Paced) -> None:
-    paced.rounds.note_progress(at(1000), at(1000))
+def test_a_round_that_is_merged_begins_no_other_if_nothing_waits(paced: Paced) -> None:
+    paced.rounds.note_progress(at(1000))
     assert paced.looks == 1
     paced.want()
     assert paced.looks == 2
@@ -140,8 +129,8 @@ def test_nothing_waits_longer_than_its_bound_where_the_nodes_are_silent(paced: P
 
 
 def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> None:
-    paced.rounds.note_progress(at(1000), at(1000))
-    paced.rounds.note_progress(at(64), at(64))
+    paced.rounds.note_progress(at(1000))
+    paced.rounds.note_progress(at(64))
     paced.want()
     paced.clock.advance(WAIT_SECONDS_MAX)
     assert paced.looks == 2
@@ -149,7 +138,7 @@ def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> N
 
 def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced) -> None:
     paced.clock.advance(QUIET_SECONDS / 2)
-    paced.rounds.note_progress(at(1000), at(1000))
+    paced.rounds.note_progress(at(1000))
     paced.want()
     paced.clock.advance(QUIET_SECONDS * 0.9)
     assert paced.looks == 2
@@ -162,6 +151,6 @@ def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced)
 def test_behind_close_nothing_is_looked_at(paced: Paced) -> None:
     paced.want()
     paced.rounds.close()
-    paced.rounds.note_progress(at(1000), at(1000))
+    paced.rounds.note_progress(at(1000))
     paced.clock.advance(100)
     assert paced.looks == 1
