@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
+from shadowing import shadow
 
+from rt import helper_process
 from rt.helper_process import RESTART_SECONDS_MAX, RESTART_SECONDS_MIN, SETTLED_SECONDS, Restarts, environment
 
 
@@ -13,7 +13,7 @@ def test_pauses_double_up_to_a_bound_and_begin_anew_behind_one_that_had_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    shadow(monkeypatch, helper_process, "time", monotonic=lambda: now)
     restarts = Restarts()
     pauses = []
     for _ in range(8):

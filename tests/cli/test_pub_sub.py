@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from pull_source import pull_source
 from push_node import NodesInThread, PushNode
 from receiving_node import make_pki, tls_of
+from shadowing import shadow
 
 import rt
 from rt.cli import feed, files, inputs
@@ -653,7 +654,7 @@ class Full:
         self.waits = 0
         self.publishers: list[rt.Publisher] = []
         monkeypatch.setattr("rt.cli.pub.Publisher", self.open)
-        monkeypatch.setattr(feed.time, "sleep", self.sleep)
+        shadow(monkeypatch, feed, "time", sleep=self.sleep)
 
     def open(self, *arguments: Any, **options: Any) -> rt.Publisher:
         self.publishers.append(rt.Publisher(*arguments, **options, disk=self.disk))
@@ -721,7 +722,7 @@ class Stub:
 
 
 def test_what_a_full_disk_had_taken_is_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed.time, "sleep", lambda seconds: None)
+    shadow(monkeypatch, feed, "time", sleep=lambda seconds: None)
     stub, fed = Stub([2, 0, 5, 0, 0]), feed.Fed()
     feeding = feed.Feed(stub, Interrupts(), fed, on_full="wait", bar=None)  # type: ignore[arg-type]
     for number in range(20):

@@ -16,7 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 from receiving_node import make_pki, tls_of
 from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
+from shadowing import shadow
 
+from rt.cli import status as status_module
 from rt.cli.main import cli
 from rt.cli.overview import Overview, Said
 from rt.cli.status_text import CLIENTS_MAX, status_lines
@@ -283,7 +285,7 @@ def test_watching_shows_it_again_and_again_also_when_nobody_answers(monkeypatch:
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("rt.cli.status.time.sleep", sleep)
+    shadow(monkeypatch, status_module, "time", sleep=sleep)
     with nodes(None, view("n1")) as endpoints:
         result = run(*COMMAND, endpoints, "--json", "--watch", "2")
     assert (result.exit_code, looks) == (130, [2.0] * 3)

@@ -32,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shadowing import shadow
 
 from rt.errors import CertificateError, InvalidName
 from rt.names import is_name
@@ -539,7 +540,7 @@ def test_a_file_written_in_place_is_read_again_when_whole(
         pauses.append(pause_s)
         pair.cert.write_bytes(whole[: len(whole) // 4 * len(pauses)] if len(pauses) < 4 else whole)
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    shadow(monkeypatch, module, "time", sleep=sleep)
     pair.cert.write_bytes(b"")
     assert TLS(*pair).identity.name == "f1"
     assert len(pauses) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from shadowing import shadow
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control import reporting
@@ -26,7 +27,7 @@ class Telling:
 
 def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [10**12]
-    monkeypatch.setattr(reporting.time, "monotonic_ns", lambda: now_ns[0])
+    shadow(monkeypatch, reporting, "time", monotonic_ns=lambda: now_ns[0])
     telling: Any = Telling()
     told = Reporting(telling, lambda _: None)
     told.attach(b"boot")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from batches import CLUSTER
+from shadowing import shadow
 
 from sequencer.apply import apply
 from sequencer.commands import Command, Hold, Release
@@ -121,7 +122,7 @@ def test_a_hold_that_is_refused_is_logged_and_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node()
-    monkeypatch.setattr(holding.time, "monotonic", lambda: 2.0)
+    shadow(monkeypatch, holding, "time", monotonic=lambda: 2.0)
     for name in ("sub", "other"):
         node.holding.on_acknowledged(name, 10)
     node.propose(1.0)
@@ -141,7 +142,7 @@ def test_a_refusal_is_over_when_the_hold_is_there_or_wanted_no_more(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, now_s = Node(), 2.0
-    monkeypatch.setattr(holding.time, "monotonic", lambda: now_s)
+    shadow(monkeypatch, holding, "time", monotonic=lambda: now_s)
     node.holding.on_acknowledged("sub", 10)
     node.holding.on_applied(Hold("sub", 10, 1), Refused("there are too many"))
     assert node.holding.refused

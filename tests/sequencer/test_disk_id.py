@@ -29,7 +29,7 @@ def test_an_id_that_was_told_survives_a_power_cut_also_if_who_made_it_was_killed
             raise PowerCut
 
     with monkeypatch.context() as killing:
-        killing.setattr(disk, "_check", is_killed)
+        killing.setattr(disk, "check", is_killed)
         with contextlib.suppress(PowerCut):
             open_disk_id(SESSIONS, disk=disk)
     told = open_disk_id(SESSIONS, disk=disk)
