@@ -74,8 +74,13 @@ class _Chain:
         return severity, f"starts at {first} where {end} must follow"
 
     def advance(self, segment: SegmentId, end: int | None, *, is_trimmed: bool = False) -> None:
-        """`segment` was looked at; it ends at `end`, None if that is not known."""
+        """`segment` was looked at; it ends at `end`, None if that is not known.
+
+        One that is trimmed was not walked, or not to its end: what its sources lead to is not known.
+        """
         self._last, self._end, self._is_trimmed = segment, end, is_trimmed
+        if is_trimmed:
+            self.sources.forget()
 
 
 class _Segment:
@@ -125,6 +130,7 @@ class _Segment:
         entry, is_gone = self._look.fate(self._id)
         if is_gone:
             self._problems.clear()
+            self._chain.sources.forget()
             return None if entry is None else self._trimmed(entry)
         size = self._look.disk.size(self._path)
         if not self._problems:

@@ -839,6 +839,31 @@ def test_a_merged_log_that_is_being_written_rolled_and_trimmed_is_never_damaged(
     assert verify(tmp_path / "merged").all_problems == []
 
 
+def test_what_is_trimmed_while_it_is_read_leaves_nothing_to_be_missed_in_the_next_segment(
+    tmp_path: Path,
+) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed", batch_bytes=200_000) as publisher:
+        for _ in range(40):
+            publisher.publish_many([bytes(1000)] * 200)
+    places = [batch.offset for scan in session_scans(publisher.directory) for batch in scan.batches]
+    with MergedLog(tmp_path / "merged", cluster_id=CLUSTER, stream="s") as merged:
+        for index, (start, end) in enumerate(itertools.pairwise(places)):
+            merged.merge(publisher.directory, start, end)
+            if index in {0, 50}:
+                merged.roll()
+        walked: list[int] = []
+
+        def on_progress(size: int, _total: int) -> None:
+            walked.append(size)
+            if len(walked) == 2:  # In the middle of the second segment.
+                merged.trim(SegmentId(0, 2))
+
+        report = verify(tmp_path / "merged", on_progress=on_progress)
+    assert len(walked) > 2
+    assert [segment.state for segment in report.segments] == [State.SEALED, State.TRIMMED, State.ACTIVE]
+    assert report.damage == []
+
+
 def session_scans(directory: str) -> Iterator[Any]:
     header = read_header(REAL, directory, list_segments(REAL, directory)[0])
     assert header is not None
