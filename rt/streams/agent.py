@@ -382,8 +382,10 @@ async def _through(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _close_opened(opening: asyncio.Future[QueueRegistry]) -> None:
-    with contextlib.suppress(Exception):  # It could not be opened: there is nothing to close.
+    try:
         await (await opening).close()
+    except Exception as error:  # noqa: BLE001 - nobody waits for it any more
+        logger.warning("books_not_closed error=%r", error)
 
 
 async def _closed(consumers: Iterable[Consumer]) -> None:

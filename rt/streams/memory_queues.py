@@ -1,7 +1,8 @@
 """Queues in memory: for tests, and for streams within a process.
 
 An event is gone when it was acknowledged; nothing outlives the process. Its number is above those of
-processes before, by the clock: books that outlive them never take a new event for an old one.
+processes before, by the clock, and by the books where the clock has gone back: books that outlive a
+process never take a new event for an old one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rt.errors import Overloaded
@@ -77,6 +79,23 @@ class _Queue:
         self.end = first
         self.grown = asyncio.Event()
         """Set, and another one, when something was appended."""
+        self._is_unread = True
+
+    def begin(self, start: SequenceToken | None) -> None:
+        """Somebody reads it whose books go up to `start`.
+
+        If these are a process's before, of which the clock was ahead, all is numbered behind what that one
+        can have had. Nobody was told a number yet.
+        """
+        is_unread, self._is_unread = self._is_unread, False
+        if is_unread and start is not None and start >= SequenceToken(self.start):
+            ahead = start.sequence_number + self.events_max + 1 - self.start
+            self.start += ahead
+            self.end += ahead
+            self.batches = deque(
+                replace(batch, sequence_numbers=[number + ahead for number in batch.sequence_numbers])
+                for batch in self.batches
+            )
 
     def append(self, stream: StreamId, events: list[Any]) -> None:
         if not events:
@@ -101,6 +120,7 @@ class MemoryReceiver:
 
     def __init__(self, queue: _Queue, start: SequenceToken | None) -> None:
         self._queue = queue
+        queue.begin(start)
         oldest = SequenceToken(queue.start)
         self._at = oldest if start is None else max(start, oldest)
         self.start = self._at

@@ -601,8 +601,9 @@ def test_what_a_pattern_left_behind_that_is_gone_can_be_ended() -> None:
     virtual_time.run(main())
 
 
-def test_events_in_memory_are_never_taken_for_those_of_a_process_before() -> None:
-    """The books outlive the queues."""
+@pytest.mark.parametrize("before", [None, 10**16])
+def test_events_in_memory_are_never_taken_for_those_of_a_process_before(before: int | None) -> None:
+    """The books outlive the queues; the clock of the process before may have been ahead."""
     stores = memory_stores()
     got: list[Collector] = []
 
@@ -611,7 +612,7 @@ def test_events_in_memory_are_never_taken_for_those_of_a_process_before() -> Non
         return got[-1]
 
     async def main() -> None:
-        for first in (None, None):
+        for first in (before, None):
             provider = StreamProvider("p", MemoryQueues(1, first=first), stores=stores)
             provider.implicit("all", "n/*", make)
             async with provider:
@@ -621,6 +622,28 @@ def test_events_in_memory_are_never_taken_for_those_of_a_process_before() -> Non
             await asyncio.sleep(1)
         assert len(got) == 2
         assert got[1].tokens[0] > got[0].tokens[-1]
+
+    virtual_time.run(main())
+
+
+def test_what_was_put_into_memory_before_it_is_read_is_numbered_behind_the_books_as_well() -> None:
+    async def main() -> None:
+        queues = MemoryQueues(1, first=100)
+        (queue,) = queues.mapper.queues
+        await queues.publish(queue, StreamId("n", "a"), [1, 2])
+        start = SequenceToken(500)
+        receiver = await queues.receiver(queue, start)
+        told = await receiver.receive(10, 1.0)
+        read = await receiver.receive(10, 1.0)
+        assert told is not None
+        assert told.gap is not None
+        assert read is not None
+        assert told.gap.wanted == start
+        assert [(token > start, event) for token, event in read.batches[0]] == [(True, 1), (True, 2)]
+        again = await queues.receiver(queue, read.batches[0].last)
+        seen = await again.receive(10, 1.0)
+        assert seen is not None
+        assert list(seen.batches[0]) == list(read.batches[0])[1:]
 
     virtual_time.run(main())
 

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from rt.errors import Overloaded, StorageFailed
+from rt.errors import Overloaded, RtError, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore
 from rt.streams.adapters import QueueGap, QueueRead, StreamDirection
 from rt.streams.balancing import Fence, FixedBalancer
@@ -199,7 +199,7 @@ class World:
         """Somebody subscribes, resumes, or ends a subscription, and may not wait for it."""
         limit = self.rng.choice((0.0, 0.3, 3.0, 200.0))
         name = self.rng.choice(sorted(self.handles)) if self.handles and self.rng.random() < 0.6 else None
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(RtError, TimeoutError):
             async with asyncio.timeout(limit):
                 if name is None:
                     await self.subscribe(owner)
