@@ -32,9 +32,8 @@ SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "localhost",
     "spark.log.level": "ERROR",
-    # Both save a fifth of the processor time: data go to the JVM over a socket.
+    # A tenth faster: data go to the JVM over a socket.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.buffer.size": "1048576",
 }
 
 STREAM_MB: Final = 50

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from rt.spark.columns import SCHEMA
+from rt.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,7 @@ class Ceiling(DataSource):
 
     def schema(self) -> str:
         """That of `format("rt")`."""
+        freeze_modules()
         return SCHEMA
 
     def reader(self, schema: StructType) -> CeilingReader:
@@ -47,6 +49,7 @@ class CeilingReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Parts of as many rows each."""
+        freeze_modules()
         return [InputPartition(self._rows // PARTS)] * PARTS
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -54,6 +57,7 @@ class CeilingReader(DataSourceReader):
         from rt.log.ranges import RangeReader
         from rt.spark.gathering import gather
 
+        freeze_modules()
         rows = RangeReader(self._path, 0, self._rows, on_loss=_no_loss).batches()
         batch = next(gather(rows, self._columns))
         for left in range(partition.value, 0, -batch.num_rows):

@@ -213,7 +213,6 @@ def spark_session(name: str, master: str | None, settings: list[tuple[str, str]]
     for setting, value in (
         ("spark.ui.showConsoleProgress", "false"),
         ("spark.python.unix.domain.socket.enabled", "true"),
-        ("spark.buffer.size", "1048576"),
     ):
         conf.setIfMissing(setting, value)
     conf.setAll(settings)

@@ -18,7 +18,7 @@ from rt.events import BadMessage, SkipForward
 from rt.log.batch import BATCH_HEADER_BYTES
 from rt.log.catalog import Catalog, Kept, read_catalog, scanner_at, segment_path
 from rt.log.columns import MessageBatch, Placed
-from rt.log.directory import READ_BYTES, is_log_directory, read_header, read_identity, scans
+from rt.log.directory import is_log_directory, read_header, read_identity, scans
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.frames import MergedScanner, Scan, Scanner
 from rt.log.interest import EVERYTHING, Interest
@@ -30,6 +30,8 @@ from rt.log.selective import SelectiveScanner
 WAIT_SECONDS: Final = 10.0
 """How long to wait for what is known to be there: longer than file systems cache sizes and names."""
 _LOOK_SECONDS: Final = 0.05
+_READ_BYTES: Final = 2**20
+"""Read at once where all is wanted: what stays in a core's cache until it was verified and taken."""
 _PEEK_BYTES: Final = 16 * 1024
 """Read where most of what follows is passed over: headers and columns of a batch of usual size."""
 
@@ -193,7 +195,7 @@ class RangeReader:
     # In a segment
 
     def _segment_batches(self, kept: Kept, file: File, scanner: MergedScanner) -> Iterator[MessageBatch]:
-        size = READ_BYTES if self._interest == EVERYTHING else _PEEK_BYTES
+        size = _READ_BYTES if self._interest == EVERYTHING else _PEEK_BYTES
         while self.position < self._end:
             start = scanner.offset
             with storage_errors(self.path, "reading a segment"):
@@ -226,7 +228,7 @@ class RangeReader:
 def _next_size(size: int, read_end: int, scan: Scan, scanner: MergedScanner) -> int:
     """How much to read next: little where the last read was left early, much where it was used up."""
     if scanner.offset <= read_end + _PEEK_BYTES:
-        return min(READ_BYTES, 2 * size)
+        return min(_READ_BYTES, 2 * size)
     last = scan.items[-1] if scan.items else None
     if not isinstance(last, Placed):
         return _PEEK_BYTES

@@ -4,6 +4,9 @@ Laws. A record batch has `ROWS_MIN` rows and `BYTES_MIN` bytes, or `BYTES_MAX` b
 one or holds one huge message: what a record batch costs on its way into the JVM is paid for thousands of
 rows. Nothing is done for a single message: columns are joined, and where there is nothing to join they are
 not copied.
+
+Arrays are made of buffers: `pa.array` and `pa.scalar` import pandas, where that is installed, into each
+worker of Spark's.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import pyarrow as pa
 from rt.log.messages import Indices, MessageBatch
 
 ROWS_MIN: Final = 10_000
-BYTES_MIN: Final = 2**20
+BYTES_MIN: Final = 4 * 2**20
 BYTES_MAX: Final = 16 * 2**20
 
 _TYPES: Final = {
@@ -29,6 +32,7 @@ _TYPES: Final = {
     "topic": pa.string(),
     "value": pa.binary(),
 }
+_INT64: Final = pa.int64()
 _ROW_BYTES: Final = 48
 """About what a row takes beside its value."""
 _RUNS_MAX: Final = 100
@@ -87,20 +91,20 @@ def _record_batch(
 
 
 def _positions(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return pa.array(_joined([piece.positions for piece in pieces]))
+    return _integers(_joined([piece.positions for piece in pieces]))
 
 
 def _numbers(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return pa.array(_joined([piece.numbers for piece in pieces]))
+    return _integers(_joined([piece.numbers for piece in pieces]))
 
 
 def _timestamps_ns(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return pa.array(_joined([piece.timestamps_ns for piece in pieces]))
+    return _integers(_joined([piece.timestamps_ns for piece in pieces]))
 
 
 def _timestamps(pieces: Sequence[MessageBatch]) -> pa.Array:
     microseconds = _joined([piece.timestamps_ns for piece in pieces]) // 1000
-    return pa.array(microseconds).view(_TYPES["timestamp"])
+    return _integers(microseconds, _TYPES["timestamp"])
 
 
 def _sessions(pieces: Sequence[MessageBatch]) -> pa.Array:
@@ -152,7 +156,7 @@ def _texts(parts: Sequence[tuple[Sequence[str], Indices | None, int]]) -> pa.Arr
             for table, (_, own, count) in zip(tables, parts, strict=True)
         ]
     )
-    return pa.array(list(places), pa.string()).take(pa.array(index))
+    return _strings(list(places)).take(_integers(index, pa.int32()))
 
 
 def _joined_texts(runs: Sequence[pa.Array]) -> pa.Array:
@@ -163,13 +167,34 @@ def _constant(text: str, count: int) -> pa.Array:
     """`text` so many times; mostly a part of what was made before."""
     rows = max(1 << (count - 1).bit_length(), _CONSTANT_ROWS_MIN)
     if rows * len(text) > _CONSTANT_TEXT_MAX:
-        return pa.repeat(pa.scalar(text, pa.string()), count)
+        return _repeated(text, count)
     return _constants(text, rows)[:count]
 
 
 @lru_cache(maxsize=16)
 def _constants(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+    return _repeated(text, count)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    encoded = text.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(encoded))
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(encoded * count)]
+    )
+
+
+def _integers(numbers: npt.NDArray[Any], kind: Any = _INT64) -> pa.Array:
+    """The memory of `numbers`, as an array of a type as wide as theirs."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
+
+
+def _strings(texts: Sequence[str]) -> pa.Array:
+    encoded = [text.encode() for text in texts]
+    ends = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=ends[1:])
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(texts), buffers)
 
 
 _COLUMNS: Final[dict[str, Callable[[Sequence[MessageBatch]], Any]]] = {

@@ -27,6 +27,7 @@ from rt.spark.losses import beyond_end, loss_handler
 from rt.spark.options import AtTime, Bound, ReadOptions
 from rt.spark.planning import plan_parts
 from rt.spark.times import first_at
+from rt.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,6 +83,7 @@ class RangesReader:
         if not isinstance(partition, RtPartition):
             return
         log = open_log(self.options.where)
+        freeze_modules()
         try:
             batches = log.read(partition.start, partition.end, self.interest, self.on_loss)
             yield from gather(batches, self.columns)
@@ -104,6 +106,7 @@ class RtReader(RangesReader, DataSourceReader):
             logger.warning("maxOffsetsPerTrigger and maxBytesPerTrigger mean nothing in a batch query")
         self.interest = pushed.interest
         log = open_log(options.where)
+        freeze_modules()
         try:
             low, high = log.bounds()
             start = resolve(options.start, log, options, low, high)

@@ -15,6 +15,7 @@ from rt.spark.log_source import open_log
 from rt.spark.options import parse_options
 from rt.spark.reading import RtReader
 from rt.spark.sink_options import parse_write_options
+from rt.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -34,6 +35,7 @@ class RtDataSource(DataSource):
     def schema(self) -> str:
         """All columns. Wrong options are refused here, when `load` is called."""
         parse_options(self.options)
+        freeze_modules()
         return SCHEMA
 
     def reader(self, schema: StructType) -> RtReader:

@@ -23,6 +23,7 @@ from rt.errors import InvalidOption, RtError, WriteConflict
 from rt.spark.ledger import Done, Ledger, Order
 from rt.spark.row_order import order_of
 from rt.spark.sink_options import WriteOptions
+from rt.spark.workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,7 @@ class _Writer:
         from rt.spark.delivering import check_untouched, deliver, place_of, spool_directory
         from rt.spark.rows import Spool
 
+        freeze_modules()
         options, nodes, ledger = self.options, self.options.nodes, self.ledger
         partition = _context().partitionId()
         tls = TLS(ca=nodes.ca, cert=nodes.cert, key=nodes.key)

@@ -37,7 +37,6 @@ def settings(directory: Path | str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.unix.domain.socket.enabled": "true",
-        "spark.buffer.size": "1048576",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
         "spark.local.dir": os.path.join(directory, "local"),

@@ -1,0 +1,57 @@
+"""What a worker of Spark's carries from task to task: no more than it has to."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+
+SETTLING = """
+import gc, sys
+from importlib.machinery import ModuleSpec
+sys.modules["__main__"].__spec__ = {spec}
+from rt.spark.workers import freeze_modules
+freeze_modules()
+first = gc.get_freeze_count()
+more = [[] for _ in range(1000)]
+freeze_modules()
+print(first > 0, gc.get_freeze_count() - first)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ('ModuleSpec("pyspark.daemon", None)', "True 0"),
+        ('ModuleSpec("pyspark.worker", None)', "True 0"),
+        ('ModuleSpec("my_program", None)', "False 0"),
+        ("None", "False 0"),
+    ],
+)
+def test_modules_are_frozen_once_and_in_processes_of_sparks_alone(spec: str, told: str) -> None:
+    """Behind each task Spark walks all that is not."""
+    run = subprocess.run(
+        [sys.executable, "-c", SETTLING.format(spec=spec)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == told
+
+
+READ = """
+import sys
+from rt.log.ranges import RangeReader
+from rt.spark.gathering import gather
+columns = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns")
+rows = RangeReader(sys.argv[1], 0, 300, on_loss=lambda event: sys.exit(str(event))).batches()
+print(sum(batch.num_rows for batch in gather(rows, columns)), "pandas" in sys.modules)
+"""
+
+
+def test_a_worker_that_reads_does_not_load_pandas(tmp_path: Path) -> None:
+    """It takes each new worker a third of a second, and each collection of garbage 20 ms."""
+    pytest.importorskip("pandas")
+    feeds = Feeds(tmp_path)
+    feeds.fill(300)
+    feeds.close()
+    run = subprocess.run([sys.executable, "-c", READ, feeds.path], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["300", "False"]
