@@ -1,0 +1,98 @@
+"""What a streaming query of a named consumer still needs is not trimmed by a cluster that wants to."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import rt
+from rt.log.status import LogStatus, read_status
+from sequencer.testing.nodes import Nodes
+
+pytestmark = pytest.mark.slow
+
+BATCH, VALUE = 100, b"x" * 1000
+LIMIT_BYTES = 64 << 10
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """One that keeps about 65 messages, in segments of about 32."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with Nodes(root, 1, flags=["--roll-bytes", "32Ki", "--archive-limit", "64Ki"]) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+def test_what_a_consumers_checkpoint_does_not_cover_is_kept_until_it_does(
+    spark: SparkSession, nodes: Nodes, tmp_path: Path
+) -> None:
+    tls = nodes.certificate("subscriber", "reader")
+    files = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}
+    options = {"endpoints": ",".join(nodes.endpoints), "stream": nodes.stream, "consumer": "reader", **files}
+    got: list[int] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        got.extend(row.position for row in batch.collect())
+
+    def read_all() -> None:
+        """Start the query, or go on from its checkpoint, up to what is merged now."""
+        frame = spark.readStream.format("rt").schema("position long, value binary").options(**options)
+        query = (
+            frame.option("maxOffsetsPerTrigger", str(BATCH))
+            .load()
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(600), "the query does not end"
+
+    def kept() -> LogStatus:
+        return read_status(nodes.merged_directory("n1"))
+
+    def is_trimmed_to(position: int) -> bool:
+        """Whether all is gone that may go while `position` is held."""
+        return kept().kept[0].end > position
+
+    with rt.Publisher(
+        tmp_path / "feed",
+        nodes.stream,
+        publisher_id="feed",
+        endpoints=nodes.endpoints,
+        tls=nodes.certificate("publisher", "feed"),
+    ) as publisher:
+
+        def publish(count: int) -> None:
+            """In batches that are small beside a segment."""
+            for _ in range(count // 10):
+                numbers = publisher.publish_many([VALUE] * 10)
+                publisher.flush()
+            publisher.wait(numbers[-1], "merged", 300)
+
+        publish(10)
+        end = 10
+        read_all()  # From now on it has a hold, at the beginning.
+        publish(3 * BATCH)
+        end += 3 * BATCH
+        assert kept().start == 0, "nothing goes that the consumer has not read"
+        read_all()
+        held = end - BATCH  # One micro-batch behind: Spark says no more until it plans the next one.
+        publish(3 * BATCH)
+        nodes.wait(lambda: is_trimmed_to(held), "what was read to be trimmed")
+        assert 0 < kept().start <= held
+        assert sum(segment.size_bytes for segment in kept().kept) > 2 * LIMIT_BYTES
+
+        read_all()
+        end += 3 * BATCH
+        assert got == list(range(end)), "each message once"
+        nodes.wait(lambda: is_trimmed_to(end - BATCH), "the rest to be trimmed as well")
