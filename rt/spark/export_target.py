@@ -10,7 +10,8 @@ Laws. A part is written aside, whole; then its description is made, which lists 
 it will have; then the files get these names, one by one. Whoever comes next finishes that before it goes on,
 so that a part is there once, whenever the export was killed, and no file is visible before it is whole. What
 is next is the end of the newest part; parts follow each other without gap or overlap, but for messages that
-were lost before. Readers of Parquet pass over names that begin with `_`.
+were lost before. A description is made by one exporter only; what others have staged is removed behind it,
+for none of them can describe it any more. Readers of Parquet pass over names that begin with `_`.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ class ExportTarget:
         """Take the target over, finish what another one has begun; the newest part."""
         self.storage.write(f"{STATE}/exporter", self._id.encode())
         part = self.last()
-        if part is not None and not self.is_moved(part):
-            self._move(part)
-        self.storage.remove(f"{STATE}/staging")
+        if part is not None:
+            if not self.is_moved(part):
+                self._move(part)
+            for staging in {"/".join(source.split("/")[:3]) for source, _ in part.moves}:
+                self.storage.remove(staging)
         return part
 
     def commit(self, start: int, end: int, *, rows: int, log_end: int, time_ns: int) -> Part:
@@ -79,16 +82,17 @@ class ExportTarget:
         part = Part(start, end, rows, log_end, time_ns, tuple(moves_of(staged, self.staging, start, end)))
         self.storage.sync([source for source, _ in part.moves])
         owner = self.storage.read(f"{STATE}/exporter")
-        if owner != self._id.encode():
+        line = json.dumps(asdict(part)).encode()
+        if owner != self._id.encode() or not self.storage.create(
+            f"{_name(part)}.json", line + b"\n%08x\n" % crc32c(line)
+        ):
             raise WriteConflict(
                 "another export writes to this target now",
                 where=self.storage.url(""),
                 hint="One at a time: give each its own target.",
             )
-        line = json.dumps(asdict(part)).encode()
-        self.storage.write(f"{_name(part)}.json", line + b"\n%08x\n" % crc32c(line))
         self._move(part)
-        self.storage.remove(self.staging)
+        self.storage.remove(f"{STATE}/staging")
         self._forget()
         return part
 

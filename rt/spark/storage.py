@@ -7,8 +7,10 @@ medium of a local directory; elsewhere it is as durable as that file system make
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -42,6 +44,13 @@ class Storage(Protocol):
 
     def write(self, path: str, content: bytes) -> None:
         """Make a small file at once. One that is replaced may be missing after a crash."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Make a small file at once that nobody has made; False if somebody has.
+
+        Of two that try it at one time one succeeds, on a local disk and on HDFS; object stores do not tell
+        who is second when both look at the same moment.
+        """
 
     def move(self, source: str, target: str) -> None:
         """Give a file another name, in a directory that need not be there yet.
@@ -120,6 +129,31 @@ class LocalStorage:
                 os.fsync(file.fileno())
             os.replace(aside, target)
             _sync(os.path.dirname(target))
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See `Storage`."""
+        target = self._path(path)
+        aside = f"{target}.{uuid.uuid4().hex}.new"
+        with storage_errors(target, "making a file"):
+            self._make_directory(os.path.dirname(target))
+            try:
+                with open(aside, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    os.link(aside, target)
+                except FileExistsError:
+                    return False
+                except OSError:  # It has no links.
+                    if os.path.exists(target):
+                        return False
+                    os.replace(aside, target)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(aside)
+            _sync(os.path.dirname(target))
+        return True
 
     def move(self, source: str, target: str) -> None:
         """See `Storage`."""
@@ -216,17 +250,22 @@ class HadoopStorage:
 
     def write(self, path: str, content: bytes) -> None:
         """See `Storage`."""
-        aside = f"{path}.new"
-        with _hadoop_errors(self.url(path), "writing a file"):
-            stream = self._fs.create(self._path(aside), True)
-            try:
-                stream.write(bytearray(content))
-                if stream.hasCapability("hsync"):  # Object stores have it when it is closed.
-                    stream.hsync()
-            finally:
-                stream.close()
+        aside = self._write_aside(path, content)
         self.remove(path)  # Most of these file systems rename over no file.
         self.move(aside, path)
+
+    def create(self, path: str, content: bytes) -> bool:
+        """See `Storage`."""
+        if self.exists(path):
+            return False
+        aside = self._write_aside(path, content)
+        with _hadoop_errors(self.url(path), "making a file"):
+            if self._fs.rename(self._path(aside), self._path(path)):
+                return True
+        self.remove(aside)
+        if self.exists(path):
+            return False
+        raise StorageFailed("making a file: the file system refuses", where=self.url(path))
 
     def move(self, source: str, target: str) -> None:
         """See `Storage`."""
@@ -244,6 +283,18 @@ class HadoopStorage:
         """See `Storage`."""
         with _hadoop_errors(self.url(path), "removing files"):
             self._fs.delete(self._path(path), True)
+
+    def _write_aside(self, path: str, content: bytes) -> str:
+        aside = f"{path}.{uuid.uuid4().hex}.new"
+        with _hadoop_errors(self.url(path), "writing a file"):
+            stream = self._fs.create(self._path(aside), True)
+            try:
+                stream.write(bytearray(content))
+                if stream.hasCapability("hsync"):  # Object stores have it when it is closed.
+                    stream.hsync()
+            finally:
+                stream.close()
+        return aside
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ class Killing(LocalStorage):
     def write(self, path: str, content: bytes) -> None:
         self._act()
         super().write(path, content)
+
+    def create(self, path: str, content: bytes) -> bool:
+        self._act()
+        return super().create(path, content)
 
     def move(self, source: str, target: str) -> None:
         self._act()
@@ -120,6 +125,65 @@ def test_of_two_exports_to_one_target_the_first_one_stops(tmp_path: Path) -> Non
     assert seen(tmp_path) == {place: ["one"] for place in PLACES}
 
 
+class Overtaken(LocalStorage):
+    """Something happens between the last look at who exports, and the description of a part."""
+
+    happens: Callable[[], None] | None = None
+
+    def create(self, path: str, content: bytes) -> bool:
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            happens()
+        return super().create(path, content)
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_who_is_overtaken_at_the_last_moment_spoils_nothing(tmp_path: Path, is_faster: bool) -> None:
+    """The other one has begun, and has exported the same positions, or has not got so far."""
+    storage = Overtaken(str(tmp_path))
+    first, second = ExportTarget(storage), ExportTarget(LocalStorage(str(tmp_path)))
+
+    def overtake() -> None:
+        second.begin()
+        stage(second, "two")
+        if is_faster:
+            second.commit(0, 2, rows=2, log_end=2, time_ns=0)
+
+    first.begin()
+    stage(first, "one")
+    storage.happens = overtake
+    if is_faster:
+        with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+            first.commit(0, 1, rows=1, log_end=1, time_ns=0)
+    else:
+        first.commit(0, 1, rows=1, log_end=1, time_ns=0)
+        with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+            second.commit(0, 2, rows=2, log_end=2, time_ns=0)
+    assert seen(tmp_path) == {place: ["two" if is_faster else "one"] for place in PLACES}
+    third = ExportTarget(LocalStorage(str(tmp_path)))
+    part = third.begin()
+    assert part is not None
+    assert part.end == (2 if is_faster else 1)
+    stage(third, "three")
+    third.commit(part.end, 3, rows=1, log_end=3, time_ns=0)
+    assert not (tmp_path / STATE / "staging").exists()
+
+
+def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(source: str, target: str) -> None:
+        raise PermissionError(1, "Operation not permitted", source, target)
+
+    storage = LocalStorage(str(tmp_path))
+    assert storage.create("a/one", b"1")
+    assert not storage.create("a/one", b"2")
+    monkeypatch.setattr(os, "link", no_links)
+    assert storage.create("a/two", b"1")
+    assert not storage.create("a/two", b"2")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == {"one": b"1", "two": b"1"}
+
+
 def test_what_is_known_of_many_parts_does_not_grow_for_ever(tmp_path: Path) -> None:
     target = ExportTarget(LocalStorage(str(tmp_path)))
     target.begin()
@@ -139,7 +203,7 @@ def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
-    storage = Killing(str(tmp_path), 4)  # The third change is the description, the fourth the first move.
+    storage = Killing(str(tmp_path), 3)  # The second change is the description, the third the first move.
     with pytest.raises(Killed):
         export(storage, ["one"])
     staged = sorted((tmp_path / STATE / "staging").rglob("*.parquet"))
