@@ -2,8 +2,8 @@
 
 Laws. All nodes have the same bytes, so that a range which one node began is finished by another, exactly
 where the first left it. A node that fails, is silent, has less, or sends what does not verify is left for
-the next one; only when all of them have been for `patience_seconds` is that an error. What is handed out is
-verified here.
+the next one; only when all of them have been for `patience_seconds` is that an error. A log is empty when
+every node says so. What is handed out is verified here.
 
 Connections live in an event loop of an own thread: callers are plain functions, in whatever thread or loop.
 """
@@ -39,7 +39,7 @@ from rt.log.messages import MessageBatch
 from rt.log.ranges import LossHandler
 from rt.log.waypoints import Waypoint
 from rt.net.rpc import Channel, open_channel
-from rt.net.rpc_errors import Unreachable, asking
+from rt.net.rpc_errors import NothingYet, Unreachable, asking
 from rt.net.tls import TLS
 
 # isort: split
@@ -55,6 +55,8 @@ OUTLINE_BYTES: Final = 4 * 2**20
 BOUNDS_SECONDS: Final = 0.1
 """How long an answer about the log's end is good for: a streaming query asks many times a second."""
 
+_EMPTY_SECONDS: Final = 1.0
+"""How long that of a log without messages is."""
 _PAUSE_SECONDS_MAX: Final = 1.0
 _REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
 """What does not change by waiting: an error once every node has said so."""
@@ -88,6 +90,7 @@ class NodesLog:
         """The node that is asked: readers spread over them, and stay with one that answers."""
         self._end = 0
         self._bounds: tuple[float, int, int] | None = None
+        """Until when they are good; where the log begins, and ends."""
         self._held: Acknowledged | None = None
         self._told: int | None = None
         """The node that was told so."""
@@ -98,11 +101,17 @@ class NodesLog:
 
     def bounds(self) -> tuple[int, int]:
         """See `rt.spark.log_source.LogSource`. Nodes may differ in how much they have: the most counts."""
-        if self._bounds is None or time.monotonic() > self._bounds[0] + BOUNDS_SECONDS:
-            start, _ = self._asked("earliest", PullRange(0))
-            self._end = max(self._end, start.end)
-            self._bounds = time.monotonic(), start.first, self._end
-        return self._bounds[1], self._bounds[2]
+        if self._bounds is None or time.monotonic() > self._bounds[0]:
+            try:
+                start, _ = self._asked("earliest", PullRange(0))
+            except NothingYet:
+                if self._end:
+                    raise
+                self._bounds = time.monotonic() + _EMPTY_SECONDS, 0, 0
+            else:
+                self._end = max(self._end, start.end)
+                self._bounds = time.monotonic() + BOUNDS_SECONDS, start.first, self._end
+        return self._bounds[1:]
 
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
         """See `rt.spark.log_source.LogSource`."""
@@ -141,7 +150,8 @@ class NodesLog:
         What one node has heard it proposes to all; when it is left, the next one is told as well.
         """
         self._held, self._told = Acknowledged(name, position), None
-        self._asked("earliest", PullRange(0))
+        with contextlib.suppress(NothingYet):  # They have heard it all the same.
+            self._asked("earliest", PullRange(0))
 
     def close(self) -> None:
         """See `rt.spark.log_source.LogSource`."""
@@ -202,14 +212,17 @@ class NodesLog:
         """Go on to the next node, behind a pause; raise if that is of no use any more."""
         target = self._channels[self._at].target
         pause = trial.note_failure(error)
-        logger.warning("node_left endpoint=%s error=%r", target, str(error))
+        level = logging.DEBUG if isinstance(error, NothingYet) else logging.WARNING
+        logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
         self.switches += 1
         self._at = (self._at + 1) % len(self._channels)
         time.sleep(pause)
 
 
 class _Trial:
-    """When to stop trying: behind `patience_seconds` without success, or when every node has refused."""
+    """When to stop trying: behind `patience_seconds` without success, or when every node has refused, or
+    said that the log is empty.
+    """
 
     def __init__(self, patience_seconds: float, nodes: int) -> None:
         self._patience_seconds = patience_seconds
@@ -217,10 +230,14 @@ class _Trial:
         self._failing_since: float | None = None
         self._failures = 0
         self._refusals = 0
+        self._empties = 0
+        self._failure: RtError | None = None
+        """The last one, but for nodes without messages: to be raised if not all are."""
 
     def note_success(self) -> None:
         """Something came."""
-        self._failing_since, self._failures, self._refusals = None, 0, 0
+        self._failing_since = self._failure = None
+        self._failures = self._refusals = self._empties = 0
 
     def note_failure(self, error: RtError) -> float:
         """How many seconds to wait before the next node is asked; raises `error` if none shall be."""
@@ -228,8 +245,13 @@ class _Trial:
         self._failing_since = now if self._failing_since is None else self._failing_since
         self._failures += 1
         self._refusals = self._refusals + 1 if isinstance(error, _REFUSALS) else 0
-        if self._refusals >= self._nodes or now - self._failing_since > self._patience_seconds:
+        self._empties = self._empties + 1 if isinstance(error, NothingYet) else 0
+        if self._failure is None or not isinstance(error, NothingYet):
+            self._failure = error
+        if max(self._refusals, self._empties) >= self._nodes:
             raise error
+        if now - self._failing_since > self._patience_seconds:
+            raise self._failure
         rounds = (self._failures - 1) // self._nodes
         return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6))
 

@@ -44,6 +44,7 @@ from rt.log.directory import read_identity
 from rt.log.disk import REAL, Disk
 from rt.log.outline import outline
 from rt.net.identity import Identity
+from rt.net.rpc_errors import NothingYet, Unreachable
 from rt.net.rpc_gate import caller
 
 logger = logging.getLogger("replicator")
@@ -74,6 +75,10 @@ class Logs(Protocol):
     @property
     def merged(self) -> str:
         """The directory of the merged log; it need not be there yet."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the cluster has merged nothing so far, as this node knows, which has heard all of it."""
 
     def session(self, session_id: int) -> str:
         """The directory of a session's copy; `rt.NotALog` if there is none."""
@@ -169,7 +174,8 @@ class PullServicer:
             await self._serve(context)
         except RtError as error:
             self.refused[type(error).__name__] += 1
-            logger.warning("pull_ended peer=%s error=%r", context.peer(), str(error))
+            level = logging.INFO if isinstance(error, NothingYet) else logging.WARNING
+            logger.log(level, "pull_ended peer=%s error=%r", context.peer(), str(error))
             raise
 
     async def _serve(self, context: Call) -> None:
@@ -213,7 +219,17 @@ class PullServicer:
                 identity.origin, logs.epoch, logs.node, *beginning, identity.name, identity.dedup_id
             )
             return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
-        path = logs.merged
+        try:
+            return self._begin_merged(logs.merged, wanted)
+        except NothingYet as error:
+            if logs.is_empty:
+                raise
+            raise Unreachable(
+                "this node has nothing of the log yet", where=logs.merged, hint="Ask another."
+            ) from error
+
+    def _begin_merged(self, path: str, wanted: PullMerged) -> _Source:
+        logs, disk = self._logs, self._disk
         if wanted.cluster not in {b"", logs.cluster}:
             raise ClusterMismatch(
                 "the copy is of another cluster",

@@ -22,7 +22,7 @@ from rt.log.frames import MergedScanner, SessionScanner
 from rt.log.index import EntryKind
 from rt.log.reader import LogReader
 from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentHeader
-from rt.net.rpc_errors import Unreachable
+from rt.net.rpc_errors import NothingYet, Unreachable
 
 _COMPARE = (
     "`rt log compare` shows where two copies part; a copy that is wrong is moved away and pulled again."
@@ -295,8 +295,8 @@ def _behind(wanted: PullMerged | PullSession) -> Unreachable:
     )
 
 
-def _nothing(where: str) -> Unreachable:
-    return Unreachable("there is nothing to pull yet", where=where)
+def _nothing(where: str) -> NothingYet:
+    return NothingYet("there is nothing to pull yet", where=where)
 
 
 def _diverged(wanted: PullMerged | PullSession, here: str) -> Diverged:

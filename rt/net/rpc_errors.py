@@ -43,6 +43,10 @@ class Unreachable(RtError):
     retriable = True
 
 
+class NothingYet(Unreachable):
+    """The peer's log has no message so far."""
+
+
 _BY_CODE: dict[grpc.StatusCode, type[RtError]] = {
     grpc.StatusCode.CANCELLED: Unreachable,
     grpc.StatusCode.DATA_LOSS: FormatError,
@@ -170,8 +174,9 @@ def asking(where: object) -> Iterator[None]:
 
 
 def _class_named(name: object) -> type[RtError]:
-    if name == Unreachable.__name__:
-        return Unreachable
+    for own in (Unreachable, NothingYet):
+        if name == own.__name__:
+            return own
     kind = getattr(rt.errors, name, None) if isinstance(name, str) else None
     return kind if isinstance(kind, type) and issubclass(kind, RtError) else RtError
 

@@ -37,6 +37,12 @@ class NodeLogs:
         """See the protocol."""
         return self._config.merged_directory
 
+    @property
+    def is_empty(self) -> bool:
+        """See the protocol."""
+        state = self._replica.state
+        return state is not None and self._replica.is_caught_up and state.position == 0
+
     def session(self, session_id: int) -> str:
         """See the protocol."""
         path = self._copies.path(session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rt.log.disk import REAL
 from rt.log.interest import EVERYTHING, Interest
 from rt.log.outline import outline
 from rt.log.ranges import RangeReader
-from rt.net.rpc_errors import Unreachable
+from rt.net.rpc_errors import NothingYet, Unreachable
 from rt.spark.local_log import LocalLog
 from rt.spark.times import first_at
 
@@ -239,3 +240,50 @@ def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
         assert first_at(local, 0, len(rows), wanted, refuse) == dumb
         assert first_at(log, 0, len(rows), wanted, refuse) == dumb
     local.close()
+
+
+def test_a_log_without_messages_is_empty_until_it_has_some(tmp_path: Path) -> None:
+    """A stream may be read before the first message is published; what it will need is held from then on."""
+    with range_nodes(tmp_path) as nodes:
+        log = open_log(nodes)
+        assert log.bounds() == (0, 0)
+        log.hold("sub", 0)
+        assert [node.acknowledged for node in nodes.nodes.values()] == [[("sub", 0)]] * 2
+        feeds = Feeds(tmp_path)
+        end = feeds.fill(3).stop
+        deadline = time.monotonic() + 120
+        while (found := log.bounds()) == (0, 0):
+            assert time.monotonic() < deadline, "what was merged is not seen"
+            time.sleep(0.02)
+        assert found == (0, end)
+        log.close()
+        feeds.close()
+
+
+@pytest.mark.parametrize("unsure", [[0], [1], [0, 1]])
+def test_a_log_is_not_empty_because_one_node_says_so(tmp_path: Path, unsure: list[int]) -> None:
+    """One that was wiped has nothing either, and knows that this is not all."""
+    with range_nodes(tmp_path) as nodes:
+        for index in unsure:
+            nodes.nodes[index].is_empty = False
+        log = open_log(nodes, patience_seconds=SHORT)
+        with pytest.raises(Unreachable) as caught:
+            log.bounds()
+        assert str(caught.value).startswith(("this node has nothing of the log yet", "there is nothing"))
+        log.close()
+
+
+def test_a_log_that_had_messages_is_not_taken_for_empty(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path / "before")
+    feeds.fill(3)
+    feeds.close()
+    (tmp_path / "merged").symlink_to(feeds.path)
+    with range_nodes(tmp_path) as nodes:
+        log = open_log(nodes, patience_seconds=SHORT)
+        assert log.bounds()[1] > 0
+        (tmp_path / "merged").unlink()
+        with pytest.raises(NothingYet):
+            for _ in range(1000):  # What was asked just now is good for a moment.
+                log.bounds()
+                time.sleep(0.01)
+        log.close()

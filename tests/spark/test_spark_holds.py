@@ -16,13 +16,13 @@ from sequencer.testing.nodes import Nodes
 
 pytestmark = pytest.mark.slow
 
-BATCH, VALUE = 100, b"x" * 1000
+BATCH, STEP, VALUE = 100, 20, b"x" * 1000
 LIMIT_BYTES = 64 << 10
 
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    """One that keeps about 65 messages, in segments of about 32."""
+    """One that keeps about 65 messages, in segments of 20 to 40."""
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:
         with Nodes(root, 1, flags=["--roll-bytes", "32Ki", "--archive-limit", "64Ki"]) as nodes:
@@ -73,19 +73,18 @@ def test_what_a_consumers_checkpoint_does_not_cover_is_kept_until_it_does(
     ) as publisher:
 
         def publish(count: int) -> None:
-            """In batches that are small beside a segment."""
-            for _ in range(count // 10):
-                numbers = publisher.publish_many([VALUE] * 10)
+            """In steps that are merged one by one, so that segments end where they may."""
+            for _ in range(count // STEP):
+                numbers = publisher.publish_many([VALUE] * STEP)
                 publisher.flush()
-            publisher.wait(numbers[-1], "merged", 300)
+                publisher.wait(numbers[-1], "merged", 300)
+            nodes.wait_merged(numbers[-1] + 1)  # Written as well: what the query finds.
 
-        publish(10)
-        end = 10
-        read_all()  # From now on it has a hold, at the beginning.
+        read_all()  # Before there is anything. From now on it has a hold, at the beginning.
         publish(3 * BATCH)
-        end += 3 * BATCH
-        assert kept().start == 0, "nothing goes that the consumer has not read"
+        end = 3 * BATCH
         read_all()
+        assert got == list(range(end)), "nothing went before it was read"
         held = end - BATCH  # One micro-batch behind: Spark says no more until it plans the next one.
         publish(3 * BATCH)
         nodes.wait(lambda: is_trimmed_to(held), "what was read to be trimmed")

@@ -75,6 +75,8 @@ class FakeNode:
 
     cluster = CLUSTER
     epoch = 0
+    is_empty = True
+    """What it says where its log is empty."""
 
     def __init__(self, root: Path, *, node: str = "n1") -> None:
         self.root = root
