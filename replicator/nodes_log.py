@@ -2,8 +2,8 @@
 
 Laws. All nodes have the same bytes, so that a range which one node began is finished by another, exactly
 where the first left it. A node that fails, is silent, has less, or sends what does not verify is left for
-the next one; only when all of them have been for `patience_seconds` is that an error. A log is empty when
-every node says so. What is handed out is verified here.
+the next one; only when all of them have been for `patience_seconds` is that an error. Where a log ends is
+asked of a majority at first; it is empty when every node says so. What is handed out is verified here.
 
 Connections live in an event loop of an own thread: callers are plain functions, in whatever thread or loop.
 """
@@ -103,13 +103,12 @@ class NodesLog:
         """See `rt.spark.log_source.LogSource`. Nodes may differ in how much they have: the most counts."""
         if self._bounds is None or time.monotonic() > self._bounds[0]:
             try:
-                start, _ = self._asked("earliest", PullRange(0))
+                start = self._newest()
             except NothingYet:
                 if self._end:
                     raise
                 self._bounds = time.monotonic() + _EMPTY_SECONDS, 0, 0
             else:
-                self._end = max(self._end, start.end)
                 self._bounds = time.monotonic() + BOUNDS_SECONDS, start.first, self._end
         return self._bounds[1:]
 
@@ -160,6 +159,23 @@ class NodesLog:
             self._loop.close()
 
     # Calls
+
+    def _newest(self) -> PullStart:
+        """What a node answers that has all that is known to be there; the first time, the best of a majority.
+
+        One that was wiped has little of the log for as long as it takes to copy it.
+        """
+        nodes = len(self._channels)
+        wanted = 1 if self._end else nodes // 2 + 1
+        answers: list[tuple[PullStart, int]] = []
+        while True:
+            start, _ = self._asked("earliest", PullRange(0))
+            answers.append((start, self._at))
+            start, at = max(answers, key=lambda answer: answer[0].end)
+            if len(answers) >= nodes or (len(answers) >= wanted and start.end >= self._end):
+                self._at, self._end = at, max(self._end, start.end)
+                return start
+            self._at = (self._at + 1) % nodes
 
     def _asked(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
         """What a node answers that sends no bytes: its start, and an outline if that is wanted."""

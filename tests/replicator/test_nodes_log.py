@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,3 +288,27 @@ def test_a_log_that_had_messages_is_not_taken_for_empty(tmp_path: Path) -> None:
                 log.bounds()
                 time.sleep(0.01)
         log.close()
+
+
+def test_a_node_that_has_less_is_not_asked_where_the_log_ends(tmp_path: Path) -> None:
+    """It was wiped, and copies what it had: a query would read a part, a stream would rest."""
+    feeds = Feeds(tmp_path)
+    feeds.fill(3)
+    feeds.log.sync()
+    shutil.copytree(feeds.path, tmp_path / "less")
+    end = feeds.fill(30).stop
+    with range_nodes(tmp_path, 3) as nodes:
+        nodes.nodes[1].merged = str(tmp_path / "less")
+        for first in range(3):
+            log = open_log(nodes)
+            log._at = first
+            assert log.bounds() == (0, end)
+            log.close()
+        log = open_log(nodes)
+        assert log.bounds() == (0, end)
+        log._at, log._bounds = 1, None
+        end = feeds.fill(3).stop
+        assert log.bounds() == (0, end)
+        assert log._at != 1
+        log.close()
+    feeds.close()
