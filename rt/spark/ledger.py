@@ -23,20 +23,19 @@ import json
 import os
 import shutil
 import struct
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from rt.errors import Damaged, WriteConflict
 from rt.log.checksum import crc32c
 from rt.log.disk import storage_errors
+from rt.spark.once import make_once
 from rt.spark.row_order import DIGEST_BYTES, Digests
 
 _MAGIC: Final = b"RTORDER1"
 _HEADER: Final = struct.Struct("<8sQQI")
 _DONE: Final = ".done"
-_ASIDE: Final = ".aside-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,46 +163,8 @@ class Ledger:
     def _make(self, name: str, content: bytes) -> bool:
         """Make a file that nobody has made before, durably; False if somebody has."""
         path = os.path.join(self.path, name)
-        directory = os.path.dirname(path)
-        aside = os.path.join(directory, f"{_ASIDE}{uuid.uuid4().hex}")
         with storage_errors(path, "noting what is written"):
-            _make_directories(directory)
-            try:
-                with open(aside, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                with contextlib.suppress(FileExistsError):
-                    os.link(aside, path)
-                    return True
-                return False
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(aside)
-                # Also of one that another has just made: whoever goes on relies on it.
-                _sync_directory(directory)
-
-
-def _make_directories(path: str) -> None:
-    """Make a directory and what is missing above it, durably."""
-    for missing in reversed([*_missing(path)]):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(missing)
-        _sync_directory(os.path.dirname(missing))
-
-
-def _missing(path: str) -> Iterator[str]:
-    while not os.path.isdir(path):
-        yield path
-        path = os.path.dirname(path)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+            return make_once(path, content)
 
 
 def _decoded(data: bytes, path: str) -> Order:

@@ -7,7 +7,7 @@ medium of a local directory; elsewhere it is as durable as that file system make
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
 import uuid
@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rt.errors import StorageFailed
 from rt.log.disk import storage_errors
+from rt.spark.once import make_directories, make_once, sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What a file system says that has no hard links: a mounted bucket, say."""
 _FILE: Final = re.compile(r"^file:(//)?(?=/)")
 
 
@@ -122,56 +125,45 @@ class LocalStorage:
         target = self._path(path)
         aside = f"{target}.new"
         with storage_errors(target, "writing a file"):
-            self._make_directory(os.path.dirname(target))
+            make_directories(os.path.dirname(target))
             with open(aside, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, target)
-            _sync(os.path.dirname(target))
+            sync(os.path.dirname(target))
 
     def create(self, path: str, content: bytes) -> bool:
         """See `Storage`."""
         target = self._path(path)
-        aside = f"{target}.{uuid.uuid4().hex}.new"
         with storage_errors(target, "making a file"):
-            self._make_directory(os.path.dirname(target))
             try:
-                with open(aside, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                try:
-                    os.link(aside, target)
-                except FileExistsError:
-                    return False
-                except OSError:  # It has no links.
-                    if os.path.exists(target):
-                        return False
-                    os.replace(aside, target)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(aside)
-            _sync(os.path.dirname(target))
+                return make_once(target, content)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+        if self.exists(path):
+            return False
+        self.write(path, content)
         return True
 
     def move(self, source: str, target: str) -> None:
         """See `Storage`."""
         with storage_errors(self._path(target), "moving a file"):
             directory = os.path.dirname(self._path(target))
-            self._make_directory(directory)
+            make_directories(directory)
             os.replace(self._path(source), self._path(target))
-            _sync(directory)
+            sync(directory)
 
     def sync(self, paths: list[str]) -> None:
         """See `Storage`."""
         for path in paths:
             with storage_errors(self._path(path), "syncing a file"):
-                _sync(self._path(path))
+                sync(self._path(path))
         for directory in sorted({os.path.dirname(self._path(path)) for path in paths}):
             with storage_errors(directory, "syncing a directory"):
                 while len(directory) >= len(self.root):
-                    _sync(directory)
+                    sync(directory)
                     directory = os.path.dirname(directory)
 
     def remove(self, path: str) -> None:
@@ -187,16 +179,6 @@ class LocalStorage:
 
     def _path(self, path: str) -> str:
         return os.path.join(self.root, path)
-
-    def _make_directory(self, path: str) -> None:
-        """Make it and what is missing above it, durably."""
-        missing = []
-        while not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for each in reversed(missing):
-            os.makedirs(each, exist_ok=True)
-            _sync(os.path.dirname(each))
 
 
 class HadoopStorage:
@@ -314,11 +296,3 @@ class _hadoop_errors:  # noqa: N801 - it is used like a function
 
         if isinstance(error, Py4JJavaError):
             raise StorageFailed(self._doing, where=self._where, got=str(error.java_exception)) from error
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
