@@ -163,16 +163,20 @@ class NodesLog:
     def _newest(self) -> PullStart:
         """What a node answers that has all that is known to be there; the first time, the best of a majority.
 
-        One that was wiped has little of the log for as long as it takes to copy it.
+        One that was wiped has little of the log for as long as it takes to copy it. Where fewer answer, the
+        best of them counts, and a line of the log says so.
         """
         nodes = len(self._channels)
         wanted = 1 if self._end else nodes // 2 + 1
         answers: list[tuple[PullStart, int]] = []
         while True:
             start, _ = self._asked("earliest", PullRange(0))
+            is_again = self._at in (at for _, at in answers)
+            if is_again and len(answers) < wanted:
+                logger.warning("no_majority_answers answers=%d nodes=%d", len(answers), nodes)
             answers.append((start, self._at))
             start, at = max(answers, key=lambda answer: answer[0].end)
-            if len(answers) >= nodes or (len(answers) >= wanted and start.end >= self._end):
+            if is_again or len(answers) >= nodes or (len(answers) >= wanted and start.end >= self._end):
                 self._at, self._end = at, max(self._end, start.end)
                 return start
             self._at = (self._at + 1) % nodes
