@@ -14,23 +14,28 @@ MINUTE_NS: Final = 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetentionPolicy:
     """Sealed segments that meet one of these are trimmed, the oldest first."""
 
-    time_minutes: int = 7 * 24 * 60
+    retention_minutes: int = 7 * 24 * 60
     """Since it was sealed; 0: never by age."""
-    limit_bytes: int = 0
+    retention_bytes: int = 0
     """Of all that is kept, the growing segment too; 0: never by size."""
-    disk_percent: int = 90
+    retention_disk_percent: int = 90
     """Used of the file systems of a majority; 0: never for want of space."""
-    hold_limit_bytes: int = 10 << 30
+    hold_bytes_max: int = 10 << 30
     """Most that is kept for holds alone; 0: holds hold nothing back."""
 
     def __post_init__(self) -> None:
-        if min(self.time_minutes, self.limit_bytes, self.disk_percent, self.hold_limit_bytes) < 0:
+        if (
+            min(
+                self.retention_minutes, self.retention_bytes, self.retention_disk_percent, self.hold_bytes_max
+            )
+            < 0
+        ):
             raise ValueError(f"a policy below nothing: {self}")
-        if self.disk_percent > 100:
-            raise ValueError(f"a disk that is {self.disk_percent} percent full")
+        if self.retention_disk_percent > 100:
+            raise ValueError(f"a disk that is {self.retention_disk_percent} percent full")
 
 
 class DiskUse(NamedTuple):
@@ -58,30 +63,30 @@ def reached_ns(clocks: Collection[int], members: int) -> int | None:
     return None if len(clocks) < majority else sorted(clocks, reverse=True)[majority - 1]
 
 
-def expired_ns(policy: Policy, clocks: Collection[int], members: int) -> int | None:
+def expired_ns(policy: RetentionPolicy, clocks: Collection[int], members: int) -> int | None:
     """What was sealed at this time or before is too old; None if nothing is."""
     now_ns = reached_ns(clocks, members)
-    if now_ns is None or not policy.time_minutes:
+    if now_ns is None or not policy.retention_minutes:
         return None
-    return now_ns - policy.time_minutes * MINUTE_NS
+    return now_ns - policy.retention_minutes * MINUTE_NS
 
 
-def size_excess(policy: Policy, kept_bytes: int) -> int:
+def size_excess(policy: RetentionPolicy, kept_bytes: int) -> int:
     """So many bytes too many are kept; 0 or less: none."""
-    return kept_bytes - policy.limit_bytes if policy.limit_bytes else 0
+    return kept_bytes - policy.retention_bytes if policy.retention_bytes else 0
 
 
-def disk_excess(policy: Policy, disks: Collection[DiskUse], members: int) -> int:
+def disk_excess(policy: RetentionPolicy, disks: Collection[DiskUse], members: int) -> int:
     """So many bytes must go before fewer than a majority of disks are too full; 0 or less: none.
 
     0 as well if the disks of too few members are known.
     """
     majority = majority_of(members)
-    if not policy.disk_percent or len(disks) < majority:
+    if not policy.retention_disk_percent or len(disks) < majority:
         return 0
     return sorted((_excess(policy, disk) for disk in disks), reverse=True)[majority - 1]
 
 
-def _excess(policy: Policy, disk: DiskUse) -> int:
-    allowed = disk.size_bytes * policy.disk_percent // 100
+def _excess(policy: RetentionPolicy, disk: DiskUse) -> int:
+    allowed = disk.size_bytes * policy.retention_disk_percent // 100
     return disk.size_bytes - disk.free_bytes - allowed

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from archiver.policy import DiskUse, Policy, disk_excess, expired_ns, size_excess
-from rt.log.table import TrimReason
+from archiver.policy import DiskUse, RetentionPolicy, disk_excess, expired_ns, size_excess
+from rt.log.format.segment_table import TrimReason
 
 
 class Segment(Protocol):
@@ -44,7 +44,7 @@ class TrimPlan:
     """Who holds some of it back, by name."""
 
 
-class Due(NamedTuple):
+class ExpiryDue(NamedTuple):
     """How many of the oldest segments age and size trim, as far as holds let them."""
 
     by_time: int
@@ -54,12 +54,12 @@ class Due(NamedTuple):
 def due(
     segments: Sequence[Segment],
     active_bytes: int,
-    policy: Policy,
+    policy: RetentionPolicy,
     clocks: Collection[int],
     holds: Mapping[str, int],
     *,
     members: int,
-) -> Due:
+) -> ExpiryDue:
     """What goes whatever the disks say; see `plan_trim`."""
     for earlier, later in pairwise(segments):
         assert earlier.end <= later.end, (earlier, later)
@@ -67,13 +67,13 @@ def due(
     kept_bytes = sum(one.size_bytes for one in segments) + active_bytes
     by_size = _count_bytes(segments, size_excess(policy, kept_bytes))
     free = _count_free(segments[: max(by_time, by_size)], policy, holds)
-    return Due(min(by_time, free), min(by_size, free))
+    return ExpiryDue(min(by_time, free), min(by_size, free))
 
 
 def plan_trim(
     segments: Sequence[Segment],
     active_bytes: int,
-    policy: Policy,
+    policy: RetentionPolicy,
     clocks: Collection[int],
     disks: Collection[DiskUse],
     holds: Mapping[str, int],
@@ -127,11 +127,11 @@ def _count_bytes(segments: Sequence[Segment], excess: int) -> int:
     return count
 
 
-def _count_free(segments: Sequence[Segment], policy: Policy, holds: Mapping[str, int]) -> int:
+def _count_free(segments: Sequence[Segment], policy: RetentionPolicy, holds: Mapping[str, int]) -> int:
     """How many of the segments that are to go may go, for all that is held back."""
     floor = min(holds.values(), default=None)
     if floor is None:
         return len(segments)
     free = next((at for at, one in enumerate(segments) if one.end > floor), len(segments))
     held_bytes = sum(one.size_bytes for one in segments[free:])
-    return free + _count_bytes(segments[free:], held_bytes - policy.hold_limit_bytes)
+    return free + _count_bytes(segments[free:], held_bytes - policy.hold_bytes_max)

@@ -1,7 +1,7 @@
-"""What Spark finds by itself: it imports top-level packages named pyspark_*, and takes their
+"""Registers rt's data source with Spark, which imports top-level packages named pyspark_* and uses their
 `DefaultSource`.
 """
 
-from rt.spark.source import RtDataSource as DefaultSource
+from rt.spark.data_source import RtDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

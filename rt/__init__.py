@@ -1,7 +1,7 @@
 """rt: reliable transport for streams of messages, on log files.
 
-A publisher appends to log files on its own disk; readers get every byte back, in order. Importing this
-package loads hardly anything: each name brings its module at its first use.
+A publisher appends to log files on its own disk. Readers get every byte back, in order. Importing this
+package is cheap: each name loads its module at its first use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rt import errors
 from rt.errors import (
+    BadContents,
     CertificateError,
     Closed,
     ClusterMismatch,
-    Damaged,
+    Corrupt,
+    CorruptRange,
     DirectoryLocked,
     DiskFull,
     Diverged,
@@ -24,14 +26,16 @@ from rt.errors import (
     InvalidMessage,
     InvalidName,
     InvalidOption,
+    LogNotFound,
     MessageTooLarge,
-    NotALog,
     Overloaded,
     ProtocolViolation,
     RtError,
     StorageError,
     StorageFailed,
     Timeout,
+    TooManyFiles,
+    TooManySessions,
     TopicTooLong,
     UnknownVersion,
     WriteConflict,
@@ -39,20 +43,22 @@ from rt.errors import (
 
 if TYPE_CHECKING:
     from rt import aio, events
-    from rt.log.columns import Message, MessageBatch
-    from rt.log.reader import LogReader
+    from rt.client.publisher import Publisher
+    from rt.client.subscriber import Subscriber
+    from rt.log.read.reader import LogReader
+    from rt.log.scan.batch_decoder import Message, MessageBatch
     from rt.net.tls import TLS
-    from rt.publisher import Publisher
-    from rt.subscriber import Subscriber
 
 __version__ = "0.1.0"
 
 __all__ = [
     "TLS",
+    "BadContents",
     "CertificateError",
     "Closed",
     "ClusterMismatch",
-    "Damaged",
+    "Corrupt",
+    "CorruptRange",
     "DirectoryLocked",
     "DiskFull",
     "Diverged",
@@ -62,11 +68,11 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "InvalidOption",
+    "LogNotFound",
     "LogReader",
     "Message",
     "MessageBatch",
     "MessageTooLarge",
-    "NotALog",
     "Overloaded",
     "ProtocolViolation",
     "Publisher",
@@ -75,6 +81,8 @@ __all__ = [
     "StorageFailed",
     "Subscriber",
     "Timeout",
+    "TooManyFiles",
+    "TooManySessions",
     "TopicTooLong",
     "UnknownVersion",
     "WriteConflict",
@@ -85,14 +93,14 @@ __all__ = [
 
 
 _PLACES: Final = {
-    "LogReader": "rt.log.reader",
-    "Message": "rt.log.columns",
-    "MessageBatch": "rt.log.columns",
-    "Publisher": "rt.publisher",
-    "Subscriber": "rt.subscriber",
+    "LogReader": "rt.log.read.reader",
+    "Message": "rt.log.scan.batch_decoder",
+    "MessageBatch": "rt.log.scan.batch_decoder",
+    "Publisher": "rt.client.publisher",
+    "Subscriber": "rt.client.subscriber",
     "TLS": "rt.net.tls",
 }
-"""Where a name is that is looked for when it is first used: who needs one does not load the others."""
+"""Names that load their module at first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,9 @@
 """`rt.aio.Subscriber`: the subscriber for event loops.
 
-Laws. A thread waits, the loop never does. Cancelling a call loses nothing: messages leave this object only
-with a call that returns them, in order, each once.
+Invariants:
+- A thread waits; the loop never blocks.
+- Cancelling a call loses nothing: messages leave this object, in order, each once, only with a call that
+  returns them.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import rt.subscriber
+import rt.client.subscriber
 from rt.errors import Closed
-from rt.log.columns import Message, MessageBatch
-from rt.log.reader import EventHandler, Place
-from rt.pull_settings import Retention
+from rt.log.read.reader import EventHandler, Place
+from rt.log.scan.batch_decoder import Message, MessageBatch
+from rt.sidecar.pull_settings import Retention
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -31,15 +33,15 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _TOGETHER = 1000
-"""Messages that an iteration hands out before it lets the loop do something else."""
+"""Messages that an iteration delivers before it yields to the loop."""
 
 
 class Subscriber:
-    """As `rt.Subscriber`, with the same arguments; opened by `async with`, or by the first call.
+    """Like `rt.Subscriber`, with the same arguments. Opened by `async with`, or by the first call.
 
-    One task at a time draws from it (`async for`, `poll` and `batches`, which may be mixed); `pause`,
-    `resume`, `ack` and `close` may come from any task of the same loop. `on_event` is called in the thread
-    that reads, which is ahead of what was handed out by a batch at most.
+    One task at a time reads (`async for`, `poll` and `batches`, which may be mixed). `pause`, `resume`, `ack`
+    and `close` may be called from any task of the same loop. `on_event` is called in the reading thread,
+    which is at most one batch ahead of what was delivered.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Subscriber:
         name: str | None = None,
     ) -> None:
         self._make = partial(
-            rt.subscriber.Subscriber,
+            rt.client.subscriber.Subscriber,
             path,
             stream,
             endpoints=endpoints,
@@ -68,15 +70,15 @@ class Subscriber:
             name=name,
         )
         self._thread = _Thread()
-        self._opening: asyncio.Future[rt.subscriber.Subscriber] | None = None
+        self._opening: asyncio.Future[rt.client.subscriber.Subscriber] | None = None
         self._reading: asyncio.Future[MessageBatch | None] | None = None
-        """What the thread reads, or has read and nobody took yet."""
+        """The batch that the thread is reading, or has read and no call has received yet."""
         self._left: deque[MessageBatch] = deque()
-        """What was read and is not handed out yet."""
+        """Batches read but not delivered."""
         self._given: MessageBatch | None = None
         self._rows: Iterator[int] = iter(())
         self._messages: Iterator[Message] = iter(())
-        """What an iteration is handing out: the messages of the rows left in `_given`."""
+        """The messages that an iteration is delivering: the rows left in `_given`."""
         self._position = 0
         self._running = asyncio.Event()
         self._running.set()
@@ -84,17 +86,16 @@ class Subscriber:
 
     @property
     def position(self) -> int:
-        """The next position to be handed out; 0 while that is not known."""
+        """The position of the next message; 0 while it is unknown."""
         if self._given is not None and (left := operator.length_hint(self._rows)):
             return int(self._given.positions[len(self._given) - left])
         return self._position
 
     def __aiter__(self) -> Self:
-        """Messages for ever, until `close`; waits while paused."""
+        """Iterate over messages until `close`. Waits while paused."""
         return self
 
     async def __anext__(self) -> Message:
-        """The next message."""
         if not self._running.is_set():
             await self._running.wait()
         while (message := next(self._messages, None)) is None:
@@ -107,7 +108,7 @@ class Subscriber:
         return message
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
-        """The same messages in columns."""
+        """Iterate over the same messages in columns."""
         while (batch := await self._next(math.inf, None)) is not None:
             yield batch
 
@@ -119,34 +120,34 @@ class Subscriber:
         return await self._next(math.inf if timeout is None else now + timeout, max_messages)
 
     async def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
-        """Up to `max_messages`, waiting at most `timeout` seconds (None: for ever) for the first.
+        """Up to `max_messages`, waiting at most `timeout` seconds (None: no limit) for the first.
 
-        None while paused, or before there is a log.
+        Empty while paused, or before there is a log.
         """
         now = asyncio.get_running_loop().time()
         batch = await self._next(math.inf if timeout is None else now + timeout, max_messages)
         return [] if batch is None else list(batch.messages())
 
     def pause(self) -> None:
-        """Hand out nothing until `resume`; nothing is lost, and a pull goes on."""
+        """Deliver nothing until `resume`; nothing is lost, and the pull continues."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Go on where it was paused."""
+        """Continue after `pause`."""
         self._running.set()
 
     async def ack(self, position: int) -> None:
-        """Remember, durably, that everything below `position` is done; a named subscriber resumes there."""
+        """Record durably that everything below `position` is done. A named subscriber resumes there."""
         self._check_handed_out(position)
         await self._do(lambda subscriber: subscriber.ack(position))
 
     async def trim(self, position: int) -> None:
-        """As `rt.Subscriber.trim`."""
+        """See `rt.Subscriber.trim`."""
         self._check_handed_out(position)
         await self._do(lambda subscriber: subscriber.trim(position))
 
     async def close(self) -> None:
-        """Stop; another task's iteration ends. What was not acknowledged is handed out again later."""
+        """Stop; another task's iteration ends. Messages not acknowledged are delivered again later."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -173,7 +174,7 @@ class Subscriber:
     ) -> None:
         await self.close()
 
-    async def _opened(self) -> rt.subscriber.Subscriber:
+    async def _opened(self) -> rt.client.subscriber.Subscriber:
         if self._is_closed:
             raise Closed("the subscriber is closed")
         if self._opening is None:
@@ -183,9 +184,9 @@ class Subscriber:
         return await asyncio.shield(self._opening)
 
     async def _next(self, deadline: float, max_messages: int | None) -> MessageBatch | None:
-        """The next messages, at most so many; None at the deadline, or when closed.
+        """Up to `max_messages`; None at the deadline, or when closed.
 
-        Between the wait and the return nothing is awaited, so that a cancellation meets nothing half done.
+        There is no await between the wait and the return, so a cancellation loses no message.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -210,7 +211,7 @@ class Subscriber:
         return None
 
     def _take(self, max_messages: int | None) -> MessageBatch | None:
-        """What is here already; raises what the thread met."""
+        """What was read already; raises the thread's error."""
         self._take_back()
         if not self._left and self._reading is not None and self._reading.done():
             reading, self._reading = self._reading, None
@@ -226,7 +227,7 @@ class Subscriber:
         return batch
 
     def _take_back(self) -> None:
-        """What an iteration that was broken off has not handed out."""
+        """Return the rows that an interrupted iteration has not delivered."""
         given, left = self._given, operator.length_hint(self._rows)
         self._given = None
         deque(self._rows, maxlen=0)
@@ -235,10 +236,10 @@ class Subscriber:
 
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= position <= self.position:
-            raise ValueError(f"position {position} was not handed out yet: the next is {self.position}")
+            raise ValueError(f"position {position} was not delivered yet: the next is {self.position}")
 
-    async def _do(self, act: Callable[[rt.subscriber.Subscriber], _Result]) -> _Result:
-        """Do it in the thread, in the middle of its wait if it waits."""
+    async def _do(self, act: Callable[[rt.client.subscriber.Subscriber], _Result]) -> _Result:
+        """Run `act` in the thread; interrupts its wait."""
         subscriber = await self._opened()
         done = self._thread.do(lambda: act(subscriber))
         if self._reading is not None and not self._reading.done():
@@ -247,14 +248,14 @@ class Subscriber:
 
 
 class _Thread:
-    """One daemon thread for one thing after the other: it never keeps a process from ending."""
+    """One daemon thread that runs one task at a time. It never keeps a process alive."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
-        """Do it in the thread; a future of the running loop."""
+        """Run `act` in the thread; returns a future of the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         future.add_done_callback(_looked_at)
@@ -266,7 +267,7 @@ class _Thread:
                 settle = future.set_result
             except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
                 result, settle = error, future.set_exception
-            with contextlib.suppress(RuntimeError):  # The loop was closed: nobody asks.
+            with contextlib.suppress(RuntimeError):  # The loop was closed: no task awaits the result.
                 loop.call_soon_threadsafe(_settle, future, settle, result)
 
         if self._thread is None:
@@ -276,7 +277,7 @@ class _Thread:
         return future
 
     def end(self) -> None:
-        """Let the thread end behind what it was asked to do."""
+        """End the thread after the tasks queued so far."""
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -290,6 +291,6 @@ def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: 
 
 
 def _looked_at(future: asyncio.Future[Any]) -> None:
-    """An error that nobody waits for any more is no news."""
+    """Retrieve the error of a future that no task awaits, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

@@ -2,31 +2,35 @@
 
     RtError
     ├── InvalidName (ValueError)       a stream, session, publisher or dedup name outside the alphabet
-    ├── InvalidOption (ValueError)     an option that is not known, or says what cannot be meant
-    ├── InvalidMessage (ValueError)    a message that no log may hold
+    ├── InvalidOption (ValueError)     an unknown option, or a value that is not allowed
+    ├── InvalidMessage (ValueError)    a message that a log cannot hold
     │   ├── MessageTooLarge
     │   └── TopicTooLong
     ├── Timeout (TimeoutError)         a deadline passed; the outcome may be unknown
     ├── Closed                         used after close, or in a forked child
-    ├── Fenced                         a newer life or incarnation of this session took over
-    ├── ProtocolViolation              a peer said what the protocol does not allow
-    ├── Gap                            messages the reader wanted are gone; `event` says which
-    ├── Overloaded                     too much in flight already; nothing was taken
+    ├── Fenced                         a newer run or incarnation of this session took over
+    ├── ProtocolViolation              a peer sent something that the protocol does not allow
+    ├── Gap                            expected messages are not available; `event` says which
+    ├── Overloaded                     too much in flight; nothing was accepted
+    │   └── TooManySessions            the cluster has as many open sessions as it allows
     ├── ClusterMismatch                of another cluster, stream, member or epoch
     ├── Diverged                       a replica differs from the others where all must be equal
-    ├── WriteConflict                  a write that is repeated is not the same, or not the next one
-    ├── StorageError                   the local disk said no
-    │   ├── DiskFull                   nothing half-written counts; works again when space is back
-    │   ├── StorageFailed              a write or fsync failed: this object is dead, open it again
+    ├── WriteConflict                  a repeated write has other contents, or is out of order
+    ├── StorageError                   the local disk or directory cannot be used
+    │   ├── DiskFull                   no partial batch remains; works again when there is space
+    │   │   └── TooManyFiles           no file descriptor left; works again when files are closed
+    │   ├── StorageFailed              a write or fsync failed: open the object again
     │   ├── DirectoryLocked            another process writes here
-    │   └── NotALog                    no log directory at that path
-    ├── FormatError                    bytes that do not say what they must
-    │   ├── Damaged                    a checksum or a bound fails where the bytes were known to be good
+    │   └── LogNotFound                no log directory at that path
+    ├── FormatError                    bytes that break the format
+    │   ├── BadContents                a batch with valid checksums that cannot be decoded
+    │   ├── Corrupt                    bytes that were valid before fail a checksum or a bound
+    │   ├── CorruptRange               positions for which a node has no valid bytes
     │   └── UnknownVersion             written by a newer rt
     └── CertificateError               TLS material that cannot be used
 
-Every message says what happened, where, what was got and what was wanted, and what helps. A class says
-which gRPC status it travels as and whether the same call may succeed later. Errors pickle whole.
+Every message says what happened, where, got, expected, and the next step. A class has its gRPC status and
+whether the same call may succeed later. Errors can be pickled.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ if TYPE_CHECKING:
 class RtError(Exception):
     """The root of every error that rt raises on purpose.
 
-    `what` is one sentence without a full stop; `where` a file, offset, field or peer; `got` and `wanted`
-    the two values that differ; `hint` the command or setting that helps.
+    `what` is one sentence without a full stop. `where` is a file, offset, field or peer. `got` and `expected`
+    are the values that differ. `hint` is the command or setting that helps.
     """
 
     grpc_status: ClassVar[str] = "INTERNAL"
@@ -53,14 +57,14 @@ class RtError(Exception):
         *,
         where: object = None,
         got: object = None,
-        wanted: object = None,
+        expected: object = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.got = got
-        self.wanted = wanted
+        self.expected = expected
         self.hint = hint
 
     def __str__(self) -> str:
@@ -69,8 +73,8 @@ class RtError(Exception):
             text += f" (at {self.where})"
         if self.got is not None:
             text += f": got {self.got}"
-        if self.wanted is not None:
-            text += f"{', wanted' if self.got is not None else ': wanted'} {self.wanted}"
+        if self.expected is not None:
+            text += f"{', expected' if self.got is not None else ': expected'} {self.expected}"
         return f"{text}. {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -91,13 +95,13 @@ class InvalidName(RtError, ValueError):
 
 
 class InvalidOption(RtError, ValueError):
-    """An option that is not known, that contradicts another, or whose value cannot be meant."""
+    """An option that is unknown, contradicts another, or has a value that is not allowed."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
 class InvalidMessage(RtError, ValueError):
-    """A message that no log may hold; nothing of it was taken."""
+    """A message that a log cannot hold. No part of it was accepted."""
 
     grpc_status = "INVALID_ARGUMENT"
 
@@ -111,7 +115,7 @@ class TopicTooLong(InvalidMessage):
 
 
 class Timeout(RtError, TimeoutError):
-    """A deadline passed. What was asked for may still happen."""
+    """A deadline passed. The operation may still complete."""
 
     grpc_status = "DEADLINE_EXCEEDED"
     retriable = True
@@ -124,21 +128,21 @@ class Closed(RtError):
 
 
 class Fenced(RtError):
-    """A newer life or incarnation of this session took over: the cluster takes no more bytes of this one."""
+    """A newer run or incarnation of this session took over. The cluster rejects all data of this one."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class ProtocolViolation(RtError):
-    """A peer said what the protocol does not allow: out of bounds, out of order or not readable at all."""
+    """A peer sent something that is out of bounds, out of order or not readable."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
 class Gap(RtError):
-    """Messages that the reader wanted cannot be had; `event` says which and why.
+    """Expected messages are not available; `event` says which and why.
 
-    Raised where no `on_event` handler was given. Reading on afterwards goes on behind the gap.
+    Raised if no `on_event` handler was given. The next read continues after the gap.
     """
 
     grpc_status = "DATA_LOSS"
@@ -149,42 +153,49 @@ class Gap(RtError):
 
 
 class Overloaded(RtError):
-    """A bound on what may be in flight is reached. Nothing was taken: try again when some of it is done."""
+    """A limit on requests or bytes in flight is reached. Nothing was accepted: try again later."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     retriable = True
 
 
+class TooManySessions(Overloaded):
+    """The cluster has as many open sessions as its configuration allows, in total or for one name.
+
+    The client retries until a session is closed. An operator can close sessions or raise the limit.
+    """
+
+
 class ClusterMismatch(RtError):
-    """What was opened or who connected belongs to another stream, cluster, member or epoch."""
+    """A directory or a peer belongs to another stream, cluster, member or epoch."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class Diverged(RtError):
-    """This replica differs from the others where all must be equal. It stops, and its files are kept."""
+    """This replica differs from the others where all must be equal. It stops and keeps its files."""
 
     grpc_status = "DATA_LOSS"
 
 
 class WriteConflict(RtError):
-    """A write that may have been begun before brings something else now, or comes out of its turn.
+    """A repeated write has other contents than the first time, or a write is out of order.
 
-    Nothing was published by who raises it: it would have lost messages, or published them twice.
+    The writer published nothing: it would have lost or duplicated messages.
     """
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class StorageError(RtError):
-    """The local disk, or the directory on it, cannot be used as asked."""
+    """The local disk, or a directory on it, cannot be used."""
 
 
 class DiskFull(StorageError):
-    """No space (or quota) left. What was written stays; the batch that did not fit was cut off whole.
+    """No space (or quota) left. Earlier writes stay; the batch that did not fit was removed completely.
 
-    `accepted` are the numbers that `publish_many` had taken before the disk was full (empty for
-    `publish`): go on behind them when there is space.
+    `accepted` are the numbers that `publish_many` had accepted before the disk was full (empty for
+    `publish`): continue after them when there is space.
     """
 
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -195,32 +206,48 @@ class DiskFull(StorageError):
         self.accepted = accepted
 
 
+class TooManyFiles(DiskFull):
+    """The process or the machine has no file descriptor left. The disk is not at fault.
+
+    As with `DiskFull`, no partial batch remains, and the same call works when files are closed.
+    """
+
+
 class StorageFailed(StorageError):
-    """A write, rename or fsync failed. An fsync is never tried again: open the object anew."""
+    """A write, rename or fsync failed. An fsync is never retried: open the object again."""
 
 
 class DirectoryLocked(StorageError):
-    """Another process (or another object of this one) writes in that directory."""
+    """Another process, or another object of this process, writes in that directory."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
-class NotALog(StorageError):
+class LogNotFound(StorageError):
     """There is no log directory at that path."""
 
     grpc_status = "NOT_FOUND"
 
 
 class FormatError(RtError):
-    """Bytes that do not say what the format demands."""
+    """Bytes that break the format."""
 
     grpc_status = "DATA_LOSS"
 
 
-class Damaged(FormatError):
-    """Bytes that were known to be good fail a check. Never cut, never skipped: restore or refetch them.
+class BadContents(FormatError):
+    """A batch with valid checksums that no reader can decode. Its writer is at fault, not a disk.
 
-    `path` is the file and `offset` the byte where the damaged header, batch or block starts.
+    Nodes reject such a batch and everything after it in its session.
+    """
+
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class Corrupt(FormatError):
+    """Bytes that were valid before fail a check. Restore or fetch them again; rt never cuts or skips them.
+
+    `path` is the file and `offset` the byte where the corrupt header, batch or block starts.
     """
 
     def __init__(self, what: str, *, path: str, offset: int, **details: Any) -> None:
@@ -230,8 +257,17 @@ class Damaged(FormatError):
         self.offset = offset
 
 
+class CorruptRange(FormatError):
+    """A node has no valid bytes for positions `start` to `end` (exclusive). Other nodes may have them."""
+
+    def __init__(self, what: str, *, start: int = 0, end: int = 0, **details: Any) -> None:
+        super().__init__(what, **details)
+        self.start = start
+        self.end = end
+
+
 class UnknownVersion(FormatError):
-    """A file or structure of a version that this rt does not know."""
+    """A file or structure of a version that this rt does not support."""
 
     grpc_status = "UNIMPLEMENTED"
 

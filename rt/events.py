@@ -1,7 +1,7 @@
-"""What a reader is told beside its messages, as values.
+"""What a reader reports besides messages.
 
-A reader hands each event to its `on_event` handler. Without a handler an event that means missing messages
-is raised as `rt.Gap`: a reader is never left silently behind a gap.
+A reader passes each event to its `on_event` handler. Without a handler, an event that means missing messages
+is raised as `rt.Gap`, so a reader never skips messages silently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class BadTail:
-    """The log ends in bytes at `offset` of `path` that are no whole batch: torn, or still being written."""
+    """The log ends with an incomplete batch of `torn_bytes` at `offset` of `path`: torn, or being written."""
 
     path: str
     offset: int
@@ -21,9 +21,9 @@ class BadTail:
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """Messages at `start` up to, not including, `end` are as they were published but cannot be decoded.
+    """Messages from `start` to `end` (exclusive) are stored as published, but cannot be decoded.
 
-    Their checksums hold; `reason` says what does not (an unknown codec, a size above the limits).
+    Their checksums are valid; `reason` says what is wrong, such as an unknown codec.
     """
 
     start: int
@@ -35,7 +35,7 @@ class BadMessage:
 
 @dataclass(frozen=True, slots=True)
 class SkipForward:
-    """The reader wanted `wanted`, but the log now starts at `resumed`: what lies between was trimmed."""
+    """The reader expected position `wanted`; those before `resumed`, the new log start, were trimmed."""
 
     wanted: int
     resumed: int
@@ -43,28 +43,44 @@ class SkipForward:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """An operator reset the stream: what comes from `position` on is of another epoch.
+class CorruptPositions:
+    """No node has valid bytes for positions `start` to `end` (exclusive).
 
-    A hard reset let go of what was before: what was merged and not read is told by `SkipForward`, what was
-    published and not merged is gone without a position. A forced one went on with what one node knew: before
-    `position` all is as it was, but what others had merged behind it is not of this stream any more.
+    `end` is the end of the corrupt segment, or None if no node knows it. `reason` is what the nodes reported.
+    The subscriber waits at `start` until a node has valid bytes again, or until an operator trims the log
+    past the corrupt part, which it reports as `SkipForward`.
+    """
+
+    start: int
+    end: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """An operator reset the stream: messages from `position` on belong to another epoch.
+
+    After a hard reset, `SkipForward` reports messages that were merged but not read; messages that were
+    published but not merged are lost and have no position. A forced reset continues with the data of one
+    node: messages before `position` are unchanged, later ones that other nodes had merged are no longer in
+    the stream.
     """
 
     position: int
     merged_x: int
-    """X of the merged segments from there on: the epoch of the cluster that began with the reset."""
+    """X of the merged segments from there on: the number of the new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldRefused:
-    """The nodes hold nothing back for this subscriber, `name`, and `why` not: what it is slow to read may go.
+    """The nodes hold back no data for this subscriber, `name`; `why` says the reason. They may trim unread
+    data.
 
-    Told again now and then while it is so. Nothing is missing yet.
+    Repeated from time to time while it lasts. Nothing is missing yet.
     """
 
     name: str
     why: str
 
 
-Event: TypeAlias = BadTail | BadMessage | SkipForward | Reset | HoldRefused
+Event: TypeAlias = BadTail | BadMessage | SkipForward | CorruptPositions | Reset | HoldRefused

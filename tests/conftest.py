@@ -14,7 +14,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scripts import Handler, replay
 
-from sequencer.testing.leftovers import nothing_left
+from sequencer.localcluster.leftovers import nothing_left
+
+# Programs that tests start import `chaos` and `simulation` as the tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH")])
+)
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell began this in the background: what the tests start would ignore interrupts as well.

@@ -126,7 +126,7 @@ def test_whatever_is_cancelled_each_message_comes_once_and_in_order(
 def test_a_named_subscriber_acknowledges_in_the_middle_of_a_wait(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s", name="sink") as subscriber:
-            with pytest.raises(ValueError, match="not handed out"):
+            with pytest.raises(ValueError, match="not delivered"):
                 await subscriber.ack(1)
             await subscriber.poll()
             waiting = asyncio.ensure_future(subscriber.poll(timeout=None))
@@ -186,7 +186,7 @@ async def _all(subscriber: rt.aio.Subscriber) -> list[rt.Message]:
 def test_what_is_wrong_is_raised_where_it_is_awaited(tmp_path: Path) -> None:
     async def main() -> None:
         for _ in range(2):
-            with pytest.raises(rt.NotALog):
+            with pytest.raises(rt.LogNotFound):
                 async with rt.aio.Subscriber(tmp_path, "s"):
                     pass
         with pytest.raises(rt.InvalidName):

@@ -8,12 +8,12 @@ from click.testing import CliRunner
 
 from rt.bench.log import LogBench
 from rt.bench.measure import Figure, ratios
-from rt.cli.bench import bench
+from rt.cli.commands.bench import bench
 
 
 def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        bench, ["log", "--dir", str(tmp_path), "--rounds", "2", "--size-mb", "1", "--json"]
+        bench, ["log", "--directory", str(tmp_path), "--rounds", "2", "--size-mb", "1", "--json"]
     )
     assert result.exit_code == 0, result.output
     figures = [json.loads(line) for line in result.stdout.splitlines()]
@@ -45,7 +45,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 def test_a_small_run_of_streams_counts_every_event(tmp_path: Path) -> None:
     options = [
-        "--dir",
+        "--directory",
         str(tmp_path),
         "--rounds",
         "1",

@@ -22,21 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.errors import RtError
-from rt.log.compare import Comparison, Difference
-from rt.log.messages import MessageBatch
-from rt.log.segment import Kind
-from rt.log.status import LogStatus
-from rt.log.table import Identity
+from rt.log.check.compare import Comparison, CopyDifference
+from rt.log.check.status import LogStatus
+from rt.log.format.segment import LogKind
+from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.message_batch import MessageBatch
 from sequencer.demo.checks import Verdict, check_logs, check_messages
 from sequencer.demo.cli import demo, summary
-from sequencer.demo.figures import Burst, Latency, Times, longest_pause_s
-from sequencer.demo.run import Demo, Outcome, Plan
-from sequencer.demo.source import Record, csv_records, files_below, parts_of, share
-from sequencer.demo.tally import Tally, Total, by_session
-from sequencer.testing.leftovers import nothing_left
-from sequencer.testing.node_log import NodeLog
-from sequencer.testing.nodes import Nodes, Part
-from sequencer.testing.processes import Ended
+from sequencer.demo.figures import Burst, DeliveryTimes, Latency, longest_pause_s
+from sequencer.demo.run import Demo, DemoPlan, DemoResult
+from sequencer.demo.source import DemoRecord, csv_records, files_below, parts_of, share
+from sequencer.demo.tally import SessionTally, Total, by_session
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.node_log import NodeLog
+from sequencer.localcluster.nodes import LocalCluster, Part
+from sequencer.localcluster.processes import ProcessEnded
 
 WAIT_S: Final = 120.0
 SESSIONS: Final = ("a", "b")
@@ -76,7 +76,7 @@ def test_every_record_has_one_publisher(data: Path) -> None:
     assert files == ["f0.txt", "f2.txt", "f4.txt", "f1.txt", "f3.txt", "f5.txt"]
     whole = [record for part in parts_of(str(data)) for record in part()]
     assert len(whole) == 3600
-    assert whole[600] == Record("d0/f2.txt", b"line 0 of file 2")
+    assert whole[600] == DemoRecord("d0/f2.txt", b"line 0 of file 2")
     for count in (1, 2, 4, 6, 7, 13):
         shares = [share(str(data), index, count) for index in range(count)]
         assert sorted(record for one in shares for record in one) == sorted(whole)
@@ -86,7 +86,7 @@ def test_every_record_has_one_publisher(data: Path) -> None:
 def test_publishers_of_one_table_take_its_rows_in_turn(table: Path) -> None:
     first, second, third = (share(str(table), index, 3) for index in range(3))
     assert (len(first), len(second), len(third)) == (1667, 1667, 1666)
-    assert second[1] == Record("t.csv", b'4,"a ""b""\nc, 4"')
+    assert second[1] == DemoRecord("t.csv", b'4,"a ""b""\nc, 4"')
 
 
 @given(st.lists(st.lists(st.text('ab",\n\r', max_size=6), min_size=1, max_size=3), min_size=1, max_size=5))
@@ -99,8 +99,8 @@ def test_a_record_of_a_csv_is_whole_whatever_its_quotes_hold(rows: list[list[str
 def test_a_publisher_without_a_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "small.csv").write_bytes(b"id\n1\n2\n")
     assert [share(str(tmp_path / "small.csv"), index, 2) for index in range(2)] == [
-        [Record("small.csv", b"1")],
-        [Record("small.csv", b"2")],
+        [DemoRecord("small.csv", b"1")],
+        [DemoRecord("small.csv", b"2")],
     ]
     with pytest.raises(RtError, match=r"nothing to publish.*publisher 3 of 3"):
         share(str(tmp_path / "small.csv"), 2, 3)
@@ -115,11 +115,11 @@ def test_a_publisher_without_a_record_is_an_error(tmp_path: Path) -> None:
 # Tallies
 
 messages = st.tuples(
-    st.integers(0, 1), st.builds(Record, st.sampled_from(["t", "u", ""]), st.binary(max_size=5))
+    st.integers(0, 1), st.builds(DemoRecord, st.sampled_from(["t", "u", ""]), st.binary(max_size=5))
 )
 
 
-def batches_of(rows: list[tuple[int, Record]], cuts: list[int]) -> list[MessageBatch]:
+def batches_of(rows: list[tuple[int, DemoRecord]], cuts: list[int]) -> list[MessageBatch]:
     """The rows as a subscriber gets them, cut into batches at `cuts`."""
     numbers = [0, 0]
     found = []
@@ -138,6 +138,7 @@ def batches_of(rows: list[tuple[int, Record]], cuts: list[int]) -> list[MessageB
                 np.zeros(end - start, np.int64),
                 np.array(taken),
                 (SESSIONS[some[0][0]],) if is_one else SESSIONS,
+                (0,) if is_one else (0,) * len(SESSIONS),
                 None if is_one else np.array([session for session, _ in some]),
                 tuple(topics),
                 None if len(topics) == 1 else np.array([topics.index(record.topic) for _, record in some]),
@@ -149,12 +150,12 @@ def batches_of(rows: list[tuple[int, Record]], cuts: list[int]) -> list[MessageB
 
 
 def sent_and_got(
-    rows: list[tuple[int, Record]], cuts: list[int]
+    rows: list[tuple[int, DemoRecord]], cuts: list[int]
 ) -> tuple[dict[str, Total], dict[str, Total]]:
-    sent = {name: Tally() for name in SESSIONS}
+    sent = {name: SessionTally() for name in SESSIONS}
     for session, record in rows:
         sent[SESSIONS[session]].add([record])
-    got = {name: Tally() for name in SESSIONS}
+    got = {name: SessionTally() for name in SESSIONS}
     for batch in batches_of(rows, cuts):
         for name, part in by_session(batch):
             got[name].add_batch(part)
@@ -166,14 +167,14 @@ def sent_and_got(
 
 @given(st.lists(messages, min_size=1, max_size=20), st.lists(st.integers(1, 20)))
 def test_tallies_agree_however_messages_are_cut_into_batches(
-    rows: list[tuple[int, Record]], cuts: list[int]
+    rows: list[tuple[int, DemoRecord]], cuts: list[int]
 ) -> None:
     sent, got = sent_and_got(rows, cuts)
     assert sent == got
 
 
 @given(st.lists(messages, min_size=2, max_size=8), st.data())
-def test_tallies_differ_if_messages_do(rows: list[tuple[int, Record]], draw: st.DataObject) -> None:
+def test_tallies_differ_if_messages_do(rows: list[tuple[int, DemoRecord]], draw: st.DataObject) -> None:
     other = draw.draw(st.lists(messages, min_size=1, max_size=8) | st.permutations(rows))
     is_same = all(
         [record for at, record in rows if at == session] == [record for at, record in other if at == session]
@@ -183,9 +184,9 @@ def test_tallies_differ_if_messages_do(rows: list[tuple[int, Record]], draw: st.
 
 
 def test_a_tally_notes_the_first_number_that_does_not_follow() -> None:
-    rows = [(0, Record("t", b"x"))] * 5
+    rows = [(0, DemoRecord("t", b"x"))] * 5
     first, second = batches_of(rows, [2])
-    tally = Tally()
+    tally = SessionTally()
     tally.add_batch(second)
     tally.add_batch(first)
     assert tally.total().fault == "number 2 where 0 must follow"
@@ -217,13 +218,13 @@ def test_each_broken_promise_is_told() -> None:
 
 
 def log_of(path: str) -> LogStatus:
-    return LogStatus(path, Identity(Kind.MERGED, bytes(16), "demo"), None, ())
+    return LogStatus(path, LogIdentity(LogKind.MERGED, bytes(16), "demo"), None, ())
 
 
 def test_logs_that_differ_or_end_early_are_told() -> None:
     logs = (log_of("/n1"), log_of("/n2"))
     assert all(verdict.holds for verdict in check_logs(Comparison(logs, (), 0), 0, []))
-    same, whole = check_logs(Comparison(logs, (Difference("other bytes", "/n1", "/n2"),), 0), 0, ["bad"])
+    same, whole = check_logs(Comparison(logs, (CopyDifference("other bytes", "/n1", "/n2"),), 0), 0, ["bad"])
     assert (same.holds, same.reason) == (False, "/n1 and /n2 differ: other bytes")
     assert (whole.holds, whole.reason) == (False, "bad")
     same, _ = check_logs(Comparison(logs, (), 0), 5, [])
@@ -232,7 +233,7 @@ def test_logs_that_differ_or_end_early_are_told() -> None:
 
 def test_figures_come_from_the_times_in_their_window() -> None:
     published = np.arange(100) * 10**9
-    times = Times(published, published + np.where(published < 50 * 10**9, 2_000_000, 9_000_000))
+    times = DeliveryTimes(published, published + np.where(published < 50 * 10**9, 2_000_000, 9_000_000))
     assert times.latency(0, 50 * 10**9) == Latency(50, 2.0, 2.0)
     assert times.latency(50 * 10**9, 10**12) == Latency(50, 9.0, 9.0)
     assert times.latency(10**12, 10**13) is None
@@ -243,7 +244,7 @@ def test_figures_come_from_the_times_in_their_window() -> None:
 
 def test_the_summary_says_which_promise_does_not_hold() -> None:
     found = tuple(check_messages({"a": Total(2, 2, "x")}, {"a": Total(1, 1, "z")}, ""))
-    lines = list(summary(Outcome(2, 2, None, None, Burst(2, 2, 1.0), found)))
+    lines = list(summary(DemoResult(2, 2, None, None, Burst(2, 2, 1.0), found)))
     assert lines[1].startswith("throughput  0 MB/s, 2 messages/s: 2 messages in 1.00 s")
     assert lines[2] == "FAIL        nothing lost, nothing added: 1 of 2 messages; of a 1 of 2"
     assert lines[3].startswith("ok          nothing duplicated or reordered")
@@ -258,7 +259,7 @@ def test_the_summary_says_which_promise_does_not_hold() -> None:
         (["--nodes", "2"], "'2' is not one of '1', '3', '5', '7'"),
         (["--publishers", "0"], "0 is not in the range"),
         (["--data", "/none/such.csv"], "neither 'builtin' nor a file or directory that exists"),
-        (["--nodes", "1", "--kill-leader"], "needs 3 nodes or more"),
+        (["--nodes", "1", "--kill-leader"], "--kill-leader needs --nodes 3"),
         (["--what"], "No such option"),
         (["extra"], "unexpected extra argument"),
     ],
@@ -291,13 +292,17 @@ def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
     log = NodeLog(tmp_path / "n1.log")
     assert (log.last_words(3), log.leads) == ("", 0)
     for text, leads, has_failed in (
-        ("process=control logger=sequencer.raft event=leads term=3 log_end=7", 3, False),
+        ("process=control logger=sequencer.raft event=became_leader term=3 log_end=7", 3, False),
         ("process=control logger=sequencer.raft event=peer_up peer=n2", 3, False),
-        ("process=control logger=sequencer.raft event=steps_down term=4", 0, False),
-        ("process=control logger=sequencer.raft event=leads term=5 log_end=9", 5, False),
-        ("process=node logger=sequencer.supervisor event=child_ended child=data status=70", 5, False),
-        ("process=node logger=sequencer.supervisor event=child_ended child=control signal=SIGKILL", 0, False),
-        ("process=data logger=sequencer.children event=process_failed status=70 error='x'", 0, True),
+        ("process=control logger=sequencer.raft event=stepped_down term=4", 0, False),
+        ("process=control logger=sequencer.raft event=became_leader term=5 log_end=9", 5, False),
+        ("process=node logger=sequencer.node.supervisor event=child_ended child=data status=70", 5, False),
+        (
+            "process=node logger=sequencer.node.supervisor event=child_ended child=control signal=SIGKILL",
+            0,
+            False,
+        ),
+        ("process=data logger=sequencer.node.child_main event=process_failed status=70 error='x'", 0, True),
     ):
         with log.path.open("a") as file:
             file.write(f"time=2026-01-01T00:00:00.000Z level=info {text}\nhalf a line")
@@ -316,7 +321,7 @@ def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) -> None:
-    plan, said = Plan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
+    plan, said = DemoPlan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
     with Demo(tmp_path / "run", plan, said.append) as run:
         outcome = run.run()
     assert [verdict for verdict in outcome.verdicts if not verdict.holds] == []
@@ -389,11 +394,11 @@ def with_variable(variable: str) -> list[int]:
 
 @pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with Nodes(tmp_path, 1) as nodes, socket.socket() as taken:
+    with LocalCluster(tmp_path, 1) as nodes, socket.socket() as taken:
         taken.bind(("127.0.0.1", nodes.raft_ports["n1"]))
         taken.listen()
         nodes.start()
-        with pytest.raises(Ended, match=r"(?s)a node cannot start \(at n1\).*process_failed"):
+        with pytest.raises(ProcessEnded, match=r"(?s)a node cannot start \(at n1\).*process_failed"):
             nodes.wait_ready()
     assert nodes.running == []
 
@@ -402,7 +407,7 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_node_is_killed_in_parts_paused_wiped_and_comes_back(tmp_path: Path) -> None:
     """What becomes of leadership meanwhile is for tests/cluster, where there is more than one node."""
     before = set(with_parent(os.getpid()))
-    with Nodes(tmp_path, 1) as nodes:
+    with LocalCluster(tmp_path, 1) as nodes:
         nodes.start()
         assert nodes.wait_ready() == "n1"
         for part in PARTS:
@@ -437,6 +442,6 @@ def with_parent(parent: int) -> list[int]:
             command = Path("/proc", entry, "cmdline").read_bytes()
         except OSError:
             continue
-        if ppid == parent and b"sequencer.testing.nodes" in command:
+        if ppid == parent and b"sequencer.localcluster.nodes" in command:
             found.append(int(entry))
     return found

@@ -30,11 +30,11 @@ GRPC_STATUSES = {
     "DATA_LOSS",
     "UNAUTHENTICATED",
 }
-DETAILS = {"where": "here", "got": 0, "wanted": [1, 2], "hint": "Do this."}
+DETAILS = {"where": "here", "got": 0, "expected": [1, 2], "hint": "Do this."}
 SPECIAL = {
     "Gap": {"event": SkipForward(1, 5, "time")},
     "DiskFull": {"accepted": range(3, 7)},
-    "Damaged": {"path": "/log.0.0", "offset": 64},
+    "Corrupt": {"path": "/log.0.0", "offset": 64},
 }
 
 
@@ -87,7 +87,13 @@ def test_every_error_travels_under_a_status_of_grpc(kind: type[RtError]) -> None
 
 
 def test_only_what_may_succeed_later_is_retriable() -> None:
-    assert {kind.__name__ for kind in CLASSES if kind.retriable} == {"Timeout", "DiskFull", "Overloaded"}
+    assert {kind.__name__ for kind in CLASSES if kind.retriable} == {
+        "Timeout",
+        "DiskFull",
+        "TooManyFiles",
+        "TooManySessions",
+        "Overloaded",
+    }
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -110,7 +116,7 @@ def test_an_error_can_be_copied(kind: type[RtError]) -> None:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError]) -> None:
-    assert str(make(kind)) == "it went wrong (at here): got 0, wanted [1, 2]. Do this."
+    assert str(make(kind)) == "it went wrong (at here): got 0, expected [1, 2]. Do this."
     assert make(kind).args == ("it went wrong",)
 
 
@@ -120,8 +126,8 @@ def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError])
         ({}, "no"),
         ({"where": ""}, "no (at )"),
         ({"got": False}, "no: got False"),
-        ({"wanted": 3}, "no: wanted 3"),
-        ({"where": "x", "wanted": 3}, "no (at x): wanted 3"),
+        ({"expected": 3}, "no: expected 3"),
+        ({"where": "x", "expected": 3}, "no (at x): expected 3"),
         ({"hint": "Try."}, "no. Try."),
         ({"got": 1, "hint": "Try."}, "no: got 1. Try."),
     ],
@@ -131,8 +137,8 @@ def test_the_text_leaves_out_what_is_not_known(details: dict[str, object], text:
 
 
 def test_damage_names_file_and_offset() -> None:
-    error = rt.Damaged("bad batch", path="/data/log.0.3", offset=4096, got=1, wanted=2)
-    assert str(error) == "bad batch (at /data/log.0.3, offset 4096): got 1, wanted 2"
+    error = rt.Corrupt("bad batch", path="/data/log.0.3", offset=4096, got=1, expected=2)
+    assert str(error) == "bad batch (at /data/log.0.3, offset 4096): got 1, expected 2"
     assert (error.path, error.offset) == ("/data/log.0.3", 4096)
 
 

@@ -23,17 +23,17 @@ import pytest
 from batches import columns, forge
 
 import rt
-import rt.log.reader
-import rt.log.writer
-import rt.publisher
+import rt.client.publisher
+import rt.log.read.reader
+import rt.log.write.writer
+from rt.client.fork_safety import open_publishers
 from rt.events import BadMessage, SkipForward
-from rt.log.checksum import batch_seed
-from rt.log.directory import read_table
 from rt.log.disk import REAL, write_whole
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import TABLE_FILE, Identity, Table, TrimReason, encode_table
-from rt.log.writer import Frames, LogWriter
-from rt.publisher_exit import open_publishers
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import TABLE_FILE, LogIdentity, SegmentTable, TrimReason, encode_table
+from rt.log.scan.directory import read_table
+from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing import memory_file
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import FaultyDisk, MemoryDisk, Operation, PowerCut
@@ -211,7 +211,12 @@ class Interrupt(KeyboardInterrupt):
 @functools.cache
 def is_of_publishing(file: str) -> bool:
     return file.endswith(
-        ("rt/publisher.py", "rt/publisher_duties.py", "rt/log/writer.py", "rt/log/gather.py")
+        (
+            "rt/client/publisher.py",
+            "rt/client/background.py",
+            "rt/log/write/writer.py",
+            "rt/log/write/batcher.py",
+        )
     )
 
 
@@ -318,7 +323,7 @@ def test_an_interrupt_just_after_the_table_lists_a_segment_as_sealed_harms_nothi
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rt.log.writer, "write_whole", write_and_stop)
+        patch.setattr(rt.log.write.writer, "write_whole", write_and_stop)
         with pytest.raises(Interrupt):
             publisher.publish_many([bytes(3000)] * 8)
     with contextlib.suppress(rt.StorageFailed):
@@ -379,7 +384,7 @@ def check_trimmed(disk: MemoryDisk, log: Log) -> None:
         publisher.flush()
     finally:
         pull_the_plug(publisher)
-    told: list[rt.log.reader.Event] = []
+    told: list[rt.log.read.reader.Event] = []
     found = numbers(disk, on_event=told.append)
     assert (found, told) == (list(range(found[0], end + 1)), [])
 
@@ -392,7 +397,7 @@ def recover_trimmed(disk: MemoryDisk, log: Log) -> None:
 def test_a_power_cut_in_a_trim_that_forgets_leaves_no_hole(
     recover: Callable[[MemoryDisk, Log], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(Table.forgotten.__kwdefaults__, "most", 2)
+    monkeypatch.setitem(SegmentTable.forgotten.__kwdefaults__, "most", 2)
     seeds = range(1) if recover is None else range(2)
     assert sweep(trimming, check_trimmed, seeds=seeds, recover=recover, recover_cuts=3) > 100
 
@@ -405,9 +410,9 @@ def test_a_segment_of_another_incarnation_is_damage_for_reader_and_writer() -> N
         with on_memory(other) as publisher:
             publisher.publish_many([b"theirs"] * 40)
     disk.write(f"{DIRECTORY}/log.1.0", other.read(f"{DIRECTORY}/log.1.0"))
-    with pytest.raises(rt.Damaged, match="another log"):
+    with pytest.raises(rt.Corrupt, match="another log"):
         read(disk=disk)
-    with pytest.raises(rt.Damaged, match="another log"):
+    with pytest.raises(rt.Corrupt, match="another log"):
         on_memory(disk)
 
 
@@ -420,9 +425,9 @@ def test_a_segment_that_the_table_does_not_know_between_two_that_it_knows_is_dam
     assert table is not None
     without = replace(table, segments=(table.segments[0], *table.segments[2:]))
     disk.write(f"{DIRECTORY}/{TABLE_FILE}", encode_table(without))
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         on_memory(disk)
-    with pytest.raises((rt.Damaged, rt.Gap)):
+    with pytest.raises((rt.Corrupt, rt.Gap)):
         read(disk=disk)
 
 
@@ -440,7 +445,7 @@ def test_segments_of_two_moments_whose_numbers_overlap_are_damage() -> None:
         publisher.publish(b"d")
     disk.write(f"{DIRECTORY}/log.2.0", old.read(f"{DIRECTORY}/log.2.0"))
     disk.write(f"{DIRECTORY}/durable", bytes(128))
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         on_memory(disk)
 
 
@@ -454,9 +459,9 @@ def test_an_old_table_with_a_trimmed_log_of_today_is_damage_or_a_told_gap() -> N
     publisher._writer.trim(publisher._writer.last_id, TrimReason.SIZE)
     publisher.close()
     disk.write(f"{DIRECTORY}/{TABLE_FILE}", old)
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         read(disk=disk)
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         on_memory(disk)
 
 
@@ -480,7 +485,7 @@ def test_a_sealed_segment_that_is_gone_is_damage_and_never_the_end(
         publisher.publish_many(values(40))
     got: list[int] = []
     spoil(Path(publisher.directory) / segment, is_emptied=is_emptied)
-    with rt.LogReader(publisher.directory, follow=follow) as reader, pytest.raises(rt.Damaged):
+    with rt.LogReader(publisher.directory, follow=follow) as reader, pytest.raises(rt.Corrupt):
         while messages := reader.poll(1000, timeout=DEADLINE_SECONDS):
             got += [m.number for m in messages]
     assert got == list(range(whole))
@@ -493,7 +498,7 @@ def test_a_sealed_segment_that_is_emptied_while_it_is_read_is_damage(tmp_path: P
     with rt.LogReader(publisher.directory) as reader:
         assert len(reader.poll(1)) == 1
         (Path(publisher.directory) / "log.0.0").write_bytes(b"")
-        with pytest.raises(rt.Damaged):
+        with pytest.raises(rt.Corrupt):
             list(reader)
 
 
@@ -505,7 +510,7 @@ def test_poll_hands_out_what_it_has_before_it_raises_damage() -> None:
     with rt.LogReader(DIRECTORY, disk=disk) as reader:
         assert [m.number for m in reader.poll(1000)] == list(range(16))
         assert reader.position == 16
-        with pytest.raises(rt.Damaged):
+        with pytest.raises(rt.Corrupt):
             reader.poll(1000)
 
 
@@ -521,7 +526,7 @@ def test_poll_hands_out_what_it_has_before_it_raises_a_gap() -> None:
 def with_one_undecodable_batch() -> MemoryDisk:
     """Ten batches of a message each; number 3 has a flag that this rt does not know."""
     disk = MemoryDisk()
-    writer = LogWriter.open(DIRECTORY, Identity(Kind.SESSION, bytes(16), "feed"), disk=disk)
+    writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
     for number in range(10):
         assert writer.active is not None
@@ -534,7 +539,7 @@ def with_one_undecodable_batch() -> MemoryDisk:
             timestamp_low_ns=5,
             timestamp_high_ns=5,
         )
-        writer.append([Frames([batch], number + 1, 5, 5)])
+        writer.append([BatchFrames([batch], number + 1, 5, 5)])
     writer.sync()
     writer.close()
     return disk
@@ -730,7 +735,7 @@ def test_a_close_that_meets_an_unexpected_error_releases_the_lock(monkeypatch: p
     publisher = on_memory(disk)
     publisher.publish(b"x")
     with monkeypatch.context() as patch:
-        patch.setattr(rt.publisher, "encode_batch", fail_to_encode)
+        patch.setattr(rt.client.publisher, "encode_batch", fail_to_encode)
         with pytest.raises(MemoryError):
             publisher.close()
     on_memory(disk).close()
@@ -818,7 +823,7 @@ def test_a_background_thread_that_fails_is_told_to_the_caller(monkeypatch: pytes
     disk = MemoryDisk()
     publisher = on_memory(disk, linger_ms=0)
     with monkeypatch.context() as patch:
-        patch.setattr(rt.publisher, "encode_batch", fail_to_encode)
+        patch.setattr(rt.client.publisher, "encode_batch", fail_to_encode)
         publisher.publish(b"x")
         wait_until(lambda: isinstance(publisher._attention, rt.StorageFailed))
     with pytest.raises(rt.StorageFailed):
@@ -935,7 +940,7 @@ def test_what_was_read_and_made_durable_survives_a_power_cut() -> None:
 
 
 def test_an_acknowledged_position_is_never_ahead_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rt.log.reader, "DirectoryWatch", NoWatch)
+    monkeypatch.setattr(rt.log.read.reader, "DirectoryWatch", NoWatch)
     disk = MemoryDisk()
     written = written_but_not_synced(disk)
     with rt.Subscriber(DIRECTORY, "stream", name="n", disk=disk) as subscriber:
@@ -971,7 +976,7 @@ def test_a_reader_that_is_interrupted_while_it_decodes_goes_on_where_it_was(
         for size in range(4):
             publisher.publish_many([bytes(1000)] * 300, topic=str(size))
             publisher.flush()
-    decode = rt.log.reader.decode
+    decode = rt.log.read.reader.decode
     calls = 0
 
     def interrupted(*arguments):
@@ -981,7 +986,7 @@ def test_a_reader_that_is_interrupted_while_it_decodes_goes_on_where_it_was(
             raise KeyboardInterrupt
         return decode(*arguments)
 
-    monkeypatch.setattr(rt.log.reader, "decode", interrupted)
+    monkeypatch.setattr(rt.log.read.reader, "decode", interrupted)
     got: list[int] = []
     with rt.LogReader(publisher.directory, disk=disk) as reader:
         with pytest.raises(KeyboardInterrupt):

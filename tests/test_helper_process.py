@@ -5,16 +5,22 @@ from __future__ import annotations
 import pytest
 from shadowing import shadow
 
-from rt import helper_process
-from rt.helper_process import RESTART_SECONDS_MAX, RESTART_SECONDS_MIN, SETTLED_SECONDS, Restarts, environment
+from rt.sidecar import restart_backoff
+from rt.sidecar.restart_backoff import (
+    RESTART_SECONDS_MAX,
+    RESTART_SECONDS_MIN,
+    SETTLED_SECONDS,
+    RestartBackoff,
+    environment,
+)
 
 
 def test_pauses_double_up_to_a_bound_and_begin_anew_behind_one_that_had_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    shadow(monkeypatch, helper_process, "time", monotonic=lambda: now)
-    restarts = Restarts()
+    shadow(monkeypatch, restart_backoff, "time", monotonic=lambda: now)
+    restarts = RestartBackoff()
     pauses = []
     for _ in range(8):
         restarts.note_start()

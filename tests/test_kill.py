@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rt
-from rt.log.verify import verify
+from rt.log.check.verify import verify
 
 KILLS = 20
 SEED = random.randrange(2**32)

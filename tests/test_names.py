@@ -63,7 +63,7 @@ def test_a_name_is_taken_as_it_is(text: str) -> None:
 @pytest.mark.parametrize("text", NO_NAMES)
 def test_no_other_text_is_a_name(text: str) -> None:
     assert not is_name(text)
-    with pytest.raises(rt.InvalidName, match="not a name for a stream"):
+    with pytest.raises(rt.InvalidName, match="not a valid name for a stream"):
         check_name(text, kind="stream")
 
 
@@ -88,7 +88,7 @@ def test_a_session_may_be_two_names_joined_by_a_tilde(text: str) -> None:
     ["", "~", "a~", "~b", "a~b~c", "a~~b", "a~.b", "a~../b", "a/b~c", "a~b\n", "é~a", "a" * 129 + "~b"],
 )
 def test_nothing_else_names_a_session(text: str) -> None:
-    with pytest.raises(rt.InvalidName, match="not a name for a session"):
+    with pytest.raises(rt.InvalidName, match="not a valid name for a session"):
         check_session_name(text)
 
 
@@ -139,5 +139,5 @@ def test_a_dedup_id_may_have_a_suffix_and_belongs_to_what_stands_before_it() -> 
         assert check_dedup_id(text) == text
         assert dedup_owner(text) == "spark"
     for text in ("~", "spark~", "~copy", "spark~copy~3", "spark/copy"):
-        with pytest.raises(rt.InvalidName, match="not a name for a dedup id"):
+        with pytest.raises(rt.InvalidName, match="not a valid name for a dedup id"):
             check_dedup_id(text)

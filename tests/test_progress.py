@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.checksum import sealed
-from rt.log.layout import NUMBER_MAX
-from rt.progress import (
+from rt.log.format.checksum import sealed
+from rt.log.format.constants import NUMBER_MAX
+from rt.sidecar.progress_file import (
     NO_LEVEL,
     PROGRESS_BYTES,
     PROGRESS_FILE,
@@ -68,7 +68,7 @@ def test_the_bytes_stand_where_the_diagram_says() -> None:
 
 def test_a_record_of_a_newer_version_is_refused_by_its_number() -> None:
     data = encode_progress(ProgressRecord(INCARNATION))
-    with pytest.raises(rt.UnknownVersion, match="got 2, wanted 1"):
+    with pytest.raises(rt.UnknownVersion, match="got 2, expected 1"):
         decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:]))
 
 

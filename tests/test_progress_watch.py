@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rt import progress_watch
-from rt.log.polling import POLL_SECONDS_MAX, POLL_SECONDS_MIN, Pace
-from rt.progress_watch import ProgressWatch
+from rt.log.read.watch import POLL_SECONDS_MAX, POLL_SECONDS_MIN, PollBackoff
+from rt.sidecar import progress_watch
+from rt.sidecar.progress_watch import ProgressWatch
 
 
 def files_in(path: Path, count: int) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_watched_is_polled(
 
 
 def test_looks_become_rare_while_nothing_changes_and_frequent_when_something_does() -> None:
-    pace = Pace()
+    pace = PollBackoff()
     pauses = [pace.seconds]
     for is_changed in (False, False, False, False, False, True, False):
         pace.note(is_changed=is_changed)

@@ -53,7 +53,7 @@ def test_the_directory_of_protocol_files_is_no_package() -> None:
 
 
 @pytest.mark.parametrize("module", ["grpc", "google.protobuf", "rt.v1"])
-@pytest.mark.parametrize("imported", ["rt", "rt.cli.main", "rt.net.rpc_options", "rt.net.tls"])
+@pytest.mark.parametrize("imported", ["rt", "rt.cli.main", "rt.net.grpc_options", "rt.net.tls"])
 def test_what_needs_no_network_loads_none_of_it(module: str, imported: str) -> None:
     program = f"import sys, {imported}; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

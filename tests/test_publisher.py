@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import rt
-from rt.log.layout import MESSAGE_BYTES_MAX, TOPICS_MAX
-from rt.log.table import TrimReason
+from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPICS_MAX
+from rt.log.format.segment_table import TrimReason
 from rt.testing.disk import FaultyDisk, MemoryDisk, PowerCut
 
 LONG_MS = 60_000
@@ -78,7 +78,7 @@ def test_a_restart_goes_on_with_the_next_number_in_the_next_session_number(tmp_p
 
 def test_a_second_publisher_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
-        with pytest.raises(rt.DirectoryLocked, match=r"already in use.*One writer a directory"):
+        with pytest.raises(rt.DirectoryLocked, match=r"already in use.*A directory has one writer"):
             open_publisher(tmp_path)
         publisher.publish(b"still works")
     assert [m.value for m in read(publisher.directory)] == [b"still works"]
@@ -309,7 +309,7 @@ def test_a_clock_that_goes_back_never_takes_the_timestamps_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.chain([100, 50, 120], itertools.repeat(60))
-    monkeypatch.setattr("rt.publisher.time_ns", lambda: next(clock))
+    monkeypatch.setattr("rt.client.publisher.time_ns", lambda: next(clock))
     with open_publisher(tmp_path) as publisher:
         for _ in range(4):
             publisher.publish(b"")
@@ -621,7 +621,7 @@ def test_a_flipped_bit_below_the_durable_end_is_damage_and_never_cut(tmp_path: P
     good = path.read_bytes()
     for offset in range(0, len(good), 7):
         damage(path, offset)
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             open_publisher(tmp_path)
         assert caught.value.path == str(path)
         assert caught.value.offset <= offset
@@ -638,7 +638,7 @@ def test_a_truncated_header_is_damage(tmp_path: Path, size: int) -> None:
         publisher.flush()
         publisher._abandon()
     os.truncate(session_of(tmp_path) / "log.0.0", size)
-    with pytest.raises(rt.Damaged, match="cut short"):
+    with pytest.raises(rt.Corrupt, match="cut short"):
         open_publisher(tmp_path)
 
 
@@ -648,7 +648,7 @@ def test_an_empty_newest_segment_is_damage_for_its_numbers_are_unknown(tmp_path:
         publisher.flush()
         publisher._abandon()
     os.truncate(session_of(tmp_path) / "log.0.0", 0)
-    with pytest.raises(rt.Damaged, match="not by trimming"):
+    with pytest.raises(rt.Corrupt, match="was not trimmed"):
         open_publisher(tmp_path)
 
 
@@ -658,7 +658,7 @@ def test_a_synced_segment_that_vanished_is_damage(tmp_path: Path) -> None:
         publisher.flush()
         publisher._abandon()
     (session_of(tmp_path) / "log.0.0").unlink()
-    with pytest.raises(rt.Damaged, match="synced segments are missing"):
+    with pytest.raises(rt.Corrupt, match="synced segments are missing"):
         open_publisher(tmp_path)
 
 
@@ -668,12 +668,12 @@ def test_a_sealed_segment_that_is_shorter_is_damage(tmp_path: Path) -> None:
     open_publisher(tmp_path).close()
     path = session_of(tmp_path) / "log.0.0"
     os.truncate(path, path.stat().st_size - 8)
-    with pytest.raises(rt.Damaged, match="sealed segment is not whole"):
+    with pytest.raises(rt.Corrupt, match="sealed segment is incomplete"):
         open_publisher(tmp_path)
 
 
 def test_an_unknown_version_is_refused_by_name(tmp_path: Path) -> None:
-    from rt.log.checksum import crc32c
+    from rt.log.format.checksum import crc32c
 
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"from the future")
@@ -685,7 +685,7 @@ def test_an_unknown_version_is_refused_by_name(tmp_path: Path) -> None:
     content[12:16] = crc32c(bytes(content[16:64]), crc32c(bytes(content[:12]))).to_bytes(4, "little")
     path.write_bytes(content)
     for call in (lambda: open_publisher(tmp_path), lambda: read(path.parent)):
-        with pytest.raises(rt.UnknownVersion, match=r"got 2, wanted 1.*newer rt"):
+        with pytest.raises(rt.UnknownVersion, match=r"got 2, expected 1.*newer rt"):
             call()
 
 

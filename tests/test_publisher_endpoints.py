@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from push_node import NodesInThread, PushNode
 
 import rt
-from replicator.push_lock import lock_push
-from rt import pushing
-from rt.log.segment import SegmentId
-from rt.log.table import SealedSegment, TrimReason
-from rt.merged_segments import Trimmable, trimmable
-from rt.net.certs import init_ca, issue
+from replicator.push.lock import lock_push
+from rt.client.local_retention import TrimmableLog, trimmable
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import SealedSegment, TrimReason
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
-from rt.progress import Level, ProgressFile, PushState
+from rt.sidecar import push_pool
+from rt.sidecar.progress_file import Level, ProgressFile, PushState
 
 WAIT_SECONDS = 120
 
@@ -87,14 +87,14 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """So many, and no push process yet."""
     count = int(request.param)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
-    monkeypatch.setattr(pushing, "_shared", [pushing.Pushing()])
+    monkeypatch.setattr(push_pool, "_shared", [push_pool.PushPool()])
     return count
 
 
 def pushes() -> list[int]:
     """The push processes of this one."""
-    until(lambda: pushing.shared().pids)
-    return pushing.shared().pids
+    until(lambda: push_pool.shared().pids)
+    return push_pool.shared().pids
 
 
 # Without nodes
@@ -131,13 +131,13 @@ def sealed(x: int, y: int, end: int, sealed_ns: int = 0) -> SealedSegment:
 
 def test_only_a_prefix_of_merged_segments_goes() -> None:
     segments = [sealed(0, 0, 10), sealed(0, 1, 20), sealed(1, 0, 30)]
-    assert trimmable(segments, Level(0, 9), now_ns=5, persistence_ns=0) == Trimmable(None, None)
+    assert trimmable(segments, Level(0, 9), now_ns=5, persistence_ns=0) == TrimmableLog(None, None)
     assert trimmable(segments, Level(0, 10), now_ns=5, persistence_ns=0).before == SegmentId(0, 1)
     assert trimmable(segments, Level(0, 25), now_ns=5, persistence_ns=0).before == SegmentId(0, 2)
     assert trimmable(segments, Level(1, 25), now_ns=5, persistence_ns=0).before == SegmentId(0, 2)
     assert trimmable(segments, Level(2, 0), now_ns=5, persistence_ns=0).before == SegmentId(1, 1)
     gone = [segments[0].trimmed(TrimReason.MERGED, 1), *segments[1:]]
-    assert trimmable(gone, Level(0, 10), now_ns=5, persistence_ns=0) == Trimmable(None, None)
+    assert trimmable(gone, Level(0, 10), now_ns=5, persistence_ns=0) == TrimmableLog(None, None)
 
 
 @given(
@@ -212,7 +212,7 @@ def test_a_fenced_publisher_is_told_so_and_its_push_client_stays_down(tmp_path: 
             node.refusal = rt.Fenced("a newer incarnation took over")
         with publisher_of(tmp_path, pki, nodes) as publisher:
             number = publisher.publish(b"one")
-            with pytest.raises(rt.Fenced, match="takes no more of this session"):
+            with pytest.raises(rt.Fenced, match="rejects further data of this session"):
                 publisher.wait(number, timeout=WAIT_SECONDS)
             until(lambda: not is_served(publisher.directory))
             asked = len(nodes.nodes[0].hellos)

@@ -11,17 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
+from rt.client.cursor import ACKNOWLEDGED, TRIMMABLE, read_position, write_position
 from rt.events import SkipForward
 from rt.log.disk import REAL
-from rt.positions import ACKNOWLEDGED, TRIMMABLE, read_position, write_position
-from rt.pull_reports import Failed, Reached, Refused, decode_report, encode_report
-from rt.pull_settings import PullSettings
-from rt.pulling import lasting
+from rt.sidecar.pull_process import lasting
+from rt.sidecar.pull_protocol import (
+    HoldDenied,
+    NodeReached,
+    NoGoodBytes,
+    PullFailed,
+    decode_report,
+    encode_report,
+)
+from rt.sidecar.pull_settings import PullSettings
 
 KINDS = [
     kind
     for kind in vars(rt.errors).values()
-    if isinstance(kind, type) and issubclass(kind, rt.RtError) and kind not in {rt.Damaged, rt.Gap}
+    if isinstance(kind, type) and issubclass(kind, rt.RtError) and kind not in {rt.Corrupt, rt.Gap}
 ]
 
 
@@ -32,25 +39,25 @@ def test_an_error_comes_across_as_itself(
     kind: type[rt.RtError], what: str, where: str | None, got: int | None, hint: str | None
 ) -> None:
     error = kind(what, where=where, got=got, hint=hint)
-    line = encode_report(Failed(error))
+    line = encode_report(PullFailed(error))
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     report = decode_report(line)
-    assert isinstance(report, Failed)
+    assert isinstance(report, PullFailed)
     assert type(report.error) is kind
     assert str(report.error) == str(error)
 
 
 def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
-    damaged = decode_report(encode_report(Failed(rt.Damaged("bad", path="/a/log.0.0", offset=7))))
-    assert isinstance(damaged, Failed)
-    assert isinstance(damaged.error, rt.Damaged)
+    damaged = decode_report(encode_report(PullFailed(rt.Corrupt("bad", path="/a/log.0.0", offset=7))))
+    assert isinstance(damaged, PullFailed)
+    assert isinstance(damaged.error, rt.Corrupt)
     assert (damaged.error.path, damaged.error.offset) == ("/a/log.0.0", 7)
     assert str(damaged.error) == "bad (at /a/log.0.0, offset 7)"
-    gap = decode_report(encode_report(Failed(rt.Gap("gone", event=SkipForward(0, 1, "time")))))
-    assert isinstance(gap, Failed)
+    gap = decode_report(encode_report(PullFailed(rt.Gap("gone", event=SkipForward(0, 1, "time")))))
+    assert isinstance(gap, PullFailed)
     assert type(gap.error) is rt.RtError
-    for report in (Reached(12), Refused("sub", 'a "why"\n')):
+    for report in (NodeReached(12), HoldDenied("sub", 'a "why"\n')):
         assert decode_report(encode_report(report)) == report
 
 
@@ -82,7 +89,7 @@ def test_what_is_not_understood_is_nothing(said: bytes) -> None:
 @given(st.sampled_from(["Event", "SkipForward", "__name__", "TYPE_CHECKING", "Damaged", "int", ""]))
 def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
     report = decode_report(json.dumps({"failed": {"class": name, "what": "w", "path": 1}}).encode())
-    assert isinstance(report, Failed)
+    assert isinstance(report, PullFailed)
     assert type(report.error) is rt.RtError
 
 
@@ -124,5 +131,12 @@ def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
     assert read_position(REAL, path, TRIMMABLE) is None
     write_position(REAL, path, TRIMMABLE, 2**63)
     assert read_position(REAL, path, TRIMMABLE) == 2**63
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         read_position(REAL, path, ACKNOWLEDGED)
+
+
+@pytest.mark.parametrize("end", [None, 90])
+def test_what_no_node_has_good_bytes_of_comes_across(end: int | None) -> None:
+    report = NoGoodBytes(7, end, "n1: damaged")
+    assert decode_report(encode_report(report)) == report
+    assert decode_report(b'{"corrupt": {"start": -1, "end": null, "why": ""}}') is None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rt.push_process import IDLE_SECONDS, PushProcess, choose
-from rt.push_requests import Serve
+from rt.sidecar.push_process import IDLE_SECONDS, PushProcess, choose
+from rt.sidecar.push_protocol import PushRequested
 
 WAIT_SECONDS = 120
 
@@ -60,8 +60,8 @@ def test_many_sessions_are_spread_evenly() -> None:
     assert loads == [100, 100]
 
 
-def a_session(number: int) -> Serve:
-    return Serve(number, f"/{number}", "s", ("a:1",), "ca", "cert", "key")
+def a_session(number: int) -> PushRequested:
+    return PushRequested(number, f"/{number}", "s", ("a:1",), "ca", "cert", "key")
 
 
 def stepped(process: PushProcess, condition: Callable[[], object], *, later: float = 0.0) -> float:

@@ -6,15 +6,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.push_requests import Ended, Finish, Lines, PushLine, Serve, decode_line, encode_line
+from rt.sidecar.push_protocol import (
+    FinishRequested,
+    LineBuffer,
+    PushEnded,
+    PushLine,
+    PushRequested,
+    decode_line,
+    encode_line,
+)
 
 texts = st.text(max_size=8)
 lines_said = st.one_of(
     st.builds(
-        Serve, st.integers(0), texts, texts, st.lists(texts, max_size=3).map(tuple), texts, texts, texts
+        PushRequested,
+        st.integers(0),
+        texts,
+        texts,
+        st.lists(texts, max_size=3).map(tuple),
+        texts,
+        texts,
+        texts,
     ),
-    st.builds(Finish, st.integers(0)),
-    st.builds(Ended, st.integers(0)),
+    st.builds(FinishRequested, st.integers(0)),
+    st.builds(PushEnded, st.integers(0)),
 )
 
 
@@ -22,13 +37,13 @@ lines_said = st.one_of(
 @given(st.lists(lines_said, max_size=5), st.integers(1, 20))
 def test_what_is_said_arrives_however_it_is_cut(said: list[PushLine], size: int) -> None:
     data = b"".join(map(encode_line, said))
-    lines = Lines()
+    lines = LineBuffer()
     got = [line for at in range(0, len(data), size) for line in lines.take(data[at : at + size])]
     assert [decode_line(line) for line in got] == said
 
 
 def test_a_path_that_is_no_unicode_arrives() -> None:
-    said = Serve(1, "/\udcff", "s", ("a:1",), "ca", "cert", "key")
+    said = PushRequested(1, "/\udcff", "s", ("a:1",), "ca", "cert", "key")
     assert decode_line(encode_line(said)) == said
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rt import progress_watch, pushing
-from rt.progress import PROGRESS_FILE
-from rt.push_requests import Serve
-from rt.pushing import Pushing
+from rt.sidecar import progress_watch, push_pool
+from rt.sidecar.progress_file import PROGRESS_FILE
+from rt.sidecar.push_pool import PushPool
+from rt.sidecar.push_protocol import PushRequested
 
 WAIT_SECONDS = 120
 
@@ -41,7 +41,7 @@ class FakeProcess:
     def is_told(self) -> bool:
         return self.is_open
 
-    def serve(self, session: Serve) -> None:
+    def serve(self, session: PushRequested) -> None:
         self.served.append(session.directory)
         self.load += 1
 
@@ -92,7 +92,7 @@ class FakeFollower:
 @pytest.fixture(autouse=True)
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
     FakeProcess.made = []
-    monkeypatch.setattr(pushing, "PushProcess", FakeProcess)
+    monkeypatch.setattr(push_pool, "PushProcess", FakeProcess)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     return FakeProcess.made
 
@@ -104,14 +104,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def started(made: Pushing, root: Path, count: int) -> tuple[list[FakeFollower], list[int]]:
+def started(made: PushPool, root: Path, count: int) -> tuple[list[FakeFollower], list[int]]:
     followers = [FakeFollower(root / str(number)) for number in range(count)]
-    sessions = [Serve(0, follower.directory, "s", (), "", "", "") for follower in followers]
+    sessions = [PushRequested(0, follower.directory, "s", (), "", "", "") for follower in followers]
     pairs = zip(sessions, followers, strict=True)
     return followers, [made.start(session, follower) for session, follower in pairs]
 
 
-def ended(made: Pushing, numbers: list[int]) -> None:
+def ended(made: PushPool, numbers: list[int]) -> None:
     for number in numbers:
         made.finish(number)
     until(lambda: made._thread is None)
@@ -121,7 +121,7 @@ def ended(made: Pushing, numbers: list[int]) -> None:
 def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_again(
     tmp_path: Path, processes: list[FakeProcess]
 ) -> None:
-    made = Pushing()
+    made = PushPool()
     followers, numbers = started(made, tmp_path, 5)
     until(lambda: sum(process.load for process in processes) == 5)
     assert [len(process.served) for process in processes] == [3, 2]
@@ -134,10 +134,10 @@ def test_processes_share_the_sessions_and_all_ends_with_the_last_and_begins_agai
 
 
 def test_what_cannot_be_told_to_a_process_is_refused_to_the_caller_alone(tmp_path: Path) -> None:
-    made = Pushing()
+    made = PushPool()
     follower = FakeFollower(tmp_path / "bad")
     with pytest.raises(TypeError):
-        made.start(Serve(0, follower.directory, "s", (b"host:1",), "", "", ""), follower)  # type: ignore[arg-type]
+        made.start(PushRequested(0, follower.directory, "s", (b"host:1",), "", "", ""), follower)  # type: ignore[arg-type]
     assert made._thread is None
     followers, numbers = started(made, tmp_path, 1)
     until(lambda: followers[0].seen)
@@ -147,7 +147,7 @@ def test_what_cannot_be_told_to_a_process_is_refused_to_the_caller_alone(tmp_pat
 def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Pushing()
+    made = PushPool()
     followers, numbers = started(made, tmp_path, 3)
     until(lambda: all(follower.seen for follower in followers))
     followers[1].fails = True
@@ -160,7 +160,7 @@ def test_what_is_written_is_seen_and_one_that_cannot_look_harms_no_other(
 
 
 def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -> None:
-    made = Pushing()
+    made = PushPool()
     (awaited, other), numbers = started(made, tmp_path, 2)
     awaited.is_awaited = True
     with made.awaited():
@@ -182,7 +182,7 @@ def test_without_inotify_what_is_written_is_seen_all_the_same(
         raise OSError(errno.EMFILE, "too many")
 
     monkeypatch.setattr(progress_watch, "INotify", exhausted)
-    made = Pushing()
+    made = PushPool()
     (follower,), numbers = started(made, tmp_path, 1)
     for text in (b"1", b"2"):
         follower.path.write_bytes(text)
@@ -192,7 +192,7 @@ def test_without_inotify_what_is_written_is_seen_all_the_same(
 
 def test_it_is_settled_when_the_processes_know_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeProcess, "is_open", False)
-    made = Pushing()
+    made = PushPool()
     made.settle(WAIT_SECONDS)
     _, numbers = started(made, tmp_path, 1)
     made.settle(0)

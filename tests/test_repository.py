@@ -1,4 +1,4 @@
-"""The repository itself: what README and pyproject say is true of the tree."""
+"""The repository itself: what README, docs and pyproject say is true of the tree."""
 
 import importlib
 import re
@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+WORDS = "\n".join([README, *PAGES.values()])
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
 
@@ -22,17 +24,26 @@ def tracked() -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    named = re.findall(r"`((?:rt|sequencer|tests|\.ci)/[\w./-]+|pyproject\.toml)`", README)
-    assert len(named) > 20
+def test_every_file_that_the_readme_and_docs_name_exists() -> None:
+    folders = r"rt|replicator|sequencer|archiver|pyspark_rt|proto|helm|tests|examples|docs|\.ci"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+|pyproject\.toml)`", WORDS)
+    assert len(named) > 100
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_command_that_the_readme_names_exists() -> None:
+def test_the_readme_is_short_and_every_file_it_links_exists() -> None:
+    generated = {"cli.md", "configuration.md", "rest-api.md", "metrics.md", "python-api.md"}
+    assert len(README.splitlines()) <= 150
+    links = set(re.findall(r"\]\((?!http)([^)#]+)", README))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists() and Path(link).name not in generated] == []
+
+
+def test_every_command_that_the_readme_and_docs_name_exists() -> None:
     from rt.cli.main import main
 
     commands = PYPROJECT["project"]["entry-points"]["rt.commands"]
-    named = set(re.findall(r"`rt ([a-z]+)", README))
+    named = set(re.findall(r"`rt ([a-z]+)", WORDS))
     assert named
     assert named <= set(commands)
     assert callable(main)
@@ -44,12 +55,35 @@ def test_every_entry_point_loads() -> None:
         assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_the_two_contracts_on_pure_modules_name_the_same_ones() -> None:
-    decide = CONTRACTS["Pure modules decide: no files, clocks, threads or randomness"]
-    lean = CONTRACTS["Pure modules lean only on pure modules"]
-    assert decide["source_modules"] == lean["source_modules"]
-    for module in decide["source_modules"]:
-        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+def test_the_metadata_is_complete_and_the_classifiers_exist() -> None:
+    from trove_classifiers import classifiers
+
+    project = PYPROJECT["project"]
+    assert {"Homepage", "Documentation", "Repository", "Issues", "Changelog"} <= set(project["urls"])
+    assert set(project["classifiers"]) <= classifiers
+    assert project["keywords"] == sorted(project["keywords"])
+    assert len(project["description"]) < 200
+    least = project["requires-python"].removeprefix(">=")
+    assert f"Programming Language :: Python :: {least}" in project["classifiers"]
+
+
+def test_the_wheel_takes_files_that_exist() -> None:
+    files = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_the_tests_install_what_builds_the_docs() -> None:
+    groups = PYPROJECT["dependency-groups"]
+    assert {"include-group": "docs"} in groups["test"]
+    assert {"include-group": "test"} in groups["dev"]
+
+
+def test_the_folders_that_contracts_name_exist() -> None:
+    named = {name for contract in CONTRACTS.values() for name in contract.get("source_modules", [])}
+    assert len(named) > 10
+    for name in named:
+        path = ROOT / name.removesuffix(".*").replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
 def test_the_version_is_the_same_everywhere() -> None:
@@ -85,3 +119,20 @@ def test_the_package_is_typed_and_importable_as_a_module() -> None:
         [sys.executable, "-m", "rt", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert PYPROJECT["project"]["version"] in done.stdout
+
+
+def test_the_runbook_has_every_alarm_and_every_alert() -> None:
+    page = PAGES["alerts-runbook.md"]
+    alarms = re.findall(r'Alarm\(\s*"([a-z-]+)"', (ROOT / "sequencer/rest/views/alarms.py").read_text())
+    alerts = re.findall(r"- alert: (\w+)", (ROOT / "helm/alerts/rt.rules.yaml").read_text())
+    assert len(alarms) > 10
+    assert len(alerts) > 15
+    assert [name for name in alarms if f"\n## {name}\n" not in page] == []
+    assert [name for name in alerts if f"\n| `{name}` | " not in page] == []
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", WORDS))
+    assert len(named) > 20
+    assert sorted(name for name in named if f"def {name}(" not in sources) == []

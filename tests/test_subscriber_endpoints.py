@@ -20,12 +20,12 @@ from pull_source import PullSource, pull_source
 from receiving_node import make_pki, tls_of
 
 import rt
-from rt.events import HoldRefused, SkipForward
-from rt.log.directory import read_durable_end
+from rt.events import CorruptPositions, HoldRefused, SkipForward
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.net import rpc_validity
-from rt.net.certs import init_ca, issue
+from rt.log.format.segment import SegmentId
+from rt.log.scan.directory import read_durable_end
+from rt.net import cert_validity
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 
 WAIT_SECONDS = 120
@@ -107,8 +107,8 @@ def test_a_pull_ends_with_its_certificate_and_goes_on_with_the_next_without_a_re
     shutil.copytree(pki, own)
     issue(own, Identity("s", "subscriber", "sub"), days=1, renew=True)
     clock_s = time.time()
-    monkeypatch.setattr(rpc_validity, "LOOK_S", 0.01)
-    monkeypatch.setattr(rpc_validity, "clock_s", lambda: clock_s)
+    monkeypatch.setattr(cert_validity, "LOOK_S", 0.01)
+    monkeypatch.setattr(cert_validity, "clock_s", lambda: clock_s)
     source.publish(b"one")
     with subscriber_of(tmp_path, own, source) as subscriber:
         assert take(subscriber, 1) == [b"one"]
@@ -344,7 +344,7 @@ def test_a_trim_travels_or_waits_for_the_subscriber(tmp_path: Path, pki: Path, s
         assert kept(own) == 4
         with pytest.raises(ValueError, match="retention='own'"):
             following.trim(2)
-        with pytest.raises(ValueError, match="not handed out"):
+        with pytest.raises(ValueError, match="not delivered"):
             own.trim(9)
         own.trim(5)
         source.publish(b"z")
@@ -391,6 +391,98 @@ def test_a_killed_subscriber_takes_its_client_along_and_goes_on_where_it_acknowl
         poll.register(client, select.POLLIN)
         assert poll.poll(WAIT_SECONDS * 1000)
         os.close(client)
+
+
+def fill_two_segments(tmp_path: Path, pki: Path, source: PullSource, **options: Any) -> str:
+    """A copy of 60 messages in two segments, all synced; its directory."""
+    source.publish(*(b"%d" % number + bytes(500) for number in range(30)))
+    source.roll()
+    source.publish(*(b"%d" % number + bytes(500) for number in range(30, 60)))
+    with subscriber_of(tmp_path, pki, source, **options) as subscriber:
+        take(subscriber, 60)
+        path = subscriber.directory
+        size = os.path.getsize(f"{path}/log.0.1")
+        until(lambda: (durable := read_durable_end(REAL, path)) is not None and durable.offset == size)
+    return path
+
+
+def flip(path: str, at: int) -> None:
+    data = bytearray(Path(path).read_bytes())
+    data[at] ^= 4
+    Path(path).write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(("name", "at"), [("log.0.0", 4000), ("log.0.1", 4000), ("log.0.0", 8)])
+def test_damage_in_the_copy_is_mended_from_a_node_and_every_message_comes(
+    tmp_path: Path, pki: Path, source: PullSource, name: str, at: int
+) -> None:
+    path = fill_two_segments(tmp_path, pki, source)
+    flip(f"{path}/{name}", at)
+    with subscriber_of(tmp_path, pki, source, position=0) as subscriber:
+        values = take(subscriber, 60)
+    assert [int(value[:2].rstrip(b"\0")) for value in values] == list(range(60))
+    assert Path(path, name).read_bytes() == Path(source.merged, name).read_bytes()
+
+
+def test_damage_that_a_reader_meets_while_the_pull_runs_is_mended(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    path = fill_two_segments(tmp_path, pki, source)
+    with subscriber_of(tmp_path, pki, source, position=0) as subscriber:
+        take(subscriber, 1)
+        flip(f"{path}/log.0.1", 9000)
+        assert len(take(subscriber, 59)) == 59
+        source.publish(b"more")
+        assert take(subscriber, 1) == [b"more"]
+
+
+def test_damage_that_no_node_can_mend_is_an_error_with_file_range_and_next_step(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    path = fill_two_segments(tmp_path, pki, source, retention="own")
+    flip(f"{path}/log.0.0", 4000)
+    source.trim(SegmentId(0, 1))
+    settings = {"position": 0, "retention": "own"}
+    with (
+        subscriber_of(tmp_path, pki, source, **settings) as subscriber,
+        pytest.raises(rt.Corrupt) as caught,
+    ):
+        take(subscriber, 60)
+    assert caught.value.path == f"{path}/log.0.0"
+    assert "positions 0 to 29" in str(caught.value)
+    assert f"Remove the directory {path}" in str(caught.value)
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_what_no_node_has_good_bytes_of_is_told_behind_what_lies_before_it_and_then_waited_for(
+    tmp_path: Path, pki: Path, source: PullSource, *, has_handler: bool
+) -> None:
+    for number in range(20):
+        source.publish(b"%d" % number + bytes(500))
+    source.roll()
+    source.publish(b"last")
+    good = Path(source.merged, "log.0.0").read_bytes()
+    flip(f"{source.merged}/log.0.0", len(good) // 2)
+    events: list[rt.events.Event] = []
+    with subscriber_of(tmp_path, pki, source, on_event=events.append if has_handler else None) as subscriber:
+        values: list[bytes] = []
+
+        def is_told() -> bool:
+            try:
+                values.extend(message.value for message in subscriber.poll(timeout=0.05))
+            except rt.Gap as gap:
+                events.append(gap.event)
+            return bool(events)
+
+        until(is_told)
+        (corrupt,) = events
+        assert isinstance(corrupt, CorruptPositions)
+        assert 0 < corrupt.start == len(values) < 20
+        assert corrupt.end is None  # This node does not know.
+        assert subscriber.poll(timeout=0.2) == []
+        Path(source.merged, "log.0.0").write_bytes(good)
+        assert len(take(subscriber, 21 - len(values))) == 21 - len(values)
+    assert len(events) == 1
 
 
 def test_close_ends_a_wait_for_a_log_that_never_came(tmp_path: Path, pki: Path, source: PullSource) -> None:

@@ -53,7 +53,7 @@
 {{- if gt (add (int $values.preStopSeconds) 20) (int $values.terminationGracePeriodSeconds) -}}
 {{- fail "terminationGracePeriodSeconds: at least preStopSeconds and 20, which a node may take to stop." -}}
 {{- end -}}
-{{- $set := splitList " " "stream name directory members ca cert key bootstrap data_port raft_port rest_port health_port log_level log_format roll_bytes roll_minutes archive_time_minutes archive_limit archive_disk_percent archive_hold_limit" -}}
+{{- $set := splitList " " "stream name directory members ca cert key bootstrap data_port raft_port rest_port health_port log_level log_format roll_bytes roll_minutes retention_minutes retention_bytes retention_disk_percent hold_bytes_max" -}}
 {{- range $key, $_ := $values.config.extra -}}
 {{- if has $key $set -}}
 {{- fail (printf "config.extra.%s: the chart sets it itself, by a value of its own." $key) -}}

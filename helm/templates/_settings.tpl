@@ -20,17 +20,17 @@ roll_bytes = {{ . | toString | toJson }}
 {{- if not (kindIs "invalid" $config.rollMinutes) }}
 roll_minutes = {{ int64 $config.rollMinutes }}
 {{- end }}
-{{- if not (kindIs "invalid" $config.archive.timeMinutes) }}
-archive_time_minutes = {{ int64 $config.archive.timeMinutes }}
+{{- if not (kindIs "invalid" $config.retention.minutes) }}
+retention_minutes = {{ int64 $config.retention.minutes }}
 {{- end }}
-{{- with $config.archive.limit }}
-archive_limit = {{ . | toString | toJson }}
+{{- with $config.retention.bytes }}
+retention_bytes = {{ . | toString | toJson }}
 {{- end }}
-{{- if not (kindIs "invalid" $config.archive.diskPercent) }}
-archive_disk_percent = {{ int64 $config.archive.diskPercent }}
+{{- if not (kindIs "invalid" $config.retention.diskPercent) }}
+retention_disk_percent = {{ int64 $config.retention.diskPercent }}
 {{- end }}
-{{- with $config.archive.holdLimit }}
-archive_hold_limit = {{ . | toString | toJson }}
+{{- with $config.retention.holdBytesMax }}
+hold_bytes_max = {{ . | toString | toJson }}
 {{- end }}
 {{- range $key, $value := $config.extra }}
 {{ $key }} = {{ if kindIs "string" $value }}{{ tpl $value $ | toJson }}{{ else if kindIs "bool" $value }}{{ $value }}{{ else }}{{ int64 $value }}{{ end }}

@@ -1,8 +1,9 @@
-"""What `rt push --attached` is: it pushes what the process asks for that holds the other end of its stdin.
+"""`rt push --attached`: push what the parent process, at the other end of stdin, asks for.
 
-Laws. It ends when that end is closed, however that comes about, and all is replicated. What it has to say
-until then goes to that process's stderr; from then on to `push.log` beside each session's log, for whoever
-reads that stderr would wait for its end as long as this process drains.
+Invariants:
+- The process ends when stdin has ended and all is replicated, whatever closed stdin.
+- Until stdin ends, log records go to the parent's stderr. After that they go to `push.log` beside the log of
+  each session, because a reader of that stderr would wait until this process ends.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ import os
 import sys
 from typing import Final
 
-from replicator.attached_pushes import SERVED, AttachedPushes
 from replicator.cli.common import on_signals
-from replicator.push_client import PushClient
-from replicator.watch_hub import WatchHub
+from replicator.push.client import PushClient
+from replicator.push.sidecar import SERVED, PushSidecar
+from replicator.send.directory_watch import WatchHub
 from rt.cli.signals import Interrupted
 from rt.net.tls import TLS
-from rt.push_requests import Ended, Finish, Lines, Serve, decode_line, encode_line
+from rt.sidecar.push_protocol import (
+    FinishRequested,
+    LineBuffer,
+    PushEnded,
+    PushRequested,
+    decode_line,
+    encode_line,
+)
 
 logger = logging.getLogger("replicator")
 
@@ -37,12 +45,12 @@ async def push_attached() -> None:
     """Push until it is done; `Interrupted` by a signal."""
     hub = WatchHub()
 
-    def make(asked: Serve) -> PushClient:
+    def make(asked: PushRequested) -> PushClient:
         tls = TLS(asked.ca, asked.cert, asked.key)
         return PushClient(asked.directory, asked.stream, asked.endpoints, tls, waits=True, hub=hub)
 
     os.set_blocking(_STDOUT, False)
-    pushes = AttachedPushes(make, _Reports().say)
+    pushes = PushSidecar(make, _Reports().say)
     running = asyncio.ensure_future(pushes.run())
     stopped: list[int] = []
 
@@ -61,13 +69,13 @@ async def push_attached() -> None:
 
 
 class _Reports:
-    """Says on stdout what has ended; whoever reads that may be slow, or gone."""
+    """Reports on stdout which pushes have ended. The reader may be slow, or may have ended."""
 
     def __init__(self) -> None:
         self._unsaid = b""
 
     def say(self, number: int) -> None:
-        self._unsaid += encode_line(Ended(number))
+        self._unsaid += encode_line(PushEnded(number))
         self._write()
 
     def _write(self) -> None:
@@ -84,23 +92,23 @@ class _Reports:
             loop.call_soon(self._write)
 
 
-def _listen(pushes: AttachedPushes) -> None:
-    """Have `pushes` do what is said on stdin, whatever that is; at its end, have it finish."""
-    loop, lines = asyncio.get_running_loop(), Lines()
+def _listen(pushes: PushSidecar) -> None:
+    """Pass each request on stdin to `pushes`, and finish when stdin ends."""
+    loop, lines = asyncio.get_running_loop(), LineBuffer()
 
     def hear() -> bool:
         try:
             data = os.read(_STDIN, _READ_BYTES)
         except BlockingIOError:
             return True
-        except OSError:  # The other end is gone, or there never was one.
+        except OSError:  # The parent has closed its end.
             data = b""
         for line in lines.take(data):
             match decode_line(line):
-                case Serve() | Finish() as asked:
+                case PushRequested() | FinishRequested() as asked:
                     pushes.take(asked)
                 case _:
-                    logger.warning("request_not_understood bytes=%d", len(line))
+                    logger.warning("request_malformed bytes=%d", len(line))
         return bool(data)
 
     def heard() -> None:
@@ -110,14 +118,14 @@ def _listen(pushes: AttachedPushes) -> None:
 
     try:
         loop.add_reader(_STDIN, heard)
-    except OSError:  # A file, or nothing at all: it can be read to its end at once.
+    except OSError:  # Stdin is a file or closed: it can be read to its end at once.
         while hear():
             pass
         _leave(pushes)
 
 
-def _leave(pushes: AttachedPushes) -> None:
-    """Nobody holds the other end any more."""
+def _leave(pushes: PushSidecar) -> None:
+    """The parent has closed stdin: log to files, and finish."""
     directories = pushes.directories
     for directory in directories:
         with contextlib.suppress(OSError):
@@ -125,7 +133,7 @@ def _leave(pushes: AttachedPushes) -> None:
     fd = _open_log(directories[0] if directories else "")
     os.dup2(fd, _STDERR)
     os.close(fd)
-    sys.stderr = _LeftLogs()
+    sys.stderr = _AdoptedLogs()
     pushes.finish()
 
 
@@ -136,8 +144,8 @@ def _open_log(directory: str) -> int:
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
-class _LeftLogs(io.TextIOBase):
-    """Stderr that writes to the log of the session that speaks."""
+class _AdoptedLogs(io.TextIOBase):
+    """A stderr that writes to `push.log` of the session whose task writes."""
 
     def write(self, text: str) -> int:
         directory = SERVED.get()

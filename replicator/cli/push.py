@@ -1,4 +1,4 @@
-"""`rt push`: push sessions to the nodes of their stream, beside the publishers that write them."""
+"""`rt push`: push sessions to the nodes of their stream, in a process beside the publishers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import click
 import uvloop
 
 from replicator.cli.attached_push import push_attached
-from replicator.cli.common import FILE, on_signals, tls_of
-from replicator.push_client import PushClient
-from replicator.push_sessions import PushSessions
-from replicator.watch_hub import WatchHub
+from replicator.cli.common import on_signals
+from replicator.push.client import PushClient
+from replicator.push.session_discovery import SessionDiscovery
+from replicator.send.directory_watch import WatchHub
+from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
 from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import Interrupted
-from rt.garbage import spare_what_is_loaded
-from rt.log.directory import is_log_directory
 from rt.log.disk import REAL
+from rt.log.scan.directory import is_log_directory
+from rt.sidecar.restart_backoff import spare_what_is_loaded
 
 
 def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: bool) -> None:
-    """In place of all else that the command does."""
+    """Run attached to a publisher instead of the rest of the command."""
     if is_attached and not ctx.resilient_parsing:
         spare_what_is_loaded()
         uvloop.run(push_attached())
@@ -31,12 +32,13 @@ def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
-@option("--stream", type=STREAM_NAME, required=True, help="The stream that the sessions belong to.")
-@option("--endpoints", required=True, metavar="HOST:PORT,...", help="The nodes: each gets everything.")
-@option("--ca", type=FILE, help="PEM file of the CA that the nodes' certificates chain to.")
-@option("--cert", type=FILE, help="PEM file of our certificate.")
-@option("--key", type=FILE, help="PEM file of its private key.")
-@option("--insecure", is_flag=True, help="No TLS; to nodes on this machine only.")
+@option("--stream", type=STREAM_NAME, required=True, help="Name of the stream that the sessions belong to.")
+@endpoint_options(
+    "gRPC endpoints of the nodes, separated by commas. Each node receives every message.",
+    is_required=True,
+    can_be_insecure=True,
+    cert_help="PEM file of the client certificate; its role must be publisher.",
+)
 @click.option(
     "--attached",
     is_flag=True,
@@ -45,7 +47,7 @@ def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: 
     expose_value=False,
     allow_from_autoenv=False,
     callback=_run_attached,
-    help="Push what is asked for on stdin: it is a publisher that started this.",
+    help="Push what a publisher asks for on stdin.",
 )
 def push(
     directory: str,
@@ -56,24 +58,23 @@ def push(
     key: str | None,
     insecure: bool,
 ) -> None:
-    """Push the session in DIR, or all sessions of a stream where DIR is the root they are kept in.
+    """Push the session in DIR to the nodes, or all sessions of the stream below DIR.
 
-    It runs until it is stopped; whatever fails on the way to the nodes is tried again, for ever. It ends with
-    1 when all nodes refuse the session, or when a log here is damaged.
+    The command runs until it is stopped and retries failed connections. Exit status 1 means that all nodes
+    refuse the session, or that a log on this machine is corrupt.
     """
-    tls = tls_of(ca, cert, key, insecure=insecure)
-    nodes = [endpoint.strip() for endpoint in endpoints.split(",") if endpoint.strip()]
+    nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
     spare_what_is_loaded()
     make = partial(PushClient, stream=stream, endpoints=nodes, tls=tls, insecure=tls is None, hub=WatchHub())
-    client = make(directory)  # What is wrong with the options is said now.
+    client = make(directory)  # Wrong options fail here.
     if is_log_directory(REAL, directory):
         uvloop.run(_run(client))
     else:
-        uvloop.run(_run(PushSessions(os.path.join(directory, stream, "sessions"), make)))
+        uvloop.run(_run(SessionDiscovery(os.path.join(directory, stream, "sessions"), make)))
 
 
-async def _run(client: PushClient | PushSessions) -> None:
-    """Push until it is done, or a signal ends it, in good order."""
+async def _run(client: PushClient | SessionDiscovery) -> None:
+    """Push until all is done; a signal stops it cleanly."""
     running = asyncio.ensure_future(client.run())
     stopped: list[int] = []
 

@@ -1,1 +1,1 @@
-"""Benchmarks of rt's own parts: what README's figures are measured with."""
+"""Benchmarks of rt's own parts. The figures of the README come from them."""

@@ -1,7 +1,7 @@
-"""The log library's speed: publishing, reading back and verifying on one core, files only.
+"""The log library's speed: publishing, reading back and verifying on one core, with files only.
 
-Messages are random bytes, 20,000 different ones used over and over, so that neither the processor's cache nor
-a clever allocator sees one value alone. Each round writes a new log, measures, and removes it.
+Messages are random bytes, 20,000 different ones in turn, so that neither the CPU cache nor the allocator sees
+a single value. Each round writes a new log, measures, and deletes it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 from rt.bench.measure import Figure, peak_memory_mb, ratios, seconds
-from rt.log.reader import LogReader
-from rt.log.verify import verify
-from rt.publisher import Publisher
+from rt.client.publisher import Publisher
+from rt.log.check.verify import verify
+from rt.log.read.reader import LogReader
 
 _DISTINCT = 20_000
 _BATCH_BYTES = 256 * 1024
 
 
 class LogBench:
-    """One run: `rounds` of each measurement, logs of `size_bytes` of values, below `directory`."""
+    """One run: `rounds` of each measurement, with logs of `size_bytes` of values, in `directory`."""
 
     def __init__(self, directory: str | None, *, rounds: int, size_bytes: int) -> None:
         self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
@@ -30,7 +30,7 @@ class LogBench:
         self._size_bytes = size_bytes
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        """Measure everything. Reports each figure when it is known, and leaves no files."""
         try:
             for figure in itertools.chain(self._small(), self._large()):
                 on_figure(figure)
@@ -38,7 +38,9 @@ class LogBench:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def run_memory(self, size_bytes: int) -> Figure:
-        """Write and read a log of `size_bytes`; by how much the peak of memory grew beyond a small log's."""
+        """Write and read a log of `size_bytes`. The figure is how much the peak memory exceeds that of a
+        small log.
+        """
         values = _values(1024, size_bytes=16 * 2**20)
         try:
             self._write_and_read(values, 4)
@@ -115,7 +117,7 @@ class LogBench:
         yield Figure("1 KiB: ours over the plain write of joined messages", ratios(bulk, ours), "")
 
     def _plain(self, values: list[bytes], together: int) -> float:
-        """Write the same values with nothing around them, through Python's file buffer or past it."""
+        """Write the same values without framing, with or without Python's file buffer."""
         path = os.path.join(self._root, "plain")
         chunks = values if together == 1 else [b"".join(c) for c in _chunks(values, together)]
 

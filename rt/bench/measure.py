@@ -1,7 +1,7 @@
-"""Measuring: several rounds, medians, everything that is compared in the same round.
+"""Measurements: several rounds and their median. Things that are compared run in the same round.
 
-Law: a figure is a median of rounds with its least and greatest beside it, and a ratio is taken round by
-round, so that a machine whose speed drifts does not make one.
+Invariant: a figure is the median of its rounds, with the least and the greatest. A ratio is computed per
+round, so that a machine whose speed drifts does not distort it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured quantity: its rounds, what they count, and what was hoped for."""
+    """One measured quantity: its rounds, its unit and its target."""
 
     name: str
     rounds: tuple[float, ...]
@@ -26,11 +26,11 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The middle round."""
+        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     def as_dict(self) -> dict[str, object]:
-        """For one JSON object a line."""
+        """For one JSON object per line."""
         return {
             "name": self.name,
             "median": self.median,
@@ -42,7 +42,7 @@ class Figure:
         }
 
     def as_line(self) -> str:
-        """For people."""
+        """A line for people."""
         goal = "" if self.goal is None else f"  goal {_short(self.goal)}"
         least, most = _short(min(self.rounds)), _short(max(self.rounds))
         return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} ({least} to {most}){goal}"
@@ -61,13 +61,13 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process ever had resident, MB."""
+    """The peak resident memory of this process, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 @contextmanager
 def one_core(core: int | None) -> Iterator[None]:
-    """Keep this process, its threads included, on one processor; None: on all."""
+    """Pin this process, with its threads, to one CPU; None: no pinning."""
     before = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})

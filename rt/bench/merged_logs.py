@@ -1,4 +1,4 @@
-"""Merged logs to read: made of random values, in batches as publishers write them, or of one message each."""
+"""Merged logs to read: random values, in batches as publishers write them, or one message per batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from rt.log.batch import Draft, encode_batch
-from rt.log.checksum import batch_seed
-from rt.log.directory import session_directory
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import Identity
-from rt.log.writer import Frames, LogWriter
-from rt.publisher import Publisher
-from rt.testing.merged import MergedLog
+from rt.client.publisher import Publisher
+from rt.log.format.batch import BatchDraft, encode_batch
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.directory import session_directory
+from rt.log.write.writer import BatchFrames, LogWriter
+from rt.testing.merged import MergedLogBuilder
 
 BATCH_BYTES: Final = 256 * 1024
 BLOCK_BYTES: Final = 4 * 2**20
@@ -28,15 +28,15 @@ _TOGETHER: Final = 1000
 
 
 def make_log(root: str, name: str, *, count: int, value_bytes: int, one_each: bool = False) -> str:
-    """A merged log of `count` messages below `root`; its directory. With `one_each` a batch holds one
-    message.
+    """Make a merged log of `count` messages in `root`; return its directory. With `one_each` a batch holds
+    one message.
     """
     values = [os.urandom(value_bytes) for _ in range(min(_DISTINCT, count))]
     write = _write_one_each if one_each else _write
     path = os.path.join(root, name)
     sessions = [write(path, session, values, count // len(_SESSIONS)) for session in _SESSIONS]
     merged = os.path.join(path, "merged")
-    with MergedLog(merged, cluster_id=os.urandom(16), stream="bench") as log:
+    with MergedLogBuilder(merged, cluster_id=os.urandom(16), stream="bench") as log:
         log.merge_all(sessions, block_bytes=BLOCK_BYTES)
     return merged
 
@@ -53,7 +53,7 @@ def _write(root: str, session: str, values: Sequence[bytes], count: int) -> str:
 
 def _write_one_each(root: str, session: str, values: Sequence[bytes], count: int) -> str:
     path = session_directory(root, "bench", session)
-    writer = LogWriter.open(path, Identity(Kind.SESSION, os.urandom(16), session))
+    writer = LogWriter.open(path, LogIdentity(LogKind.SESSION, os.urandom(16), session))
     writer.start(SegmentId(0, 0), first=0, life=os.urandom(8))
     assert writer.active is not None
     endless = itertools.cycle(values)
@@ -61,12 +61,12 @@ def _write_one_each(root: str, session: str, values: Sequence[bytes], count: int
         frames, offset = [], writer.offset
         for number in range(start, min(start + _TOGETHER, count)):
             value, now = next(endless), time.time_ns()
-            draft = Draft(
+            draft = BatchDraft(
                 value, np.array([0, len(value)], np.int32), np.array([now]), now, now, [TOPIC.encode()]
             )
             pieces = encode_batch(draft, first=number, seed=batch_seed(writer.active.seed, offset))
             offset += sum(map(len, pieces))
-            frames.append(Frames(pieces, number + 1, now, now))
+            frames.append(BatchFrames(pieces, number + 1, now, now))
         writer.append(frames)
     writer.close()
     return path

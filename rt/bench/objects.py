@@ -1,8 +1,8 @@
-"""The object space's speed, in an SQLite file: what a save costs after a few edits, however large the objects
-are.
+"""The object space's speed, in an SQLite file: the cost of a save after a few edits, independent of object
+size.
 
-Each round makes ten edits of one object and saves them; the time is that of the save with its synced commit.
-The processor's time stands beside it, as it does not depend on how busy the machine and its disk are.
+Each round makes ten edits of one object and saves them. The time is that of the save with its synced commit.
+CPU time is reported too, as it does not depend on the load of the machine and its disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _GOAL_MS = 5.0
 
 
 class ObjectsBench:
-    """One run below `directory`: `rounds` saves of each object.
+    """One run in `directory`: `rounds` saves of each object.
 
-    The objects have `items` elements, then a hundredth of them; and there are so many small objects.
+    The objects have `items` elements, then a hundredth of them. There are also many small objects.
     """
 
     def __init__(self, directory: str | None, *, rounds: int, items: int) -> None:
@@ -37,7 +37,7 @@ class ObjectsBench:
         self._draw = random.Random(7)
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        """Measure everything. Reports each figure when it is known, and leaves no files."""
         try:
             for items in (self._hundredth, self._items):
                 for figure in self._large(items):
@@ -104,7 +104,7 @@ class ObjectsBench:
     def _save(
         self, space: PersistedObjectSpace, store: SqliteStore, edit: Callable[[int], Any]
     ) -> tuple[float, float]:
-        """Edit, then save; milliseconds by the clock, and of the processor."""
+        """Edit, then save. Returns milliseconds of wall-clock and CPU time."""
         for number in range(EDITS):
             edit(number)
         wall, processor = time.perf_counter(), time.process_time()
@@ -112,7 +112,7 @@ class ObjectsBench:
         return (time.perf_counter() - wall) * 1000, (time.process_time() - processor) * 1000
 
     def _small(self) -> Iterator[Figure]:
-        """Many small objects, as standing queries have: what one takes, and a save where each changed."""
+        """Many small objects, as standing queries have: the size of one, and a save after all changed."""
         count = self._hundredth
         with SqliteStore(os.path.join(self._root, "small.db")) as store:
             space = PersistedObjectSpace()

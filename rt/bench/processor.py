@@ -1,6 +1,6 @@
-"""Processor time of the programs that a process has started, apart by program: Linux only.
+"""CPU time of the programs that a process has started, by program. Linux only.
 
-Beside the clock, because it is the same on a machine that others use as well.
+Unlike the wall-clock time, it is the same on a shared machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rt.bench.measure import seconds
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Used(NamedTuple):
-    """Seconds of the clock, and of the processor: in the JVM, and in what is not Java."""
+class CpuUsage(NamedTuple):
+    """Wall-clock seconds, and CPU seconds in the JVM and in everything else."""
 
     clock: float
     java: float
@@ -25,7 +25,7 @@ class Used(NamedTuple):
 
     @property
     def processor(self) -> float:
-        """Of all programs."""
+        """CPU seconds of all programs."""
         return self.java + self.others
 
 
@@ -33,19 +33,19 @@ class _Process(NamedTuple):
     name: str
     own: float
     waited: float
-    """Of its children that have ended."""
+    """CPU seconds of its children that have ended."""
 
 
-def used_by(work: Callable[[], object]) -> Used:
-    """What one call takes in all processes below this one."""
+def used_by(work: Callable[[], object]) -> CpuUsage:
+    """What one call uses in all processes below this one."""
     java, others = _below(os.getpid())
     clock = seconds(work)
     java_after, others_after = _below(os.getpid())
-    return Used(clock, java_after - java, others_after - others)
+    return CpuUsage(clock, java_after - java, others_after - others)
 
 
 def _below(pid: int) -> tuple[float, float]:
-    """Seconds that Java and others have used up, below the process."""
+    """CPU seconds of Java and of others below the process."""
     children: dict[int, list[tuple[int, _Process]]] = defaultdict(list)
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,8 +1,7 @@
 """The query engine's speed with many standing queries, in an SQLite file.
 
-Each is `where(…)`, `take(…)`, `average()` of one source, and sees every value; a value passes the filter of
-one of them. The processor's time stands beside that of the clock, as it does not depend on how busy the
-machine and its disk are.
+Each is `where(…)`, `take(…)`, `average()` of one source, and gets every value. A value passes the filter of
+one query. CPU time is reported too, as it does not depend on the load of the machine and its disk.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 from rt.bench.measure import Figure
 from rt.objects import CheckpointKind, SqliteStore
 from rt.query import Factories, Observable, QueryEngine, Source, Start, VirtualScheduler
+from rt.query.core.reliable import ReliableObserver
 from rt.query.operators import average, take, where
-from rt.query.reliable import ReliableObserver
 
 CHANGED = 10
 _NEVER = 1_000_000_000
@@ -28,7 +27,7 @@ _VALUES = 50
 
 
 class _Numbers:
-    """A source that sends what it is told to."""
+    """A source that sends the values that it is given."""
 
     is_dense = True
 
@@ -56,7 +55,7 @@ class _Numbers:
 
 
 class QueriesBench:
-    """One run below `directory`, with so many `queries`: `rounds` of each measurement."""
+    """One run in `directory` with `queries` queries: `rounds` of each measurement."""
 
     def __init__(self, directory: str | None, *, rounds: int, queries: int) -> None:
         self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
@@ -64,7 +63,7 @@ class QueriesBench:
         self._count = queries
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        """Measure everything. Reports each figure when it is known, and leaves no files."""
         path = os.path.join(self._root, "queries.db")
         try:
             with SqliteStore(path) as store:
@@ -121,7 +120,7 @@ class QueriesBench:
 
 
 def _measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor."""
+    """Seconds of wall-clock and CPU time."""
     wall, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - processor

@@ -1,9 +1,9 @@
-"""The speed of `format("rt")` in a local Spark session, beside Parquet with the same rows.
+"""The speed of `format("rt")` in a local Spark session, compared with Parquet files of the same rows.
 
-Two cores, page cache warm, checksums verified. Each round reads each log once; before the first one
-everything was read a few times, for a JVM that still compiles what it runs takes twice as long. Beside them
-stands what Spark takes of a source that has its rows ready: the most that any source in Python can reach. In
-the end a log is read as a stream, which grows at a steady rate from the stream's first micro-batch on.
+Two cores, warm page cache, checksums verified. Each round reads each log once, after warm-up scans: a JVM
+that still compiles takes twice as long. Another figure is what Spark reads from a source whose rows are
+ready, the upper limit for any Python source. At the end a log is read as a stream, which grows at a steady
+rate from the first micro-batch on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rt.bench.measure import Figure, ratios
 from rt.bench.merged_logs import make_log
-from rt.bench.processor import Used, used_by
+from rt.bench.processor import CpuUsage, used_by
 from rt.errors import RtError
 
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "localhost",
     "spark.log.level": "ERROR",
-    # Data go to the JVM over a socket, and this is the faster one.
+    # Data go to the JVM over a socket, and this is the faster setting.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
 STREAM_MB: Final = 50
 WARM_UPS: Final = 10
-"""After so many scans, the JVM takes half the processor time of the first ones, and little less later."""
+"""After this many scans the JVM needs half the CPU time of the first ones, and improves little later."""
 
 
 class SparkBench:
-    """One run: `rounds` of each measurement behind `warm_ups` that do not count, logs of `size_bytes` of
-    values, below `directory`, and a stream of `stream_seconds`.
+    """One run: `warm_ups`, then `rounds` of each measurement, with logs of `size_bytes` of values in
+    `directory`, and a stream of `stream_seconds`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SparkBench:
         self._size_bytes = size_bytes
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything; hand out each figure as it is known, and leave nothing behind."""
+        """Measure everything. Reports each figure when it is known, and leaves no files."""
         try:
             spark = self._session()
             try:
@@ -74,13 +74,13 @@ class SparkBench:
             self.close()
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Delete what was written."""
         shutil.rmtree(self._root, ignore_errors=True)
 
     def _session(self) -> SparkSession:
         from pyspark.sql import SparkSession
 
-        # Before the JVM starts: else the workers are whatever python3 is first in the path.
+        # Set before the JVM starts: otherwise workers use the first python3 in the path.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         builder: Any = SparkSession.builder
         builder = builder.master("local[2]").appName("rt bench spark")
@@ -91,9 +91,9 @@ class SparkBench:
 
     def figures(self, spark: SparkSession) -> Iterator[Figure]:
         """Measure everything in this session."""
-        from rt.bench.spark_ceiling import Ceiling
+        from rt.bench.spark_ceiling import SparkCeiling
 
-        spark.dataSource.register(Ceiling)
+        spark.dataSource.register(SparkCeiling)
         for value_bytes, unit, goal in ((1024, "MB/s", 600.0), (128, "rows/s", 2_500_000.0)):
             count = self._size_bytes // value_bytes
             log = make_log(self._root, f"of-{value_bytes}", count=count, value_bytes=value_bytes)
@@ -131,7 +131,7 @@ class SparkBench:
         yield Figure(f"a stream of {STREAM_MB} MB/s: delay of the oldest message", delays, "s", 2.0)
 
     def _delays(self, spark: SparkSession) -> list[float]:
-        """How old the oldest message of each micro-batch was when it was counted, in seconds."""
+        """The age of the oldest message of each micro-batch when it was counted, in seconds."""
         from pyspark.sql import functions as F  # noqa: N812
 
         delays: list[float] = []
@@ -142,7 +142,14 @@ class SparkBench:
                 delays.append(time.time() - oldest / 1e9)
 
         root = os.path.join(self._root, "growing")
-        feeder = [sys.executable, "-m", "rt.bench.feeding", root, str(STREAM_MB), str(self._stream_seconds)]
+        feeder = [
+            sys.executable,
+            "-m",
+            "rt.bench.paced_publisher",
+            root,
+            str(STREAM_MB),
+            str(self._stream_seconds),
+        ]
         with subprocess.Popen(feeder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as feeding:
             assert feeding.stdin is not None
             assert feeding.stdout is not None
@@ -157,12 +164,12 @@ class SparkBench:
         query.processAllAvailable()
         query.stop()
         if feeding.returncode:
-            raise RtError("what feeds the stream has failed", where="rt.bench.feeding")
+            raise RtError("the paced publisher has failed", where="rt.bench.paced_publisher")
         return delays
 
-    def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[Used]]:
-        """What each of `works` takes in each round."""
-        taken: list[list[Used]] = [[] for _ in works]
+    def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[CpuUsage]]:
+        """What each of `works` uses in each round."""
+        taken: list[list[CpuUsage]] = [[] for _ in works]
         for _ in range(self._warm_ups + self._rounds):
             for work, rounds in zip(works, taken, strict=True):
                 rounds.append(used_by(work))
@@ -192,9 +199,9 @@ def _aggregate(frame: DataFrame) -> object:
     return frame.agg(F.sum("position"), F.max("timestamp"), F.bit_xor("number"), *lengths).collect()
 
 
-def _clock(taken: Sequence[Used]) -> list[float]:
+def _clock(taken: Sequence[CpuUsage]) -> list[float]:
     return [each.clock for each in taken]
 
 
-def _rates(amount: float, taken: Sequence[Used]) -> tuple[float, ...]:
+def _rates(amount: float, taken: Sequence[CpuUsage]) -> tuple[float, ...]:
     return tuple(amount / each.clock for each in taken)

@@ -1,7 +1,6 @@
-"""What Spark takes of any source in Python: a source that has its rows ready, and hands them out again and
-again.
+"""The upper limit of any Python source in Spark: a source whose rows are ready, and are returned repeatedly.
 
-Its rows are like those of a log, and come in record batches as large: nothing that reads a log can be faster.
+Its rows and record batches are like those of a log, so nothing that reads a log can be faster.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from rt.spark.columns import SCHEMA
-from rt.spark.workers import freeze_modules
+from rt.spark.source.columns import SCHEMA
+from rt.spark.source.python_workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 PARTS: Final = 4
 
 
-class Ceiling(DataSource):
-    """`format("rt-ceiling")`: `rows` rows, as the log at `path` has them in its beginning."""
+class SparkCeiling(DataSource):
+    """`format("rt-ceiling")`: `rows` rows, like the first ones of the log at `path`."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `format`."""
         return "rt-ceiling"
 
     def schema(self) -> str:
@@ -40,7 +39,7 @@ class Ceiling(DataSource):
 
 
 class CeilingReader(DataSourceReader):
-    """Hands the first record batch of a log out until there were enough rows."""
+    """Returns the first record batch of a log until there are enough rows."""
 
     def __init__(self, path: str, rows: int, columns: tuple[str, ...]) -> None:
         self._path = path
@@ -48,14 +47,14 @@ class CeilingReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Parts of as many rows each."""
+        """Partitions with equal numbers of rows."""
         freeze_modules()
         return [InputPartition(self._rows // PARTS)] * PARTS
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part; the log is read for as long as its first batch takes."""
-        from rt.log.ranges import RangeReader
-        from rt.spark.gathering import gather
+        """The rows of a partition. The log is read only for its first record batch."""
+        from rt.log.read.range_reader import RangeReader
+        from rt.spark.source.arrow_batches import gather
 
         freeze_modules()
         rows = RangeReader(self._path, 0, self._rows, on_loss=_no_loss).batches()

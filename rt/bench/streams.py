@@ -1,7 +1,7 @@
 """The speed of stream agents: one agent, one core, no network.
 
-The queue is a merged log in local files, or made up, so that a figure is of the agent, its cache and its
-consumers alone. Processor time stands beside the clock, as it does not depend on how busy the machine is.
+The queue is a merged log in local files, or generated, so that a figure measures only the agent, its cache
+and its consumers. CPU time is reported too, as it does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from rt.bench.measure import Figure, peak_memory_mb
 from rt.bench.merged_logs import TOPIC, make_log
-from rt.streams.adapters import QueueAdapterFactory, QueueRead
-from rt.streams.batches import EventBatch
-from rt.streams.cluster_queues import Cluster, ClusterQueues
-from rt.streams.generator_queues import GeneratorQueues, GeneratorReader
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.observing import StreamObserver
-from rt.streams.options import StreamOptions
+from rt.streams.agent.options import StreamOptions
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.observer import StreamObserver
 from rt.streams.provider import StreamProvider
+from rt.streams.queue.adapter import QueueAdapterFactory, QueueRead
+from rt.streams.queue.cluster import Cluster, ClusterQueues
+from rt.streams.queue.generator import GeneratorQueues, GeneratorReader
 
 _VALUE = bytes(128)
 _LOOK_S = 0.001
@@ -38,7 +38,7 @@ class _Counting(StreamObserver):
 
 
 class _OneStream(GeneratorQueues):
-    """All events are of one stream, and come in batches of `batch`, as from a log's columns."""
+    """All events belong to one stream, and arrive in batches of `batch`, as from a log's columns."""
 
     def __init__(self, events: int, batch: int) -> None:
         self.stream = StreamId("bench", "one")
@@ -61,9 +61,8 @@ class _OneReader(GeneratorReader):
 
 
 class StreamsBench:
-    """One run: `events` through one agent to ten consumers; `streams` streams with one each; a log.
-
-    The log is made below `directory`.
+    """One run: `events` through one agent to ten consumers; `streams` streams with one each; a log in
+    `directory`.
     """
 
     def __init__(self, directory: str | None, *, rounds: int, events: int, streams: int) -> None:
@@ -73,7 +72,7 @@ class StreamsBench:
         self._streams = streams
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything; hand out each figure as it is known."""
+        """Measure everything. Reports each figure when it is known."""
         for batch in (1000, 100):
             clock, processor = self._rounds_of(lambda batch=batch: self._to_ten(batch))  # type: ignore[misc]
             what = f"one agent to 10 consumers, batches of {batch:,}"

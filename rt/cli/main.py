@@ -1,7 +1,7 @@
-"""The command `rt`: finds its subcommands, and turns what goes wrong into one line and an exit status.
+"""The command `rt`: finds its subcommands, and turns errors into one line and an exit status.
 
-Law: subcommands are entry points, loaded when they are wanted, so that a service which is not installed or is
-broken costs nobody anything but those who call it.
+Invariant: subcommands are entry points that are loaded at their first use. A service that is not installed or
+is broken affects only its own subcommands.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Final
 import click
 
 import rt
-from rt.cli import logs
+from rt.cli import logging_setup
+from rt.cli.formats.tables import escape
 from rt.cli.options import option
 from rt.cli.signals import Interrupted
-from rt.cli.text import escape
-from rt.errors import RtError
+from rt.errors import InvalidOption, RtError
 
 logger = logging.getLogger("rt.cli")
 
@@ -33,7 +33,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class _Unavailable(click.Command):
-    """A subcommand that is listed, but cannot be loaded; whoever calls it is told why."""
+    """A subcommand that is listed but cannot be loaded; calling it reports why."""
 
     def __init__(self, name: str, reason: Exception) -> None:
         super().__init__(
@@ -49,23 +49,23 @@ class _Unavailable(click.Command):
         raise RtError(
             f"the command {self.name!r} cannot be loaded",
             got=f"{type(self._reason).__name__}: {self._reason}",
-            hint="Install the package that brings it.",
+            hint="Install the package that provides it.",
         ) from self._reason
 
 
 class EntryPointGroup(click.Group):
-    """A group whose commands are the entry points of a group of them, `entry_point_group`."""
+    """A group whose commands are the entry points of `entry_point_group`."""
 
     def __init__(self, *arguments: Any, entry_point_group: str, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._entry_point_group = entry_point_group
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all, without loading any."""
+        """The names of all commands, without loading any."""
         return sorted({*super().list_commands(ctx), *entry_points(group=self._entry_point_group).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one; a stand-in where that fails."""
+        """Load a command; one that reports the error if that fails."""
         known = super().get_command(ctx, cmd_name)
         if known is not None:
             return known
@@ -74,10 +74,10 @@ class EntryPointGroup(click.Group):
 
 
 class CommandGroup(EntryPointGroup):
-    """The whole command: its subcommands are the entry points of `rt.commands`."""
+    """The command `rt`: its subcommands are the entry points of `rt.commands`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; whatever it raises leaves as an exit status, with one line on stderr."""
+        """Run the subcommand; an error becomes an exit status and one line on stderr."""
         with _exit_status():
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -91,7 +91,7 @@ def _load(entry: EntryPoint) -> click.Command:
     except Exception as reason:  # noqa: BLE001
         return _Unavailable(entry.name, reason)
     if not isinstance(command, click.Command):
-        return _Unavailable(entry.name, TypeError(f"{entry.value} is no click command"))
+        return _Unavailable(entry.name, TypeError(f"{entry.value} is not a click command"))
     return command
 
 
@@ -109,7 +109,8 @@ def _exit_status() -> Iterator[None]:
         _drop_stdout()
         raise click.exceptions.Exit(0) from error
     except RtError as error:
-        raise _failed(error, EXIT_FAILED) from error
+        status = EXIT_MISUSE if isinstance(error, InvalidOption) else EXIT_FAILED
+        raise _failed(error, status) from error
     except ValueError as error:
         raise _failed(error, EXIT_MISUSE) from error
     except OSError as error:
@@ -117,14 +118,14 @@ def _exit_status() -> Iterator[None]:
 
 
 def _failed(error: Exception, status: int) -> click.exceptions.Exit:
-    """Say what went wrong, in a line; where it went wrong only when asked for."""
+    """Print the error on one line; its traceback only with --log-level debug."""
     logger.debug("command_failed", exc_info=error)
     click.echo(f"rt: {escape(str(error))}", err=True)
     return click.exceptions.Exit(status)
 
 
 def _drop_stdout() -> None:
-    """Nobody reads on: what is still buffered must not fail again when the process ends."""
+    """Stdout is closed: buffered output must not fail again when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -142,25 +143,25 @@ def _drop_stdout() -> None:
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="warning",
     show_default=True,
-    help="What is logged to stderr.",
+    help="Lowest level of log records on stderr.",
 )
 @option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How: for people, or one JSON object a line.",
+    help="Format of log records: text, or one JSON object a line.",
 )
 def cli(log_level: str, log_format: str) -> None:
     """Reliable transport for streams of messages, on log files.
 
-    Every option can be set as RT_<COMMAND>_<OPTION> too: RT_LOG_LEVEL=debug, RT_PUB_STREAM=prices.
+    Every option can also be set by a variable: RT_LOG_LEVEL=debug, or RT_PUB_STREAM=prices for rt pub.
     """
-    logs.configure(log_level, log_format)
+    logging_setup.configure(log_level, log_format)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command `rt`; its exit status."""
+    """Run the command `rt`, and return its exit status."""
     try:
         status = cli.main(arguments, prog_name="rt", standalone_mode=False)
     except click.ClickException as error:

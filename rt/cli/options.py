@@ -1,4 +1,4 @@
-"""Options and their types, as the subcommands share them; what is no name, time or position is misuse."""
+"""Options and their types that subcommands share. A malformed name, time or position is misuse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rt.cli.text import parse_time
+from rt.cli.formats.tables import parse_time
 from rt.errors import InvalidName
 from rt.names import check_dedup_id, check_name, check_session_name
 
@@ -16,7 +16,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False)
 
 
 class _Option(click.Option):
-    """Its environment variable is called as the option is, whatever the parameter is called."""
+    """An option whose environment variable has the name of the option, not of the parameter."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = click.Parameter.resolve_envvar_value(self, ctx)
@@ -29,11 +29,11 @@ class _Option(click.Option):
 
 option = partial(click.option, cls=_Option)
 
-json_option = option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout.")
+json_option = option("--json", "as_json", is_flag=True, help="Write one JSON object a line to stdout.")
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]
-    """A name; a session's and a dedup id may have a suffix."""
+    """A name; a session name and a dedup id may have a suffix."""
 
     name = "name"
 
@@ -64,7 +64,10 @@ class _Time(click.ParamType):  # type: ignore[type-arg]
 class _Place(click.ParamType):  # type: ignore[type-arg]
     """A position, or "earliest", or "latest"."""
 
-    name = "earliest|latest|N"
+    name = "position"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return "earliest|latest|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value in {"earliest", "latest"}:
@@ -72,7 +75,7 @@ class _Place(click.ParamType):  # type: ignore[type-arg]
         try:
             position = int(value)
         except ValueError:
-            self.fail(f"{value!r} is neither 'earliest' nor 'latest' nor a position", param, ctx)
+            self.fail(f"{value!r} is not 'earliest', 'latest' or a position", param, ctx)
         if position < 0:
             self.fail(f"{position} is below 0", param, ctx)
         return position

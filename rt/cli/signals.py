@@ -1,7 +1,9 @@
-"""Stopping in good order: SIGINT and SIGTERM end a command where nothing is half done.
+"""Clean stops: SIGINT and SIGTERM end a command between two units of work.
 
-Law: a signal is noted at once and raised only inside `waiting`, or when `waiting` is entered next; so that
-between two waits a block of work is done whole. A second signal of the kind acts as it always does.
+Invariants:
+- A signal is recorded at once, and raised only inside `waiting` or at the next entry of it. So the work
+  between two waits is always completed.
+- A second signal of the same kind has its usual effect.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the command to stop."""
+    """The command was stopped by a signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -25,7 +27,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Takes the signals over for a `with` block: those that are not ignored, and in the main thread only."""
+    """Handles the signals that are not ignored, for a `with` block; only in the main thread."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -34,8 +36,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            heeded = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._note) or signal.SIG_DFL for number in heeded}
+            handled = [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) or signal.SIG_DFL for number in handled}
         return self
 
     def __exit__(
@@ -46,7 +48,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """A stretch of code that a signal may end with `Interrupted`, at any point."""
+        """A block that a signal may end with `Interrupted` at any point."""
         self._is_waiting = True
         try:
             if self._number is not None:

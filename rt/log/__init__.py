@@ -1,6 +1,5 @@
-"""The log library: segments of checksummed, columnar batches in a directory, written by one, read by many.
+"""The log library: segments of checksummed, columnar batches in a directory with one writer and many readers.
 
-Bytes and decisions, pure: layout, checksum, chain, segment, batch, block, messages, columns, frames, gather,
-durable, index, table, recovery. Edges: disk, directory, walk, opening, active, copying, writer, catalog,
-reader, watch, and what looks at whole directories: verify, compare, status.
+`format` has bytes on disk, `scan` verified batches and columns, `write` and `read` the writer and the
+readers, `check` tools for whole directories. All I/O goes through `disk`.
 """

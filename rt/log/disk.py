@@ -1,8 +1,8 @@
-"""The disk as the log library sees it: a small protocol, and the real one.
+"""The disk as the log library uses it: a small protocol, and its implementation for real files.
 
-Every change of a file or directory goes through here, so that a test can put `rt.testing.MemoryDisk` in its
-place, cut the power between any two changes and look at what is left. Durability is the caller's: nothing
-here syncs unless asked.
+Every change of a file or directory goes through it. So a test can use `rt.testing.MemoryDisk` instead, cut
+the power between any two changes and check the result. The caller is responsible for durability: nothing here
+syncs unless asked.
 """
 
 from __future__ import annotations
@@ -12,98 +12,107 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rt.errors import DirectoryLocked, DiskFull, NotALog, StorageError, StorageFailed
-from rt.log.layout import Buffer
+from rt.errors import DirectoryLocked, DiskFull, LogNotFound, StorageError, StorageFailed, TooManyFiles
+from rt.log.format.constants import Buffer
 
 COPY_BYTES = 2**20
-"""What is copied at a time where the kernel does not do it."""
+"""Bytes to copy at a time if the kernel cannot copy."""
 
 _NO_COPY = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""What copy_file_range(2) says of files, or file systems, that it does not copy between."""
+"""Errors of copy_file_range(2) for files or file systems that it cannot copy between."""
 
 
 class File(Protocol):
-    """An open file. Not thread-safe, but `sync` may run beside `pwritev` of another thread."""
+    """An open file. Not thread-safe, except that `sync` may run during `pwritev` of another thread."""
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset`; the count, smaller only at the end of the file."""
+        """Fill `buffer` from `offset`. Returns the count, smaller only at the end of the file."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write `buffers` one behind the other at `offset`; the count, which may be smaller (disk full)."""
+        """Write `buffers` one after the other at `offset`. Returns the count, smaller if the disk is full."""
 
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        """Write at `offset` up to `size` bytes that `source` holds from `source_offset` on.
+        """Write at `offset` up to `size` bytes of `source` from `source_offset` on, in the kernel if
+        possible.
 
-        In the kernel if it can. The count, which may be smaller at any time; 0 only where `source` ends.
+        Returns the count, which may be smaller at any time; 0 only at the end of `source`.
         """
 
     def truncate(self, size: int) -> None:
-        """Cut, or lengthen with zeros, to `size` bytes."""
+        """Cut, or extend with zeros, to `size` bytes."""
 
     def sync(self) -> None:
-        """Return when content and size are on the medium. A failure is final: never call it again."""
+        """Return when content and size are on the medium. A failure is final: do not call it again."""
 
     def uncache(self, offset: int, size: int) -> None:
-        """Nobody is expected to read these bytes: what of them is on the medium may leave memory. A hint."""
+        """Hint: these bytes are not expected to be read, so synced pages of them may leave memory."""
 
     def size(self) -> int:
-        """Bytes in the file now."""
+        """The size of the file in bytes."""
 
     def is_linked(self) -> bool:
-        """Whether some directory still holds the file."""
+        """Whether the file still has a name in some directory."""
 
     def close(self) -> None:
-        """Release it. Closing twice is allowed."""
+        """Release the file. Closing twice is allowed."""
 
 
 class Lock(Protocol):
     """An exclusive lock that ends with `close` or with the process."""
 
     def is_linked(self) -> bool:
-        """Whether the lock's file is still there: where it was removed, another writer may have come in."""
+        """Whether the lock's file still exists. If it was removed, another writer may have started."""
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
 
 
 class Disk(Protocol):
     """Files and directories. Paths are absolute or relative to the working directory.
 
-    Methods raise `OSError` as the system does; `storage_errors` at the edge turns them into ours.
+    Methods raise `OSError` as the system does; callers convert it with `storage_errors`.
     """
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """Open a regular file that exists, never through a symbolic link."""
+        """Open an existing regular file, never through a symbolic link."""
 
     def create(self, path: str) -> File:
-        """Make a new empty file (mode 0600) and open it for writing; `FileExistsError` if there is one."""
+        """Create an empty file (mode 0600) and open it for writing; `FileExistsError` if it exists."""
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically give `source` the name `target`, replacing what is there."""
+        """Atomically rename `source` to `target`, replacing an existing file."""
 
     def remove(self, path: str) -> None:
-        """Take a file's name away."""
+        """Remove a file's name."""
 
     def make_directory(self, path: str) -> None:
-        """Make a directory (mode 0700) and its missing parents; nothing if it is there."""
+        """Create a directory (mode 0700) and its missing parents. Does nothing if it exists."""
 
     def list_directory(self, path: str) -> list[str]:
         """Names in a directory, in any order."""
 
     def sync_directory(self, path: str) -> None:
-        """Return when names made, renamed and removed in the directory are on the medium."""
+        """Return when created, renamed and removed names in the directory are on the medium."""
+
+    def hold_directory(self, path: str) -> AbstractContextManager[None]:
+        """Keep the directory open, so that this thread can sync it inside the block without a new descriptor.
+
+        Raises on entry if no descriptor is left. May be nested for different directories.
+        """
 
     def size(self, path: str) -> int | None:
-        """Bytes in the file, None if there is none."""
+        """The size of the file in bytes; None if there is none."""
 
     def lock(self, path: str) -> Lock:
-        """Take the exclusive lock kept in the file `path` (made if missing); `BlockingIOError` if held."""
+        """Take the exclusive lock in the file `path` (created if missing). `BlockingIOError` if held."""
 
 
 class _RealFile:
@@ -130,7 +139,7 @@ class _RealFile:
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
         if isinstance(source, _RealFile):
             try:
-                # A kernel may also say 0 where it cannot copy; then reading finds out.
+                # A kernel may also return 0 if it cannot copy; a read then decides.
                 if count := os.copy_file_range(source._fd, self._fd, size, source_offset, offset):
                     return count
             except OSError as error:
@@ -164,8 +173,8 @@ class _RealFile:
 
 
 class _RealLock(_RealFile):
-    """Given back by who took it at once, whoever has a copy of its descriptor: a program that another thread
-    is just starting has one until it runs. A forked child that closes its own takes nothing from the parent.
+    """`close` unlocks at once, even if a child process that another thread is starting still has a copy of
+    the descriptor. A forked child that closes its own copy does not unlock the parent's.
     """
 
     __slots__ = ("_pid",)
@@ -184,7 +193,7 @@ class RealDisk:
     """The machine's file system."""
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """Open; `O_NONBLOCK` so that a planted FIFO cannot hang us."""
+        """Uses `O_NONBLOCK`, so that a FIFO at the path cannot block."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(path, flags)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -193,28 +202,25 @@ class RealDisk:
         return _RealFile(fd)
 
     def create(self, path: str) -> File:
-        """Create exclusively."""
         return _RealFile(
             os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         )
 
     def rename(self, source: str, target: str) -> None:
-        """Rename atomically, as the system does."""
         os.replace(source, target)
 
     def remove(self, path: str) -> None:
-        """Unlink."""
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        """Make it and its parents, each made durable in its own parent.
+        """Create it and its parents, each made durable in its own parent.
 
-        One that is there is made durable again: a process may have died between making and syncing it.
+        An existing one is synced again: a process may have died between creating and syncing it.
         """
         path = os.path.abspath(path)
         parent = os.path.dirname(path)
         if os.path.isdir(path):
-            with contextlib.suppress(PermissionError):  # Then it is not ours, and somebody else made it.
+            with contextlib.suppress(PermissionError):  # Then another user created it.
                 self.sync_directory(parent)
             return
         if os.path.isdir(parent) or not os.path.lexists(parent):
@@ -227,26 +233,37 @@ class RealDisk:
         self.sync_directory(parent)
 
     def list_directory(self, path: str) -> list[str]:
-        """Names, unsorted."""
         return os.listdir(path)
 
     def sync_directory(self, path: str) -> None:
-        """Fsync the directory itself."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        held: int | None = vars(_held).get(path)
+        if held is not None:
+            os.fsync(held)
+            return
+        fd = _open_directory(path)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def hold_directory(self, path: str) -> Iterator[None]:
+        held: dict[str, int] = vars(_held)
+        fd = held[path] = _open_directory(path)
+        try:
+            yield
+        finally:
+            del held[path]
+            os.close(fd)
+
     def size(self, path: str) -> int | None:
-        """From lstat(2)."""
         try:
             return os.lstat(path).st_size
         except FileNotFoundError:
             return None
 
     def lock(self, path: str) -> Lock:
-        """By flock: held by the open file, so a second lock in this very process is refused as well."""
+        """Uses flock: the open file holds the lock, so a second lock in the same process fails too."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,30 +273,42 @@ class RealDisk:
         return _RealLock(fd)
 
 
+_held = threading.local()
+"""Of each thread: descriptors of the directories that it holds, by path."""
+
+
+def _open_directory(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 REAL: Disk = RealDisk()
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def storage_error(error: OSError, path: str, doing: str) -> StorageError:
-    """The system's `error` as one of rt's, naming `path` and what was being done."""
+    """Convert the system's `error` to one of rt's, with `path` and what was being done."""
     got = f"{errno.errorcode.get(error.errno or 0, error.errno)} {error.strerror}"
     if error.errno in _FULL:
         return DiskFull(
-            f"disk full while {doing}", where=path, got=got, hint="Free space; nothing written is lost."
+            f"disk full while {doing}", where=path, got=got, hint="Free space; written messages are safe."
         )
+    if error.errno in _NO_DESCRIPTOR:
+        hint = "Nothing is lost: try again. `ulimit -n` says how many files a process may have open."
+        return TooManyFiles(f"no file descriptor left while {doing}", where=path, got=got, hint=hint)
     if isinstance(error, BlockingIOError):
-        hint = "One writer a directory: stop the other one."
+        hint = "A directory has one writer: stop the other one."
         return DirectoryLocked(f"already in use while {doing}", where=path, hint=hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return NotALog(f"not found while {doing}", where=path, got=got)
-    hint = "Mend the disk, then open it again; what was flushed is safe."
+        return LogNotFound(f"not found while {doing}", where=path, got=got)
+    hint = "Repair the disk, then open it again. Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
 
 
 @contextlib.contextmanager
 def storage_errors(path: str, doing: str) -> Iterator[None]:
-    """Raise the system's `OSError` as `storage_error`."""
+    """Convert `OSError` with `storage_error`."""
     try:
         yield
     except OSError as error:
@@ -287,11 +316,16 @@ def storage_errors(path: str, doing: str) -> Iterator[None]:
 
 
 def write_whole(disk: Disk, path: str, content: bytes) -> None:
-    """Replace the file `path` by `content` so that a crash leaves the old or the new one; durable on return.
+    """Replace the file `path` by `content`; a crash leaves the old or the new one. Durable on return.
 
-    Written aside, synced, renamed, directory synced.
+    Writes a temporary file, syncs it, renames it, and syncs the directory.
     """
     directory = os.path.dirname(path) or "."
+    with disk.hold_directory(directory):  # A new name must be syncable: take the descriptor first.
+        _write_whole(disk, directory, path, content)
+
+
+def _write_whole(disk: Disk, directory: str, path: str, content: bytes) -> None:
     aside = os.path.join(directory, f".{os.path.basename(path)}.new")
     if disk.size(aside) is not None:
         disk.remove(aside)
@@ -304,11 +338,11 @@ def write_whole(disk: Disk, path: str, content: bytes) -> None:
         finally:
             file.close()
     except OSError:
-        disk.remove(aside)  # On a full disk it would keep the last free bytes.
+        disk.remove(aside)  # On a full disk it would occupy the last free bytes.
         raise
     disk.rename(aside, path)
     try:
         disk.sync_directory(directory)
     except OSError as error:
-        # The new content is in place already: this is no full disk that could be tried again.
+        # The new content is in place already, so this must not be reported as a full disk to retry.
         raise OSError(errno.EIO, f"syncing the directory: {error.strerror}") from error

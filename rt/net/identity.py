@@ -59,14 +59,14 @@ class Identity:
         for group in self.lease_groups:
             check_name(group, kind="group of leases")
         if self.role not in ROLES:
-            raise CertificateError("no such role", got=repr(self.role)[:200], wanted=" or ".join(ROLES))
+            raise CertificateError("no such role", got=repr(self.role)[:200], expected=" or ".join(ROLES))
         if self.dedup_ids and self.role != "publisher":
             raise CertificateError("only a publisher's certificate carries dedup ids", got=self.role)
         if self.lease_groups and self.role not in LEASE_ROLES:
             raise CertificateError(
                 "no certificate of that role carries groups of leases",
                 got=self.role,
-                wanted=" or ".join(LEASE_ROLES),
+                expected=" or ".join(LEASE_ROLES),
             )
 
     @property
@@ -97,7 +97,7 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
             "the certificate must name one identity",
             where=where,
             got=f"{len(owners)} URI SANs of that kind",
-            wanted=f"one rt://<stream>/<role>/<name>, role {' or '.join(ROLES)}",
+            expected=f"one rt://<stream>/<role>/<name>, role {' or '.join(ROLES)}",
             hint="`rt certs show` prints what a certificate names, `rt certs issue` makes one.",
         )
     stream, role, name = owners[0]
@@ -106,9 +106,9 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
         if kind not in _GRANTS:
             continue
         if other != stream:
-            got, wanted = repr(other)[:200], repr(stream)[:200]
+            got, expected = repr(other)[:200], repr(stream)[:200]
             what = f"a {_GRANTS[kind]} of another stream"
-            raise CertificateError(what, where=where, got=got, wanted=wanted)
+            raise CertificateError(what, where=where, got=got, expected=expected)
         granted[kind].add(value)
     try:
         dedup_ids, lease_groups = frozenset(granted["dedup"]), frozenset(granted["lease"])
@@ -116,7 +116,7 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
     except (InvalidName, CertificateError) as error:
         what = f"the certificate's identity is not valid: {error.what}"
         raise CertificateError(
-            what, where=where, got=error.got, wanted=error.wanted, hint=error.hint
+            what, where=where, got=error.got, expected=error.expected, hint=error.hint
         ) from error
 
 
@@ -134,12 +134,12 @@ def _split_uri(uri: str, where: object) -> tuple[str, str, str]:
     if match := _URI.fullmatch(uri):
         return cast("tuple[str, str, str]", match.groups())
     raise CertificateError(
-        "not an rt identity", where=where, got=repr(uri)[:200], wanted="rt://<stream>/<role>/<name>"
+        "not an rt identity", where=where, got=repr(uri)[:200], expected="rt://<stream>/<role>/<name>"
     )
 
 
 @contextlib.contextmanager
-def reading(where: object, what: str, *, wanted: str | None = None) -> Iterator[None]:
+def reading(where: object, what: str, *, expected: str | None = None) -> Iterator[None]:
     """Turn what `cryptography` says about bad input into `rt.CertificateError`.
 
     Its own words are left out, and not chained either: they may quote a file that holds a key.
@@ -149,4 +149,4 @@ def reading(where: object, what: str, *, wanted: str | None = None) -> Iterator[
     except RtError:
         raise
     except UNREADABLE:
-        raise CertificateError(what, where=where, wanted=wanted) from None
+        raise CertificateError(what, where=where, expected=expected) from None

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rt.errors import CertificateError
+from rt.net.cert_files import CertFiles, StrPath, check, read_file
 from rt.net.identity import Identity
-from rt.net.material import Credentials, StrPath, check, read_file
 
 _PAUSES_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 """Between reads of files that do not belong together: a rotation needs microseconds between its renames,
@@ -44,7 +44,7 @@ class TLS:
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", self._load().identity)
 
-    def load(self) -> Credentials:
+    def load(self) -> CertFiles:
         """Read the files as they are now, checked and belonging together.
 
         Files that do not pass may be in the middle of a rotation: they are read again, for 0.13 s at most,
@@ -56,12 +56,12 @@ class TLS:
                 "the certificate was replaced by one of another identity",
                 where=os.fspath(self.cert),
                 got=loaded.identity.uri,
-                wanted=self.identity.uri,
+                expected=self.identity.uri,
                 hint="Restart the process to give it another identity.",
             )
         return loaded
 
-    def changed(self, since: Credentials) -> bool:
+    def changed(self, since: CertFiles) -> bool:
         """Whether `load` would give something else than `since`: the contents differ, or cannot be read."""
         try:
             return self._read() != (since.ca, since.cert, since.key)
@@ -79,14 +79,14 @@ class TLS:
         """A context for `load`'s credentials: TLS 1.3, the peer's SANs hold the host that was dialled."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
-    def _load(self) -> Credentials:
+    def _load(self) -> CertFiles:
         for pause_s in _PAUSES_S:
             with contextlib.suppress(CertificateError):
                 return self._load_once()
             time.sleep(pause_s)
         return self._load_once()
 
-    def _load_once(self) -> Credentials:
+    def _load_once(self) -> CertFiles:
         files = os.fspath(self.ca), os.fspath(self.cert), os.fspath(self.key)
         credentials = check(*self._read(), now=datetime.now(UTC), files=files)
         with contextlib.suppress(OSError):

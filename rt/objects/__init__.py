@@ -1,21 +1,27 @@
-"""The object space: collections that remember, saved at a cost of what changed.
+"""The object space: collections that are saved to a store. A save costs what changed.
 
     PersistedObjectSpace    objects by id: values, arrays, lists, queues, stacks, linked lists, sets, sorted
-                            sets, dictionaries, sorted dictionaries; saved whole or by differences
+                            sets, dictionaries, sorted dictionaries
     VolatileObjectSpace     the same objects without a store
-    SqliteStore             a file; MemoryStore: none. Others need `Store`, `StateReader`, `StateWriter`
+    SqliteStore             a store in a file; MemoryStore: in memory. Others implement `Store`,
+                            `StateReader`, `StateWriter`
     Serializers             how elements become bytes: JSON, bytes, and what is registered
 
-Law: what is loaded is what the last commit left, however the process or the machine ended, and whatever
-became of the commits before it.
+Invariant: after a load the space holds what the last successful commit saved, whatever crashed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rt.objects.dictionaries import PersistedDictionary, PersistedSortedDictionary
-from rt.objects.errors import (
+from rt.objects.collections.dictionary import PersistedDictionary, PersistedSortedDictionary
+from rt.objects.collections.linked_list import LinkedNode, PersistedLinkedList
+from rt.objects.collections.list import PersistedArray, PersistedList
+from rt.objects.collections.queue import PersistedQueue, PersistedStack
+from rt.objects.collections.set import PersistedSet
+from rt.objects.collections.sorted_set import PersistedSortedSet, SortedView
+from rt.objects.collections.value import PersistedValue
+from rt.objects.core.errors import (
     CommitUnknown,
     NoSuchObject,
     NotSerializable,
@@ -26,13 +32,8 @@ from rt.objects.errors import (
     WrongKind,
     WrongType,
 )
-from rt.objects.linked_lists import LinkedNode, PersistedLinkedList
-from rt.objects.lists import PersistedArray, PersistedList
-from rt.objects.memory_store import MemoryStore
-from rt.objects.persisted import Kind
-from rt.objects.queues import PersistedQueue, PersistedStack
-from rt.objects.registry import VolatileObjectSpace
-from rt.objects.serializers import (
+from rt.objects.core.persisted import Kind
+from rt.objects.core.serializers import (
     ANY,
     BytesSerializer,
     JsonSerializer,
@@ -40,11 +41,10 @@ from rt.objects.serializers import (
     Serializer,
     Serializers,
 )
-from rt.objects.sets import PersistedSet
-from rt.objects.sorted_sets import PersistedSortedSet, SortedView
+from rt.objects.core.store import CheckpointKind, StateReader, StateWriter, Store
+from rt.objects.memory_store import MemoryStore
+from rt.objects.registry import VolatileObjectSpace
 from rt.objects.space import PersistedObjectSpace
-from rt.objects.storing import CheckpointKind, StateReader, StateWriter, Store
-from rt.objects.values import PersistedValue
 
 if TYPE_CHECKING:
     from rt.objects.sqlite_store import SqliteStore
@@ -90,7 +90,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`SqliteStore` at its first use: who keeps state elsewhere need not load sqlite3."""
+    """Import `SqliteStore` on first use, so that other stores do not load sqlite3."""
     if name == "SqliteStore":
         from rt.objects.sqlite_store import SqliteStore
 

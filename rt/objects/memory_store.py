@@ -1,4 +1,4 @@
-"""A store in memory: for tests, and for state that need not outlive the process."""
+"""A store in memory: for tests, and for state that the process does not need to keep."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from rt.errors import Closed
-from rt.objects.errors import OutOfTurn
-from rt.objects.storing import CheckpointKind
+from rt.objects.core.errors import OutOfTurn
+from rt.objects.core.store import CheckpointKind
 
 _Content = dict[str, dict[str, bytes]]
 
 
 class MemoryStore:
-    """Rows in dictionaries. A commit swaps in copies of the categories it touched.
+    """Rows in dictionaries. A commit replaces the categories that it changed.
 
-    `content` is what it begins with: `categories` of another store, copied.
+    `content`: initial rows, by category and key. They are copied.
     """
 
     def __init__(self, content: Mapping[str, Mapping[str, bytes]] | None = None) -> None:
@@ -25,62 +25,55 @@ class MemoryStore:
         self._is_closed = False
 
     def content(self) -> dict[str, dict[str, bytes]]:
-        """A copy of every row."""
         return {category: dict(rows) for category, rows in self._content.items()}
 
     def reader(self) -> MemoryReader:
-        """Sees every commit from the moment it is made."""
+        """A reader that sees every later commit."""
         self._require_open()
         return MemoryReader(self)
 
     def begin(self, kind: CheckpointKind) -> MemoryWriter:
-        """Start a commit."""
         self._require_open()
         if self._writer is not None:
-            raise OutOfTurn("another commit is open", hint="Commit it or roll it back first.")
+            raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
         self._writer = MemoryWriter(self, kind)
         return self._writer
 
     def close(self) -> None:
-        """Roll back what is open; the content stays."""
+        """Roll back an open writer. The rows stay readable through `content`."""
         if self._writer is not None:
             self._writer.rollback()
         self._is_closed = True
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise Closed("the store is closed")
+            raise Closed("the store is closed", hint="Make another store.")
 
 
 class MemoryReader:
-    """Reads what is committed."""
-
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
     @property
     def store_id(self) -> str:
-        """The store's."""
         return self._store.store_id
 
     def categories(self, prefix: str = "") -> Iterator[str]:
-        """Sorted."""
         self._store._require_open()
         return iter(sorted(each for each in self._store._content if each.startswith(prefix)))
 
     def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
-        """Of the commit that is the last one now, whatever is committed while they are read."""
+        """The rows of the last commit at the time of the call; later commits do not change them."""
         self._store._require_open()
         return iter(self._store._content.get(category, {}).items())
 
     def get(self, category: str, key: str) -> bytes | None:
-        """One row."""
         self._store._require_open()
         return self._store._content.get(category, {}).get(key)
 
 
 class MemoryWriter:
-    """A commit in the making: the touched categories as they will be."""
+    """A commit that is not made yet: the changed categories as they will be."""
 
     def __init__(self, store: MemoryStore, kind: CheckpointKind) -> None:
         self._store = store
@@ -89,45 +82,37 @@ class MemoryWriter:
 
     @property
     def kind(self) -> CheckpointKind:
-        """Full or differential."""
         return self._kind
 
     @property
     def store_id(self) -> str:
-        """The store's."""
         return self._store.store_id
 
     def put(self, category: str, key: str, data: bytes) -> None:
-        """Write a row."""
         self._category(category)[key] = data
 
     def put_many(self, category: str, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Write rows."""
-        with self._spent_on_error():
+        with self._rollback_on_error():
             self._category(category).update(rows)
 
     def delete_many(self, category: str, keys: Iterable[str]) -> None:
-        """Take rows away."""
-        with self._spent_on_error():
+        with self._rollback_on_error():
             held = self._category(category)
             for key in keys:
                 held.pop(key, None)
 
     def clear(self, category: str) -> None:
-        """Take a category away."""
         self._require_current()
         self._touched[category] = {}
 
     def commit(self) -> None:
-        """Swap it in."""
         self._require_current()
-        begin = {} if self._kind is CheckpointKind.FULL else self._store._content
-        content = {**begin, **self._touched}
+        base = {} if self._kind is CheckpointKind.FULL else self._store._content
+        content = {**base, **self._touched}
         self._store._content = {category: rows for category, rows in content.items() if rows}
         self._store._writer = None
 
     def rollback(self) -> None:
-        """Forget it."""
         if self._store._writer is self:
             self._store._writer = None
 
@@ -146,13 +131,13 @@ class MemoryWriter:
 
     def _require_current(self) -> None:
         if self._store._writer is not self:
-            raise OutOfTurn("the writer is spent", hint="Begin another one.")
+            raise OutOfTurn("the writer was committed or rolled back", hint="Begin another one.")
 
-    def _spent_on_error(self) -> _SpentOnError:
-        return _SpentOnError(self)
+    def _rollback_on_error(self) -> _RollbackOnError:
+        return _RollbackOnError(self)
 
 
-class _SpentOnError:
+class _RollbackOnError:
     def __init__(self, writer: MemoryWriter) -> None:
         self._writer = writer
 

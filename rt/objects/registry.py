@@ -1,9 +1,14 @@
-"""The objects of a space by id: creating, getting, deleting. What volatile and persisted spaces share.
+"""The objects of a space by id: create, get, delete. Base of the volatile and the persisted space.
 
-Every kind has `create_…` (`ObjectExists` if the id is taken), `get_…` (`NoSuchObject`, `WrongKind`;
-`WrongType` if the elements are stored as another type than `of`) and `get_or_create_…`. `get` always gives
-the same object. Without `of`, elements are whatever JSON can give back as it was (see `serializers.ANY`), and
-`get` takes the type that is stored.
+Every kind has three methods:
+
+- `create_…`: `ObjectExists` if the id is in use.
+- `get_…`: `NoSuchObject`, `WrongKind`, or `WrongType` if the stored element type is not `of`. Always returns
+  the same object.
+- `get_or_create_…`: errors as for `get_…`.
+
+Without `of`, elements are any values that JSON restores unchanged (see `serializers.ANY`), and `get` accepts
+every stored type.
 """
 
 from __future__ import annotations
@@ -13,16 +18,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-from rt.objects.dictionaries import PersistedDictionary, PersistedSortedDictionary
-from rt.objects.errors import NoSuchObject, ObjectExists, WrongKind, WrongType
-from rt.objects.linked_lists import PersistedLinkedList
-from rt.objects.lists import PersistedArray, PersistedList
-from rt.objects.persisted import Kind, Persisted
-from rt.objects.queues import PersistedQueue, PersistedStack
-from rt.objects.serializers import ANY, Of, Serializer, Serializers
-from rt.objects.sets import PersistedSet
-from rt.objects.sorted_sets import PersistedSortedSet
-from rt.objects.values import PersistedValue
+from rt.objects.collections.dictionary import PersistedDictionary, PersistedSortedDictionary
+from rt.objects.collections.linked_list import PersistedLinkedList
+from rt.objects.collections.list import PersistedArray, PersistedList
+from rt.objects.collections.queue import PersistedQueue, PersistedStack
+from rt.objects.collections.set import PersistedSet
+from rt.objects.collections.sorted_set import PersistedSortedSet
+from rt.objects.collections.value import PersistedValue
+from rt.objects.core.errors import NoSuchObject, ObjectExists, WrongKind, WrongType
+from rt.objects.core.persisted import Kind, Persisted
+from rt.objects.core.serializers import ANY, Of, Serializer, Serializers
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -30,7 +35,7 @@ V = TypeVar("V")
 P = TypeVar("P", bound=Persisted)
 
 ID_BYTES_MAX: Final = 1024
-"""UTF-8 bytes of an id; any characters."""
+"""Maximum length of an id in UTF-8 bytes. All characters are allowed."""
 
 CLASSES: Final[dict[Kind, type[Persisted]]] = {
     each.KIND: each
@@ -50,7 +55,7 @@ CLASSES: Final[dict[Kind, type[Persisted]]] = {
 
 
 class Registry(ABC):
-    """Objects by id. Any thread may create, get and delete; the objects are not thread-safe."""
+    """Objects by id. Any thread may create, get and delete; the objects themselves are not thread-safe."""
 
     def __init__(self, serializers: Serializers | None = None) -> None:
         self._serializers: Final = serializers or Serializers()
@@ -64,12 +69,11 @@ class Registry(ABC):
         return object_id in self._objects
 
     def ids(self) -> list[str]:
-        """The ids of all objects, as they are now."""
         with self._lock:
             return list(self._objects)
 
     def delete(self, object_id: str) -> None:
-        """Take an object out of the space, whatever its kind; `NoSuchObject` if there is none."""
+        """Delete an object of any kind; `NoSuchObject` if there is none."""
         with self._lock:
             if object_id not in self._objects:
                 raise _missing(object_id)
@@ -78,15 +82,14 @@ class Registry(ABC):
     # Value
 
     def create_value(self, object_id: str, initial: T, *, of: Of[T] = ANY) -> PersistedValue[T]:
-        """One value, `initial` at first."""
-        return self._create(PersistedValue, object_id, of, begin=lambda made: setattr(made, "value", initial))
+        return self._create(
+            PersistedValue, object_id, of, initialize=lambda made: setattr(made, "value", initial)
+        )
 
     def get_value(self, object_id: str, *, of: Of[T] = ANY) -> PersistedValue[T]:
-        """The value of that id."""
         return self._get(PersistedValue, object_id, of)
 
     def get_or_create_value(self, object_id: str, initial: T, *, of: Of[T] = ANY) -> PersistedValue[T]:
-        """The value of that id; a new one, `initial`, if there is none."""
         with self._lock:
             if object_id in self._objects:
                 return self.get_value(object_id, of=of)
@@ -95,19 +98,18 @@ class Registry(ABC):
     # Array
 
     def create_array(self, object_id: str, length: int, fill: T, *, of: Of[T] = ANY) -> PersistedArray[T]:
-        """`length` items, `fill` at first; `ValueError` for a negative length."""
+        """Create an array of `length` items, each `fill`. `ValueError` for a negative length."""
         if length < 0:
-            raise ValueError(f"an array of {length} items")
-        return self._create(PersistedArray, object_id, of, begin=lambda made: made._fill(length, fill))
+            raise ValueError(f"the length of an array must be 0 or more, got {length}")
+        return self._create(PersistedArray, object_id, of, initialize=lambda made: made._fill(length, fill))
 
     def get_array(self, object_id: str, *, of: Of[T] = ANY) -> PersistedArray[T]:
-        """The array of that id."""
         return self._get(PersistedArray, object_id, of)
 
     def get_or_create_array(
         self, object_id: str, length: int, fill: T, *, of: Of[T] = ANY
     ) -> PersistedArray[T]:
-        """The array of that id, which must be of that length (`ValueError`); a new one if there is none."""
+        """`ValueError` if the existing array has another length."""
         with self._lock:
             if object_id not in self._objects:
                 return self.create_array(object_id, length, fill, of=of)
@@ -119,85 +121,67 @@ class Registry(ABC):
     # List
 
     def create_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
-        """An empty list."""
         return self._create(PersistedList, object_id, of)
 
     def get_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
-        """The list of that id."""
         return self._get(PersistedList, object_id, of)
 
     def get_or_create_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
-        """The list of that id; an empty one if there is none."""
         return self._get_or_create(PersistedList, object_id, of)
 
     # Queue
 
     def create_queue(self, object_id: str, *, of: Of[T] = ANY) -> PersistedQueue[T]:
-        """An empty queue."""
         return self._create(PersistedQueue, object_id, of)
 
     def get_queue(self, object_id: str, *, of: Of[T] = ANY) -> PersistedQueue[T]:
-        """The queue of that id."""
         return self._get(PersistedQueue, object_id, of)
 
     def get_or_create_queue(self, object_id: str, *, of: Of[T] = ANY) -> PersistedQueue[T]:
-        """The queue of that id; an empty one if there is none."""
         return self._get_or_create(PersistedQueue, object_id, of)
 
     # Stack
 
     def create_stack(self, object_id: str, *, of: Of[T] = ANY) -> PersistedStack[T]:
-        """An empty stack."""
         return self._create(PersistedStack, object_id, of)
 
     def get_stack(self, object_id: str, *, of: Of[T] = ANY) -> PersistedStack[T]:
-        """The stack of that id."""
         return self._get(PersistedStack, object_id, of)
 
     def get_or_create_stack(self, object_id: str, *, of: Of[T] = ANY) -> PersistedStack[T]:
-        """The stack of that id; an empty one if there is none."""
         return self._get_or_create(PersistedStack, object_id, of)
 
     # Linked list
 
     def create_linked_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedLinkedList[T]:
-        """An empty linked list."""
         return self._create(PersistedLinkedList, object_id, of)
 
     def get_linked_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedLinkedList[T]:
-        """The linked list of that id."""
         return self._get(PersistedLinkedList, object_id, of)
 
     def get_or_create_linked_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedLinkedList[T]:
-        """The linked list of that id; an empty one if there is none."""
         return self._get_or_create(PersistedLinkedList, object_id, of)
 
     # Set
 
     def create_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSet[T]:
-        """An empty set."""
         return self._create(PersistedSet, object_id, of)
 
     def get_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSet[T]:
-        """The set of that id."""
         return self._get(PersistedSet, object_id, of)
 
     def get_or_create_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSet[T]:
-        """The set of that id; an empty one if there is none."""
         return self._get_or_create(PersistedSet, object_id, of)
 
     # Sorted set
 
     def create_sorted_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSortedSet[T]:
-        """An empty sorted set."""
         return self._create(PersistedSortedSet, object_id, of)
 
     def get_sorted_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSortedSet[T]:
-        """The sorted set of that id."""
         return self._get(PersistedSortedSet, object_id, of)
 
     def get_or_create_sorted_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSortedSet[T]:
-        """The sorted set of that id; an empty one if there is none."""
         return self._get_or_create(PersistedSortedSet, object_id, of)
 
     # Dictionary
@@ -205,19 +189,16 @@ class Registry(ABC):
     def create_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedDictionary[K, V]:
-        """An empty dictionary."""
         return self._create(PersistedDictionary, object_id, keys, values)
 
     def get_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedDictionary[K, V]:
-        """The dictionary of that id."""
         return self._get(PersistedDictionary, object_id, keys, values)
 
     def get_or_create_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedDictionary[K, V]:
-        """The dictionary of that id; an empty one if there is none."""
         return self._get_or_create(PersistedDictionary, object_id, keys, values)
 
     # Sorted dictionary
@@ -225,36 +206,33 @@ class Registry(ABC):
     def create_sorted_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedSortedDictionary[K, V]:
-        """An empty sorted dictionary."""
         return self._create(PersistedSortedDictionary, object_id, keys, values)
 
     def get_sorted_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedSortedDictionary[K, V]:
-        """The sorted dictionary of that id."""
         return self._get(PersistedSortedDictionary, object_id, keys, values)
 
     def get_or_create_sorted_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedSortedDictionary[K, V]:
-        """The sorted dictionary of that id; an empty one if there is none."""
         return self._get_or_create(PersistedSortedDictionary, object_id, keys, values)
 
-    # What all of them are made of
+    # Shared by all kinds
 
     def _create(
-        self, kind: type[P], object_id: str, *of: Of[Any], begin: Callable[[P], object] | None = None
+        self, kind: type[P], object_id: str, *of: Of[Any], initialize: Callable[[P], object] | None = None
     ) -> P:
         check_id(object_id)
         serializers = [self._serializers.of(each) for each in of]
         with self._lock:
             if object_id in self._objects:
                 raise ObjectExists(
-                    "that id is taken", got=repr(object_id), hint="Get it, or delete it first."
+                    "an object has this id", got=repr(object_id), hint="Get it, or delete it first."
                 )
             made = kind(self, object_id, *serializers)
-            if begin is not None:
-                begin(made)
+            if initialize is not None:
+                initialize(made)
             self._objects[object_id] = made
             self._created(made)
             return made
@@ -266,7 +244,7 @@ class Registry(ABC):
                 raise _missing(object_id)
             if not isinstance(found, Persisted):
                 found = self._objects[object_id] = self._load(object_id, found, kind.KIND, of)
-            require(object_id, kind.KIND, found.KIND.value)
+            require_kind(object_id, kind.KIND, found.KIND.value)
             for each, name in zip(of, found.types, strict=True):
                 self._require_type(object_id, each, name)
             return cast(P, found)
@@ -280,39 +258,38 @@ class Registry(ABC):
             )
 
     def _require_type(self, object_id: str, of: Of[Any], stored: str) -> Serializer[Any] | None:
-        """`WrongType` if another type than the stored one is asked for; None where none is (ANY)."""
+        """The serializer of `of`; None for ANY. `WrongType` if `of` is not the stored type."""
         if of is ANY:
             return None
         serializer = self._serializers.of(of)
         if serializer.name != stored:
-            what = "the object holds elements of another type"
-            raise WrongType(what, where=object_id, got=serializer.name, wanted=stored)
+            what = "the object has elements of another type"
+            raise WrongType(what, where=object_id, got=serializer.name, expected=stored)
         return serializer
 
-    # What a space does
+    # Implemented by each space
 
     @abstractmethod
     def mark(self, changed: Persisted) -> bool:
-        """See `Owner`."""
+        """See `ObjectOwner.mark`."""
 
     @abstractmethod
     def _created(self, made: Persisted) -> None:
-        """An object was made."""
+        """Called after an object was created."""
 
     @abstractmethod
     def _deleted(self, object_id: str, found: Any) -> None:
-        """An object was taken out."""
+        """Called after an object was removed from `_objects`."""
 
     @abstractmethod
     def _load(self, object_id: str, stored: Any, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted:
-        """Make an object of what is stored of it."""
+        """Load an object from its stored form."""
 
 
 class VolatileObjectSpace(Registry):
-    """The same objects, which are never saved: for operators outside of an engine, and for tests."""
+    """The same objects without a store: for operators outside an engine, and for tests."""
 
     def mark(self, changed: Persisted) -> bool:
-        """Nobody wants to know; it need not say so again."""
         del changed
         return True
 
@@ -327,21 +304,21 @@ class VolatileObjectSpace(Registry):
 
 
 def check_id(object_id: object) -> None:
-    """`TypeError` unless it is text, `ValueError` unless it is text that can be an id."""
+    """Raise `TypeError` or `ValueError` unless `object_id` is a valid id."""
     if not isinstance(object_id, str):
-        raise TypeError(f"an id is text, not {type(object_id).__name__}")
+        raise TypeError(f"an id must be a str, got {type(object_id).__name__}")
     try:
         size = len(object_id.encode())
     except UnicodeEncodeError:
-        raise ValueError("an id that is no Unicode text") from None
+        raise ValueError(f"an id must be valid Unicode, got {object_id!r}") from None
     if not 0 < size <= ID_BYTES_MAX:
-        raise ValueError(f"an id of {size} bytes: it has 1 to {ID_BYTES_MAX}")
+        raise ValueError(f"an id must have 1 to {ID_BYTES_MAX} bytes, got {size}")
 
 
-def require(object_id: str, asked: Kind, kind: str) -> None:
-    """`WrongKind` unless the two are the same."""
+def require_kind(object_id: str, asked: Kind, kind: str) -> None:
+    """Raise `WrongKind` unless `kind`, the object's, is `asked`."""
     if kind != asked.value:
-        raise WrongKind("the object is of another kind", where=object_id, got=asked.value, wanted=kind)
+        raise WrongKind("the object has another kind", where=object_id, got=asked.value, expected=kind)
 
 
 def _missing(object_id: object) -> NoSuchObject:

@@ -1,14 +1,14 @@
-"""The persisted object space: what changed since the last save goes into the next one, and nothing else.
+"""The persisted object space: a save writes what changed since the save before it, and nothing else.
 
     state               version    1
-    state/index         <id>       {"kind": "List", "types": ["int"]}     types: the names of the serializers
+    state/index         <id>       {"kind": "List", "types": ["int"]}     types: names of serializers
     state/item/<id>/…   …          the rows of an object: see the module of its kind
 
-Ids stand in keys and categories percent-encoded. An object that was loaded is read at its first `get`.
+Ids are percent-encoded in keys and categories. A loaded object is read at its first `get`.
 
-A save goes: `save(writer)`, `writer.commit()`, then `on_saved()`, or `on_save_failed()` if the commit raised.
-Edits between `save` and its outcome belong to the next save. Whatever becomes of a commit, later saves make
-up for it.
+A save has three steps: `save(writer)`, `writer.commit()`, then `on_saved()`, or `on_save_failed()` if the
+commit raised. Edits between `save` and its outcome belong to the next save. Changes of a failed save are
+written again by the next one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from rt.errors import UnknownVersion
-from rt.objects.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
-from rt.objects.persisted import Kind, Persisted, StoredRows
-from rt.objects.registry import CLASSES, Registry, check_id, require
-from rt.objects.serializers import Of, Serializer, Serializers
-from rt.objects.storing import CheckpointKind, Rows, StateReader, StateWriter, Store
+from rt.objects.core.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
+from rt.objects.core.persisted import Kind, Persisted, StoredRows
+from rt.objects.core.serializers import Of, Serializer, Serializers
+from rt.objects.core.store import CheckpointKind, ObjectRows, StateReader, StateWriter, Store
+from rt.objects.registry import CLASSES, Registry, check_id, require_kind
 
 VERSION: Final = 1
 
@@ -32,7 +32,7 @@ _KINDS: Final = {kind.value: kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """An object that is in the store, and was not read yet. Its kind may be one of a newer rt."""
+    """An object that is in the store and is not loaded yet. A newer rt may have added its kind."""
 
     kind: str
     types: tuple[str, ...]
@@ -41,20 +41,19 @@ class _Stored:
 
 @dataclass(slots=True)
 class _Changes:
-    """What differs from the store, besides what the objects say of themselves."""
+    """What differs from the store, apart from the contents of objects."""
 
     index: dict[str, None] = field(default_factory=dict)
-    """Ids whose row in the index may differ."""
-    gone: dict[str, set[str]] = field(default_factory=dict)
-    """Ids of deleted objects, and the categories that may hold rows of them."""
+    """Ids whose index row may differ."""
+    deleted: dict[str, set[str]] = field(default_factory=dict)
+    """Deleted ids, each with the categories that may hold its rows."""
     objects: dict[str, Persisted] = field(default_factory=dict)
-    """Objects that changed."""
 
-    def join(self, later: _Changes) -> None:
-        """Take what came later in as well."""
+    def add(self, later: _Changes) -> None:
+        """Add the changes of `later`."""
         self.index.update(later.index)
-        for object_id, categories in later.gone.items():
-            self.gone.setdefault(object_id, set()).update(categories)
+        for object_id, categories in later.deleted.items():
+            self.deleted.setdefault(object_id, set()).update(categories)
         self.objects = {
             **{object_id: each for object_id, each in self.objects.items() if not each.is_deleted},
             **later.objects,
@@ -74,8 +73,8 @@ class _Flight:
 class PersistedObjectSpace(Registry):
     """Objects by id, in a store.
 
-    `serializers` turn elements into bytes. `prefix` stands before every category, so that others may use the
-    same store. Saves, loads and edits must not run at once; a commit may run in another thread meanwhile.
+    `serializers` turn elements into bytes. Every category begins with `prefix`, so that other data can share
+    the store. Do not save, load or edit at the same time; a commit may run in another thread.
     """
 
     def __init__(self, serializers: Serializers | None = None, *, prefix: str = "") -> None:
@@ -84,16 +83,16 @@ class PersistedObjectSpace(Registry):
         self._changes = _Changes()
         self._flight: _Flight | None = None
         self._reader: StateReader | None = None
-        self._base: str | None = None  # the store that differences are to
+        self._base: str | None = None  # id of the store that differential saves extend
         self._version_is_stored = False
 
     # Saving
 
     def checkpoint(self, store: Store, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
-        """Save into `store`, commit, and tell the space how it ended; returns when it is durable.
+        """Save into `store`, commit, and record the outcome. Returns when the save is durable.
 
-        Raises what `save` and `commit` raise; the space can be saved again in any case, unless the store is
-        dead.
+        Raises what `save` and `commit` raise. The space can be saved again after an error, unless the store
+        failed.
         """
         writer = store.begin(kind)
         self.save(writer)
@@ -107,19 +106,19 @@ class PersistedObjectSpace(Registry):
         self.on_saved()
 
     def save(self, writer: StateWriter) -> None:
-        """Put into `writer` what the store may not have, or, if the writer's kind is FULL, everything.
+        """Write the changes into `writer`, or everything if the writer's kind is FULL. Serializes now.
 
-        Values are serialized here and now. Commit the writer then, and call `on_saved` or `on_save_failed`:
-        before that, another save is `OutOfTurn`. So is a differential save into a store that this space was
-        neither loaded from nor fully saved into. Where this raises, the writer is rolled back, and nothing
-        else has happened.
+        The caller then commits the writer and calls `on_saved` or `on_save_failed`. Raises `OutOfTurn` if the
+        outcome of the last save is missing, and for a differential save into a store that this space was
+        neither loaded from nor fully saved into. After an error the writer is rolled back and the space is
+        unchanged.
         """
         with self._lock:
             is_full = writer.kind is CheckpointKind.FULL
             saved: list[Persisted] = []
             changes, is_idle = self._changes, self._flight is None
             try:
-                self._require_turn(writer)
+                self._check_order(writer)
                 wrote_version = self._write_index(writer, is_full=is_full)
                 self._write_objects(writer, saved, is_full=is_full)
                 self._flight = _Flight(writer.store_id, changes, saved, wrote_version)
@@ -134,7 +133,7 @@ class PersistedObjectSpace(Registry):
                 raise
 
     def on_saved(self) -> None:
-        """The last save was committed. `OutOfTurn` if there was none, or its outcome was told already."""
+        """Record that the last save was committed. `OutOfTurn` if no save is open."""
         with self._lock:
             flight = self._require_flight()
             for each in flight.saved:
@@ -144,9 +143,9 @@ class PersistedObjectSpace(Registry):
             self._flight = None
 
     def on_save_failed(self, *, unknown_outcome: bool = True) -> None:
-        """The last save was not committed, or, with `unknown_outcome`, that is not known.
+        """Record that the last save was not committed, or that its outcome is unknown.
 
-        What it held goes into the next one, with whatever was edited since. `OutOfTurn` as for `on_saved`.
+        The next save writes its changes again. `OutOfTurn` if no save is open.
         """
         with self._lock:
             flight = self._require_flight()
@@ -154,36 +153,36 @@ class PersistedObjectSpace(Registry):
                 each.save_failed(unknown_outcome=unknown_outcome)
                 if not each.is_deleted:
                     each.mark_again()
-            flight.changes.join(self._changes)
+            flight.changes.add(self._changes)
             self._changes = flight.changes
             self._flight = None
 
     def _write_index(self, writer: StateWriter, *, is_full: bool) -> bool:
-        """Write the rows of the index; whether the version is among what was written."""
+        """Write the index rows. Returns whether the version row was written."""
         index = f"{self._prefix}state/index"
-        wants_version = is_full or not self._version_is_stored
-        if wants_version:
+        needs_version = is_full or not self._version_is_stored
+        if needs_version:
             writer.put(f"{self._prefix}state", "version", b"%d" % VERSION)
         if is_full:
             writer.put_many(
                 index, ((_quoted(each), _index_row(found)) for each, found in self._objects.items())
             )
-            return wants_version
-        gone = []
+            return needs_version
+        deleted = []
         for object_id in self._changes.index:
             if object_id in self._objects:
                 writer.put(index, _quoted(object_id), _index_row(self._objects[object_id]))
             else:
-                gone.append(_quoted(object_id))
-        if gone:
-            writer.delete_many(index, gone)
-        for object_id, categories in self._changes.gone.items():
+                deleted.append(_quoted(object_id))
+        if deleted:
+            writer.delete_many(index, deleted)
+        for object_id, categories in self._changes.deleted.items():
             for category in sorted(categories):
                 writer.clear(self._base_of(object_id) + category)
-        return wants_version
+        return needs_version
 
     def _write_objects(self, writer: StateWriter, saved: list[Persisted], *, is_full: bool) -> None:
-        """Write the objects' rows; `saved` gets each before it writes its own."""
+        """Write the rows of objects. Each object is added to `saved` before its rows are written."""
         if not is_full:
             for each in self._changes.objects.values():
                 saved.append(each)
@@ -201,39 +200,39 @@ class PersistedObjectSpace(Registry):
 
     def _write_object(self, writer: StateWriter, each: Persisted, *, is_full: bool) -> None:
         try:
-            each.save(Rows(writer, self._base_of(each.id)), is_full=is_full)
+            each.save(ObjectRows(writer, self._base_of(each.id)), is_full=is_full)
         except ObjectError as error:
             if error.where is None:
                 error.where = f"object {each.id!r}"
             raise
 
-    def _require_turn(self, writer: StateWriter) -> None:
+    def _check_order(self, writer: StateWriter) -> None:
         if self._flight is not None:
             raise OutOfTurn(
-                "the outcome of the last save is not told", hint="Call on_saved or on_save_failed first."
+                "the outcome of the last save is missing", hint="Call on_saved or on_save_failed first."
             )
         if writer.kind is not CheckpointKind.FULL and writer.store_id != self._base:
-            what = "differences to a store that this space does not come from"
+            what = "a differential save into a store that this space was not loaded from"
             raise OutOfTurn(
                 what, hint="Load the space from that store first, or save with CheckpointKind.FULL."
             )
 
     def _require_flight(self) -> _Flight:
         if self._flight is None:
-            raise OutOfTurn("no save whose outcome is open", hint="Call it once after each save.")
+            raise OutOfTurn("no save is open", hint="Call on_saved or on_save_failed once after each save.")
         return self._flight
 
     # Loading
 
     def load(self, reader: StateReader) -> None:
-        """Take the objects of a store, which may be empty. Once, before anything else (`OutOfTurn`).
+        """Load the objects of a store, which may be empty. Must be the first call (`OutOfTurn`).
 
-        Reads the index now, and an object at its first `get`; so the store must stay open. Raises
+        Reads the index now and each object at its first `get`, so the store must stay open. Raises
         `StateDamaged`, `rt.UnknownVersion`.
         """
         with self._lock:
             if self._objects or self._base is not None or self._changes.index or self._flight is not None:
-                raise OutOfTurn("the space is in use already", hint="Load into a new space.")
+                raise OutOfTurn("the space already has objects or saves", hint="Load into a new space.")
             objects = {}
             for key, row in reader.rows(f"{self._prefix}state/index"):
                 object_id, found = _read_index(key, row)
@@ -244,19 +243,19 @@ class PersistedObjectSpace(Registry):
             self._base = reader.store_id
 
     def _read_version(self, reader: StateReader, *, is_empty: bool) -> bool:
-        """Whether the store says a version; it must be ours, and said if there are objects."""
-        said = reader.get(f"{self._prefix}state", "version")
-        if said is None and not is_empty:
+        """Check the stored version. Returns whether there is one; a store with objects must have one."""
+        version = reader.get(f"{self._prefix}state", "version")
+        if version is None and not is_empty:
             raise StateDamaged("the store has objects but no version", where=f"{self._prefix}state")
-        if said is not None and said != b"%d" % VERSION:
-            what = "an object space of another version"
-            raise UnknownVersion(what, got=repr(said[:20]), wanted=VERSION, hint="Use a newer rt.")
-        return said is not None
+        if version is not None and version != b"%d" % VERSION:
+            what = "the object space has an unknown version"
+            raise UnknownVersion(what, got=repr(version[:20]), expected=VERSION, hint="Use a newer rt.")
+        return version is not None
 
     def _load(self, object_id: str, stored: _Stored, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted:
-        require(object_id, kind, stored.kind)
+        require_kind(object_id, kind, stored.kind)
         if len(stored.types) != len(of):
-            raise StateDamaged("the index names another number of types", where=object_id, got=stored.types)
+            raise StateDamaged("wrong number of types in the index", where=object_id, got=stored.types)
         assert self._reader is not None
         chosen = [
             self._serializer(object_id, each, name) for each, name in zip(of, stored.types, strict=True)
@@ -271,7 +270,6 @@ class PersistedObjectSpace(Registry):
     # Changes
 
     def mark(self, changed: Persisted) -> bool:
-        """Have it in the next save."""
         self._changes.objects[changed.id] = changed
         return True
 
@@ -286,15 +284,15 @@ class PersistedObjectSpace(Registry):
         else:
             found.detach()
             if not found.may_be_stored:
-                if object_id not in self._changes.gone:
+                if object_id not in self._changes.deleted:
                     self._changes.index.pop(object_id, None)
                 return
             categories = set(found.PARTS)
         self._changes.index[object_id] = None
-        self._changes.gone.setdefault(object_id, set()).update(categories)
+        self._changes.deleted.setdefault(object_id, set()).update(categories)
 
     def _stored_categories(self, object_id: str, found: _Stored) -> list[str]:
-        """The last parts of the categories that hold rows of it."""
+        """The categories, without the object's base, that may hold its rows."""
         if found.kind in _KINDS:
             return list(CLASSES[_KINDS[found.kind]].PARTS)
         assert self._reader is not None
@@ -320,11 +318,11 @@ def _read_index(key: str, row: bytes) -> tuple[str, _Stored]:
         object_id = unquote(key, errors="strict")
         check_id(object_id)
         if _quoted(object_id) != key:
-            raise ValueError("not an id")
-        said = json.loads(row)
-        kind, types = said["kind"], said["types"]
+            raise ValueError("the key is not an encoded id")
+        index_row = json.loads(row)
+        kind, types = index_row["kind"], index_row["types"]
     except (ValueError, LookupError, TypeError) as error:
-        raise StateDamaged("a row of the index is damaged", where=key, got=str(error)[:200]) from error
+        raise StateDamaged("damaged index row", where=key, got=str(error)[:200]) from error
     if type(kind) is not str or type(types) is not list or not all(type(name) is str for name in types):
-        raise StateDamaged("a row of the index is damaged", where=key, got=repr(row[:100]))
+        raise StateDamaged("damaged index row", where=key, got=repr(row[:100]))
     return object_id, _Stored(kind, tuple(types), row)

@@ -1,19 +1,19 @@
-"""Reliable queries: operators over streams, whose state outlives the process.
+"""Reliable queries: operators over streams whose state is kept across restarts.
 
-    Source("trades").pipe(where(…), take(3))    a description
+    Source("trades").pipe(where(…), take(3))    a description of a query
     rt.query.operators                          the operators
-    Factories, QueryEngine                      queries by names, started, fed, saved and recovered
-    Operator                                    what to derive one from; `rt.testing.queries` checks its laws
+    Factories, QueryEngine                      queries with names: started, fed, saved and recovered
+    Operator                                    base class of operators; test yours with `rt.testing.queries`
 
-Law: what comes out of a query does not depend on how often it was saved, or the process killed.
+Invariant: the output of a query does not depend on saves, or on crashes of the process.
 """
 
 from __future__ import annotations
 
-from rt.query.definitions import Factories, Recipe
-from rt.query.edges import InputEdge, OutputEdge
-from rt.query.engine import QueryEngine
-from rt.query.errors import (
+from rt.query.checkpoint.edge import InputEdge, OutputEdge
+from rt.query.checkpoint.factories import Factories, Recipe
+from rt.query.checkpoint.recovery import Mitigation
+from rt.query.core.errors import (
     Backlogged,
     LateSubscription,
     LimitExceeded,
@@ -28,21 +28,21 @@ from rt.query.errors import (
     WrongCount,
     WrongState,
 )
-from rt.query.inner import Inner
-from rt.query.observing import Applied, Observable, Observer, Transform, applied, pipe
-from rt.query.operator import Operator
-from rt.query.queries import Start
-from rt.query.recovery import Mitigation
-from rt.query.reliable import (
+from rt.query.core.observable import Applied, Observable, Observer, Transform, applied, pipe
+from rt.query.core.operator import Operator
+from rt.query.core.reliable import (
     NOTHING,
     RESUME,
     ReliableObservable,
     ReliableObserver,
     ReliableSubscription,
 )
-from rt.query.scheduling import RealScheduler, Scheduler, VirtualScheduler
-from rt.query.states import EngineState
-from rt.query.taps import Source
+from rt.query.core.scheduler import RealScheduler, Scheduler, VirtualScheduler
+from rt.query.core.source import Source
+from rt.query.core.subject import Subject
+from rt.query.engine import QueryEngine
+from rt.query.lifecycle import EngineState
+from rt.query.query_registry import Start
 
 __all__ = [
     "NOTHING",
@@ -51,7 +51,6 @@ __all__ = [
     "Backlogged",
     "EngineState",
     "Factories",
-    "Inner",
     "InputEdge",
     "LateSubscription",
     "LimitExceeded",
@@ -77,6 +76,7 @@ __all__ = [
     "Source",
     "Start",
     "StateMismatch",
+    "Subject",
     "Transform",
     "VirtualScheduler",
     "WrongCount",

@@ -2,19 +2,20 @@
 
     sources ─► input edges ─► queries ─► output edges ─► sinks        all under one lock, event by event
                                 │
-                            checkpoint: pause, save, go on, commit    one atomic commit of everything
+                            checkpoint: pause, save, resume, commit    one atomic commit of everything
 
-Laws. A checkpoint holds all queries, edges and objects as they were between two events. After a recovery the
-sources are asked for what lies behind it, so that state and watermarks never disagree. What `start`, `stop`,
-`define` and `undefine` returned for outlives a crash. Sources are acknowledged by checkpoints that are
-durable, and by nothing else.
+Invariants:
+- A checkpoint holds all queries, edges and objects as they were between two events.
+- After a recovery the sources start after the checkpoint, so state and watermarks always agree.
+- The effects of `start`, `stop`, `define` and `undefine` are durable when they return.
+- Sources are acknowledged only by durable checkpoints.
 
-What comes out is exactly once where a sink takes each id once: with `release="commit"` always; with "now",
-which does not wait for a checkpoint, where queries are a function of one source's values (one source, time of
-a `VirtualScheduler` by `time_of`, no other input), and where the output is told what its consumer has of an
-earlier life (`OutputEdge.expect`), so that no query begins or ends among what comes again.
+Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With "now",
+which does not wait for a checkpoint, it holds if the output depends only on the values of one source (with
+`time_of` and a `VirtualScheduler`) and the output knows what its consumer received before the restart
+(`OutputEdge.expect`). No query starts or stops until those values were produced again.
 
-Thread-safe. Sources may call from any thread; factories, operators and callbacks must not call the engine.
+Thread-safe. Sources may call from any thread. Factories, operators and callbacks must not call the engine.
 """
 
 from __future__ import annotations
@@ -26,32 +27,33 @@ from typing import Any, Final
 
 from rt.names import check_name
 from rt.objects import CheckpointKind, Serializers, Store
-from rt.query.artifact import Artifact
-from rt.query.catalog import Catalog
-from rt.query.checkpointing import Checkpoints
-from rt.query.clock import QueryClock
-from rt.query.definitions import Factories, Recipe
-from rt.query.edge_table import EdgeTable
-from rt.query.edges import OnGap, OutputEdge, Release, do_all
-from rt.query.errors import WrongState
-from rt.query.host import Host
-from rt.query.locking import EventLock
-from rt.query.queries import Queries, Start
-from rt.query.recovery import Mitigation, OnLoadFailed, Recovery
-from rt.query.reliable import ReliableObservable
-from rt.query.scheduling import RealScheduler, Scheduler
-from rt.query.states import EngineState, StateMachine
+from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.checkpoint.checkpointer import Checkpointer
+from rt.query.checkpoint.edge import OnGap, OutputEdge, Release, call_all
+from rt.query.checkpoint.edge_table import EdgeTable
+from rt.query.checkpoint.factories import Factories, Recipe
+from rt.query.checkpoint.recovery import Mitigation, OnLoadFailed, Recovery
+from rt.query.core.clock import QueryClock
+from rt.query.core.errors import WrongState
+from rt.query.core.event_lock import EventLock
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.reliable import ReliableObservable
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import RealScheduler, Scheduler
+from rt.query.lifecycle import EngineLifecycle, EngineState
+from rt.query.query_registry import QueryRegistry, Start
 
 logger = logging.getLogger("rt.query")
 
 
 class QueryEngine:
-    """The queries in one store. Give it its sources and sinks, then `recover`, also for an empty store.
+    """The queries in one store. Add the sources and sinks, then call `recover`, also for an empty store.
 
-    `on_load_failed(query_id, error)` says what becomes of a query that cannot be recovered (default: the
-    recovery fails). `on_save_failed(query_id, error)` may return `Mitigation.REMOVE` for one whose state
-    cannot be saved: it ends with that error (default: the checkpoint fails).
-    `on_query_ended(query_id, error)` hears of every end.
+    - `on_load_failed(query_id, error)` decides what happens to a query that cannot be recovered. Default: the
+      recovery fails.
+    - `on_save_failed(query_id, error)` may return `Mitigation.REMOVE` for a query whose state cannot be
+      saved: it ends with that error. Default: the checkpoint fails.
+    - `on_query_ended(query_id, error)` is called for every query that ends.
     """
 
     def __init__(
@@ -68,27 +70,32 @@ class QueryEngine:
         self.scheduler: Final = scheduler or RealScheduler()
         self._on_load_failed = on_load_failed
         self._on_save_failed = on_save_failed
-        self._machine = StateMachine()
+        self._lifecycle = EngineLifecycle()
         self._lock = EventLock()
-        """Held during every event: who takes it sees the queries between two events."""
-        self._host: Final = Host(self.scheduler, serializers)
+        """Held during every event. Its holder sees the queries between two events."""
+        self._runtime: Final = QueryRuntime(self.scheduler, serializers)
         reader = store.reader()
-        self._catalog: Final = Catalog(reader)
-        self._host.load(reader)
+        self._catalog: Final = QueryCatalog(reader)
+        self._runtime.load(reader)
         self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
-        self._edges: Final = EdgeTable(self._host, self._catalog, self._clock, self._lock)
+        self._edges: Final = EdgeTable(self._runtime, self._catalog, self._clock, self._lock)
         edges = self._edges.inputs, self._edges.outputs
-        self._checkpoints: Final = Checkpoints(
-            store, self._host, self._catalog, self._clock, self._lock, edges, self._unsavable
+        self._checkpointer: Final = Checkpointer(
+            store, self._runtime, self._catalog, self._clock, self._lock, edges, self._handle_save_error
         )
-        self._queries: Final = Queries(
-            factories, self._host, self._catalog, self._clock, self._edges, self._checkpoints, on_query_ended
+        self._queries: Final = QueryRegistry(
+            factories,
+            self._runtime,
+            self._catalog,
+            self._clock,
+            self._edges,
+            self._checkpointer,
+            on_query_ended,
         )
 
     @property
     def state(self) -> EngineState:
-        """What it is doing."""
-        return self._machine.state
+        return self._lifecycle.state
 
     # Sources and sinks
 
@@ -101,18 +108,18 @@ class QueryEngine:
         time_of: Callable[[Any], int] | None = None,
         on_gap: OnGap | None = None,
     ) -> None:
-        """Let queries use `Source(name)`. Before `recover`, or, where no stored query needs it, later.
+        """Let queries use `Source(name)`. Call before `recover`, or later if no stored query uses the source.
 
-        An output of this engine can be a source of it: queries of queries.
+        An output of this engine can be a source: queries of queries.
 
-        `begin` is the first id wanted, where the store knows none; None: whichever comes first. With
-        `time_of` (ns since the epoch, of a value) and a `VirtualScheduler` the queries' clock goes by the
-        values: it begins with the first one, and what is due between two fires on the way. `on_gap`: see
-        `InputEdge`.
+        `begin`: the first id to read if the store has none. None: the first id that arrives. `time_of`: the
+        time of a value, in ns since the epoch; needs a `VirtualScheduler`. The queries' clock then follows
+        the values: it starts with the first value, and timers due between two values fire in between.
+        `on_gap`: see `InputEdge`.
         """
         check_name(name, kind="source")
         if time_of is not None:
-            self._clock.go_by_values()
+            self._clock.follow_values()
         self._require_open()
         with self._lock:
             edge = self._edges.add_source(name, source, begin=begin, time_of=time_of, on_gap=on_gap)
@@ -132,10 +139,10 @@ class QueryEngine:
         limit: int = 100_000,
         encode: Callable[[Any], Any] | None = None,
     ) -> OutputEdge:
-        """Let queries send to `name`; what they send is subscribed to on what is returned.
+        """Let queries send to `name`. Subscribe to their values on the returned edge.
 
-        `limit`: with so many values that no consumer has acknowledged, sources are refused (`Backlogged`).
-        `encode`: see `OutputEdge`.
+        `limit`: with this many unacknowledged values, sources are refused (`Backlogged`). `encode`: see
+        `OutputEdge`.
         """
         check_name(name, kind="sink")
         self._require_open()
@@ -145,165 +152,171 @@ class QueryEngine:
     # Queries
 
     def define(self, name: str, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Keep a name for a factory with arguments. Durable on return. `QueryExists`, `NoSuchQuery`."""
+        """Store a name for a factory with arguments. Durable on return.
+
+        Raises `QueryExists`, `NoSuchQuery`.
+        """
         check_name(name, kind="definition")
-        with self._changing():
+        with self._exclusive():
             self._queries.define(name, Recipe(factory, dict(arguments or {})))
 
     def undefine(self, name: str) -> None:
-        """Forget a definition; queries that were started of it go on. Durable on return. `NoSuchQuery`."""
-        with self._changing():
+        """Delete a definition. Queries started from it continue. Durable on return. `NoSuchQuery`."""
+        with self._exclusive():
             self._queries.undefine(name)
 
     def start(
         self, query_id: str, of: str, arguments: Mapping[str, Any] | None = None, *, sink: str | None = None
     ) -> None:
-        """Start a query: it sees what its sources bring from now on. Durable on return.
+        """Start a query. It receives the values that its sources send from now on. Durable on return.
 
-        `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, what the factory raises, and what a
-        commit raises: nothing was started. Where the outcome of a commit is unknown, that is durable with the
-        next one.
+        Raises `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, what the factory raises, and what
+        a commit raises. After an error the query is not started. If the outcome of a commit is unknown, the
+        next commit makes that durable.
         """
         self.start_many([Start(query_id, of, arguments or {}, sink)])
 
     def start_many(self, starts: Iterable[Start]) -> None:
-        """Start all of them, or none, with one commit."""
-        with self._changing():
+        """Start all queries or none, with one commit."""
+        with self._exclusive():
             self._queries.start_many(starts)
 
     def stop(self, query_id: str) -> None:
-        """End a query, and forget it; what it has emitted stays. Durable on return. `NoSuchQuery`."""
+        """End and delete a query. Its output stays. Durable on return. `NoSuchQuery`."""
         self.stop_many([query_id])
 
     def stop_many(self, query_ids: Iterable[str]) -> None:
-        """Stop all of them with one commit; `NoSuchQuery` if one is not there, and none was stopped.
+        """Stop all queries or none (`NoSuchQuery`), with one commit.
 
-        What a query with a sink has emitted is kept by no log: it is stopped with a checkpoint. If that fails
-        it is stopped as well, and the next checkpoint makes that durable.
+        A query with a sink is stopped by a checkpoint, because the log does not hold its output. If the
+        checkpoint fails, the query is stopped in memory, and the next checkpoint makes that durable.
         """
-        with self._changing():
+        with self._exclusive():
             self._queries.stop_many(query_ids)
 
     @property
     def definitions(self) -> dict[str, Recipe]:
-        """By name."""
         with self._lock:
             return dict(self._catalog.definitions)
 
     @property
     def queries(self) -> dict[str, str | None]:
-        """By id: None while it runs, "" when it has completed, else the error that ended it."""
+        """By id: None if the query runs, "" if it completed, otherwise the error that ended it."""
         with self._lock:
-            return {query_id: each.ended for query_id, each in self._catalog.standing.items()}
+            return {query_id: each.ended for query_id, each in self._catalog.queries.items()}
 
     @property
     def watermarks(self) -> dict[str, int]:
-        """Of each source: the id of the last value that all queries have processed; -1 if there is none."""
+        """By source: the id of the last value that all queries processed; -1 if there is none."""
         with self._lock:
             return {name: edge.feed.watermark for name, edge in self._edges.inputs.items()}
 
     # Running
 
     def run_due(self) -> bool:
-        """Fire the timers that are due, unless an output is full; whether there was one."""
+        """Fire the due timers, unless an output is full. Returns whether one fired."""
         with self._lock:
-            self._lock.require_whole()
+            self._lock.require_intact()
             fired = False
             try:
-                if not self._clock.has_time and self._edges.has_timed_ended:
-                    self._clock.begin_time(self.scheduler.now_ns)
+                if not self._clock.has_time and self._edges.have_timed_sources_ended:
+                    self._clock.start_time(self.scheduler.now_ns)
                 while not self._edges.is_backlogged and self.scheduler.run_due():
                     fired = True
             except BaseException:
-                self._lock.is_torn = True
+                self._lock.is_interrupted = True
                 raise
             return fired
 
     def deliver(self) -> bool:
-        """Send outputs what may be sent to those who have started; whether anything was.
+        """Send the values that may be sent to started consumers. Returns whether any was sent.
 
-        What consumers raise comes out of here, when all were served, but for `Backlogged`: what was not taken
-        is sent again.
+        An error of a consumer, except `Backlogged`, is raised after all consumers were served. Refused values
+        are sent again.
         """
-        self._refuse_inside()
+        self._refuse_reentry()
         with self._lock:
-            self._lock.require_whole()
+            self._lock.require_intact()
             return self._edges.deliver()
 
     @property
     def is_backlogged(self) -> bool:
-        """Whether an output holds all it may, so that sources are refused."""
+        """Whether an output is full, so that sources are refused."""
         return self._edges.is_backlogged
 
     # Checkpoints and recovery
 
     def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
-        """Save everything that changed, or everything; returns when it is durable and sources know.
+        """Save what changed, or everything. Returns when it is durable and sources are acknowledged.
 
-        Queries stand still while it is gathered, and run while it is committed. `WrongState` while another
-        runs, or where an interrupt broke an event off. Where a commit raises, the next one makes up for it.
+        Queries pause while changes are collected, and run during the commit. Raises `WrongState` while
+        another checkpoint runs, or after an interrupted event. If a commit fails, the next checkpoint saves
+        its changes.
         """
-        self._refuse_inside()
+        self._refuse_reentry()
         running = EngineState.RUNNING
-        with self._machine.operation(EngineState.CHECKPOINTING, running, running), self._checkpoints.writing:
-            self._checkpoints.checkpoint(kind)
+        with (
+            self._lifecycle.operation(EngineState.CHECKPOINTING, running, running),
+            self._checkpointer.writing,
+        ):
+            self._checkpointer.checkpoint(kind)
         logger.debug("checkpoint kind=%s", kind.value)
 
     def recover(self) -> None:
-        """Take up everything that is stored, and go on. Once, before anything is started.
+        """Load everything that is stored, and continue. Call once, before anything is started.
 
-        What cannot be recovered goes to `on_load_failed`; if this raises, the engine is of no more use, and
-        the store is as it was.
+        `on_load_failed` decides about a query that cannot be recovered. If this raises, make a new engine;
+        the store is unchanged.
         """
         new, unloaded = EngineState.NEW, EngineState.UNLOADED
-        begin, on_failed = self._clock.begin, self._on_load_failed
-        with self._machine.operation(EngineState.RECOVERING, new, unloaded):
+        start, on_failed = self._clock.start, self._on_load_failed
+        with self._lifecycle.operation(EngineState.RECOVERING, new, unloaded):
             try:
                 with self._lock:
-                    Recovery(self._host, self._catalog, self._queries.build, begin, on_failed).run()
+                    Recovery(self._runtime, self._catalog, self._queries.build, start, on_failed).run()
                 for edge in list(self._edges.inputs.values()):
                     edge.start()
             except BaseException:
                 with self._lock:
-                    self._let_go()
+                    self._release()
                 raise
 
     def unload(self) -> None:
-        """Stop everything, without a checkpoint; waits for one that runs. Twice is as once."""
-        self._refuse_inside()
-        if self._machine.begin_unload():
+        """Stop everything without a checkpoint. Waits for a running checkpoint. Idempotent."""
+        self._refuse_reentry()
+        if self._lifecycle.start_unload():
             try:
-                with self._checkpoints.writing, self._lock:
-                    self._let_go()
+                with self._checkpointer.writing, self._lock:
+                    self._release()
             finally:
-                self._machine.end_unload()
+                self._lifecycle.finish_unload()
 
-    # Parts
+    # Internal
 
-    def _unsavable(self, artifact: Artifact, error: Exception) -> None:
-        answer = self._on_save_failed(artifact.root.id, error) if self._on_save_failed else None
+    def _handle_save_error(self, group: OperatorGroup, error: Exception) -> None:
+        answer = self._on_save_failed(group.root.id, error) if self._on_save_failed else None
         if answer is not Mitigation.REMOVE:
             raise error
-        artifact.crash(error)
+        group.crash(error)
 
-    def _let_go(self) -> None:
-        do_all([*(each.abandon for each in self._host.roots.values()), *self._edges.endings()])
+    def _release(self) -> None:
+        call_all([*(each.abandon for each in self._runtime.roots.values()), *self._edges.releases()])
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """No event, and nothing else that is stored, meanwhile. `WrongState` unless queries run."""
-        self._refuse_inside()
-        self._machine.require_usable()
-        with self._checkpoints.writing, self._lock:
-            self._machine.require_usable()
-            self._lock.require_whole()
+    def _exclusive(self) -> Iterator[None]:
+        """Hold both locks: no event and no other write happens. `WrongState` unless queries run."""
+        self._refuse_reentry()
+        self._lifecycle.require_usable()
+        with self._checkpointer.writing, self._lock:
+            self._lifecycle.require_usable()
+            self._lock.require_intact()
             yield
 
     def _require_open(self) -> None:
-        """`WrongState` once it is being unloaded."""
+        """`WrongState` if the engine is unloading or unloaded."""
         if self.state is not EngineState.NEW:
-            self._machine.require_usable()
+            self._lifecycle.require_usable()
 
-    def _refuse_inside(self) -> None:
+    def _refuse_reentry(self) -> None:
         if self._lock.is_mine:
-            raise WrongState("a query, factory or callback called its engine", hint="Do it from outside.")
+            raise WrongState("a query, factory or callback called its engine", hint="Call it from outside.")

@@ -1,11 +1,11 @@
-"""Observables of reactivex in and out of an engine; needs the extra rx.
+"""Observables of reactivex as sources and outputs of an engine. Needs the extra `rx`.
 
-    RxSource(observable)      for `add_source`: what an observable emits, numbered; `pump` it
-    to_reactivex(output)      an observable of what an output edge sends
+    RxSource(observable)      for `add_source`: the observable's values, numbered; call `pump`
+    to_reactivex(output)      an observable of the values of an output edge
 
-An observable of reactivex keeps nothing: what it emitted and no checkpoint holds is lost with the process.
-Within a process a source keeps what is not acknowledged. What goes out is acknowledged when the observer's
-`on_next` has returned, so that after a crash its last values may come again.
+A reactivex observable keeps no values: those that no checkpoint holds are lost with the process. Within a
+process the source keeps unacknowledged values. An output value is acknowledged when the observer's `on_next`
+returned, so the last values may be sent again after a crash.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.errors import RtError
-from rt.query.edges import OutputEdge
-from rt.query.errors import Backlogged, NotInBuffer, QueryExists
-from rt.query.reliable import NOTHING, RESUME, ReliableObserver, ReliableSubscription
+from rt.query.checkpoint.edge import OutputEdge
+from rt.query.core.errors import Backlogged, NotInBuffer, QueryExists
+from rt.query.core.reliable import NOTHING, RESUME, ReliableObserver, ReliableSubscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class RxSource:
-    """What an observable emits from `start` on, from any thread; handed on by `pump`, in one.
+    """The values that an observable emits after `start`, on any thread. `pump` sends them, on one thread.
 
-    `limit`: with so many values that were not handed on, the observable's `on_next` raises `Backlogged`.
+    `limit`: with this many values not sent yet, the observable's `on_next` raises `Backlogged`.
     """
 
     is_dense: Final = True
@@ -40,51 +40,53 @@ class RxSource:
         self._observer: ReliableObserver[Any] | None = None
         self._disposable: DisposableBase | None = None
         self._lock = threading.Lock()
-        """Guards the three below."""
+        """Guards `_kept`, `_low` and `_end`."""
         self._kept: deque[Any] = deque()
         self._low = 0
         self._end: Callable[[ReliableObserver[Any]], None] | None = None
         self._next = 0
 
     def subscribe(self, observer: ReliableObserver[Any], /) -> RxSource:
-        """`QueryExists` for a second one."""
+        """`QueryExists` if there is an observer."""
         if self._observer is not None:
-            raise QueryExists("the source has an observer", hint="Make another source for each.")
+            raise QueryExists("the source has an observer", hint="Make a source for each observer.")
         self._observer = observer
         return self
 
     def start(self, sequence_id: int, /) -> None:
-        """Subscribe to the observable; its first value gets that id. Again: from what is kept."""
+        """Subscribe to the observable; its first value gets this id. Later calls rewind to a kept value."""
         if self._disposable is None:
             self._low = self._next = max(0, sequence_id)
             self._disposable = self._observable.subscribe(
-                self._take, self._finish, lambda: self._finish(None)
+                self._append, self._finish, lambda: self._finish(None)
             )
             return
         with self._lock:
-            wanted = self._low if sequence_id == RESUME else sequence_id
-            if not self._low <= wanted <= self._low + len(self._kept):
-                raise NotInBuffer("an observable keeps nothing", got=wanted, wanted=f"{self._low} or more")
-            self._next = wanted
+            first = self._low if sequence_id == RESUME else sequence_id
+            if not self._low <= first <= self._low + len(self._kept):
+                raise NotInBuffer("the value is not kept", got=first, expected=f"{self._low} or more")
+            self._next = first
 
     def acknowledge(self, sequence_id: int, /) -> None:
-        """Forget the values up to that id."""
+        """Drop the values up to this id."""
         with self._lock:
             while self._kept and self._low <= sequence_id and self._low < self._next:
                 self._kept.popleft()
                 self._low += 1
 
     def dispose(self) -> None:
-        """Unsubscribe."""
         if self._disposable is not None:
             self._disposable.dispose()
 
     def pump(self, max_messages: int = 1000, timeout: float = 0.0) -> int:  # noqa: ARG002 - as MessageSource
-        """Hand on what came, up to so many values; how many. What was not taken comes again."""
+        """Send up to `max_messages` values. Returns how many were accepted; a refused one is sent again.
+
+        `timeout` is ignored.
+        """
         if self._observer is None:
             return 0
-        taken, end = 0, None
-        while taken < max_messages:
+        accepted, end = 0, None
+        while accepted < max_messages:
             with self._lock:
                 index = self._next - self._low
                 if index >= len(self._kept):
@@ -93,17 +95,21 @@ class RxSource:
                 value = self._kept[index]
             self._observer.on_next(self._next, value)
             self._next += 1
-            taken += 1
+            accepted += 1
         else:
-            return taken
+            return accepted
         if end is not None:
             end(self._observer)
-        return taken
+        return accepted
 
-    def _take(self, value: Any) -> None:
+    def _append(self, value: Any) -> None:
         with self._lock:
             if self._low + len(self._kept) - self._next >= self._limit:
-                raise Backlogged("an observable is faster than its queries", got=len(self._kept))
+                raise Backlogged(
+                    "the observable is faster than its queries",
+                    got=len(self._kept),
+                    hint="Call pump more often.",
+                )
             self._kept.append(value)
 
     def _finish(self, error: Exception | None) -> None:
@@ -115,10 +121,10 @@ class RxSource:
 
 
 def to_reactivex(output: OutputEdge, name: str = "reactivex") -> Observable[Any]:
-    """What `output` sends, to one subscriber at a time, in the thread that calls `deliver`.
+    """The values of `output`, for one subscriber at a time, on the thread that calls `deliver`.
 
-    It goes on behind what the consumer called `name` acknowledged. Disposing of the subscription gives that
-    place up.
+    Continues after the last value that the consumer `name` acknowledged. Disposing the subscription removes
+    the consumer.
     """
     try:
         import reactivex

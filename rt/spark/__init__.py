@@ -1,12 +1,14 @@
-"""Streams in Spark: `format("rt")` reads merged logs, in batches and in streams.
+"""Spark data source and sink: `format("rt")` reads merged logs, in batch and streaming, and writes to
+streams.
 
-Pure: options, columns, filters, planning. Edges: log_source (what a log is to a query) with local_log (one
-in a directory) and times, losses, gathering (Arrow), workers (the processes that Spark runs this in), and
-Spark's interfaces: source, reading, streaming.
-Writing: row_order and sink_options are pure, rows, ledger and delivering edges, writing Spark's interface.
-Jobs: exporting with export_target and storage; auditing, of which audit is pure. What ledger and storage
-share, files that are made once, is in once.
-What reads from nodes is found as an entry point of `rt.logs`, so that rt never imports a service. Only
-`gathering` and `rows` import pyarrow before it is needed, and only source, reading, streaming and writing
+- `source/`: options, columns, filter pushdown and partitioning are pure. `log_source` is the interface to a
+  log, `local_log` its implementation on a directory. `batch_reader` and `stream_reader` implement Spark's
+  interfaces.
+- `sink/`: options and `row_order` are pure. `spool`, `ledger` and `partition_publisher` do I/O. `writer`
+  implements Spark's interface.
+- `export/`: the Parquet exporter with its target and file systems, and the audit job (`audit` is pure).
+
+Reading from nodes is an entry point of the group `rt.logs`, so that rt imports no service. At import time
+only `arrow_batches` and `spool` import pyarrow, and only `data_source`, the readers and `writer` import
 pyspark.
 """

@@ -1,12 +1,14 @@
-"""Streams: many logical streams over a few queues, served by agents that hosts share among them.
+"""Streams: many logical streams over a few queues. Agents serve the queues; hosts share the agents.
 
     StreamProvider      what a host runs: publish, subscribe, resume
-    MemoryQueues, GeneratorQueues, ClusterQueues   the queues: others need `QueueAdapterFactory`
+    MemoryQueues, GeneratorQueues, ClusterQueues   the queues; other kinds implement `QueueAdapterFactory`
     StreamObserver      what a consumer implements
     FixedBalancer, LeaseBalancer, RingBalancer, DeploymentBalancer   which host serves which queue
 
-Law: an event that was published is handed to every subscription of its stream at least once, in order, and
-once to a consumer that keeps its token; slow consumers make nobody wait but, at the limit, the agent.
+Invariants:
+- Every subscription of a stream gets each published event at least once, in order.
+- A consumer that stores its token gets each event exactly once.
+- A slow consumer delays no other consumer. Only when the cache is full does the agent wait for it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from rt.streams.balancing import Fence, FixedBalancer, QueueBalancer, QueueListener
-from rt.streams.batches import EventBatch
-from rt.streams.errors import (
+from rt.streams.agent.options import StreamOptions
+from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer, QueueListener
+from rt.streams.core.errors import (
     ConsumerGone,
     DeliveryFailed,
     NoSuchSubscription,
@@ -26,18 +28,18 @@ from rt.streams.errors import (
     StreamError,
     SubscriptionFaulted,
 )
-from rt.streams.generator_queues import GeneratorQueues
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.mapping import HashRingQueueMapper, PartitionedQueueMapper, QueueMapper
-from rt.streams.memory_queues import MemoryQueues
-from rt.streams.observing import DeadLetter, StreamGap, StreamObserver
-from rt.streams.options import StreamOptions
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.observer import DeadLetter, StreamGap, StreamObserver
 from rt.streams.provider import Stream, StreamProvider, Subscription, directory_stores, memory_stores
+from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper, QueueMapper
+from rt.streams.queue.memory import MemoryQueues
 
 if TYPE_CHECKING:
-    from rt.streams.balancers import DeploymentBalancer, LeaseBalancer, RingBalancer, best_fit
-    from rt.streams.cluster_leases import ClusterLeases
-    from rt.streams.cluster_queues import Cluster, ClusterQueues
+    from rt.streams.balancer.balancers import DeploymentBalancer, LeaseBalancer, RingBalancer, best_fit
+    from rt.streams.balancer.cluster_leases import ClusterLeases
+    from rt.streams.queue.cluster import Cluster, ClusterQueues
 
 __all__ = [
     "Cluster",
@@ -81,18 +83,18 @@ __all__ = [
 ]
 
 _AT_FIRST_USE: Final = {
-    "Cluster": "rt.streams.cluster_queues",
-    "ClusterQueues": "rt.streams.cluster_queues",
-    "ClusterLeases": "rt.streams.cluster_leases",
-    "DeploymentBalancer": "rt.streams.balancers",
-    "LeaseBalancer": "rt.streams.balancers",
-    "RingBalancer": "rt.streams.balancers",
-    "best_fit": "rt.streams.balancers",
+    "Cluster": "rt.streams.queue.cluster",
+    "ClusterQueues": "rt.streams.queue.cluster",
+    "ClusterLeases": "rt.streams.balancer.cluster_leases",
+    "DeploymentBalancer": "rt.streams.balancer.balancers",
+    "LeaseBalancer": "rt.streams.balancer.balancers",
+    "RingBalancer": "rt.streams.balancer.balancers",
+    "best_fit": "rt.streams.balancer.balancers",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What needs a network, at its first use."""
+    """Import what needs a network at its first use."""
     if name in _AT_FIRST_USE:
         return getattr(import_module(_AT_FIRST_USE[name]), name)
     raise AttributeError(f"module 'rt.streams' has no attribute {name!r}")

@@ -1,8 +1,7 @@
-"""Streams as programs see them: publish, subscribe, resume, unsubscribe.
+"""The API of streams: publish, subscribe, resume, unsubscribe.
 
-Law: a subscription that was returned is durable in the books of its queue, and pinned: every event that is
-published after `subscribe` has returned is handed out, on whichever host serves the queue then and has the
-consumer.
+Invariant: when `subscribe` returns, the subscription is durable in the subscription store of its queue. Every
+event published after that is delivered, on whichever host then serves the queue and knows the consumer.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ from typing import Any, Final, Self
 from rt.errors import Closed, InvalidOption, Timeout
 from rt.names import check_name, name_from_host
 from rt.objects import MemoryStore, SqliteStore, Store
-from rt.streams.adapters import QueueAdapter, QueueAdapterFactory, StreamDirection
-from rt.streams.agent import PullingAgent
-from rt.streams.balancing import Fence, FixedBalancer, QueueBalancer
-from rt.streams.directory import Consumers
-from rt.streams.errors import NotWritable, QueueElsewhere
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.manager import PullingManager
-from rt.streams.metrics import QueueCounts, QueueStatus, exposition
-from rt.streams.observing import DeadLetters, ObserverFactory, StreamObserver
-from rt.streams.options import StreamOptions
-from rt.streams.registry import Stores, SubscriptionRecord
+from rt.streams.agent.agent import PullingAgent
+from rt.streams.agent.consumer_factories import ConsumerFactories
+from rt.streams.agent.manager import PullingManager
+from rt.streams.agent.options import StreamOptions
+from rt.streams.agent.subscription_store import Stores, SubscriptionRecord
+from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
+from rt.streams.core.errors import NotWritable, QueueElsewhere
+from rt.streams.core.metrics import QueueCounts, QueueStatus, exposition
+from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
+from rt.streams.queue.adapter import QueueAdapter, QueueAdapterFactory, StreamDirection
 
 _SERVED_S: Final = 30.0
 """How long a call waits for a queue that this host is about to serve."""
 
 
 def memory_stores() -> Stores:
-    """Books that end with this object: what is opened again is the same."""
+    """Subscription stores in memory. They last as long as this object; reopening one returns the same
+    data.
+    """
     stores: dict[QueueId, MemoryStore] = {}
 
     def opened(queue: QueueId) -> Store:
@@ -47,13 +48,13 @@ def memory_stores() -> Stores:
 
 
 def directory_stores(directory: str | os.PathLike[str]) -> Stores:
-    """Books in a file for each queue below `directory`, which hosts of one machine may share."""
+    """One subscription store file per queue in `directory`, which hosts on one machine may share."""
     root = os.path.abspath(os.fspath(directory))
     return lambda queue: SqliteStore(os.path.join(root, f"{queue.name}.db"))
 
 
 class Subscription:
-    """A handle. It names a subscription wherever that is served."""
+    """A handle that names a subscription, on whichever host it is served."""
 
     def __init__(self, provider: StreamProvider, stream: StreamId, subscription_id: str) -> None:
         self._provider = provider
@@ -67,29 +68,27 @@ class Subscription:
         return hash(self.id)
 
     async def resume(self, observer: StreamObserver, start: SequenceToken | None = None) -> None:
-        """Go on with `observer`, from `start` or where it was; also after a fault, or with nobody attached.
+        """Continue with `observer`, from `start` or from the stored position; also after a fault.
 
-        The observer before is called no more when this returns. `NoSuchSubscription`, `NotRewindable`,
+        The previous observer is no longer called when this returns. `NoSuchSubscription`, `NotRewindable`,
         `QueueElsewhere`.
         """
         agent = await self._provider.agent_of(self.stream)
         await agent.subscriptions.resume(self.id, observer, start)
 
     async def unsubscribe(self) -> None:
-        """End it for good; nothing if it has ended."""
+        """End it permanently. Does nothing if it has ended."""
         agent = await self._provider.agent_of(self.stream)
         await agent.subscriptions.unsubscribe(self.id)
 
 
 class Stream:
-    """One logical stream of a provider."""
-
     def __init__(self, provider: StreamProvider, stream: StreamId) -> None:
         self._provider = provider
         self.id: Final = stream
 
     async def publish(self, events: Sequence[Any]) -> None:
-        """Append the events, in order. What that promises is the queue's: see its adapter."""
+        """Append the events, in order. The queue's adapter defines how durable they are on return."""
         await self._provider.publish(self.id, events)
 
     async def subscribe(
@@ -99,11 +98,12 @@ class Stream:
         start: SequenceToken | StartPosition = StartPosition.LATEST,
         consumer: str | None = None,
     ) -> Subscription:
-        """Hand this stream's events to `observer`, from `start` on.
+        """Deliver this stream's events to `observer`, from `start` on.
 
-        With the name of a `consumer` whose factory other hosts have, it goes on there when they serve the
-        queue; without, it waits there for somebody to resume it. `NotRewindable`, `QueueElsewhere`;
-        `ValueError` for a start that is no place. After `CommitUnknown` it may be in the books.
+        With `consumer`, a name that other hosts have a factory for, the subscription continues on the host
+        that serves the queue next. Without it, it waits there until a program resumes it. `NotRewindable`,
+        `QueueElsewhere`; `ValueError` if `start` is not a valid position. After `CommitUnknown` the
+        subscription may exist.
         """
         if consumer is not None:
             check_name(consumer, kind="consumer")
@@ -113,7 +113,7 @@ class Stream:
         )
 
     async def subscriptions(self) -> list[tuple[Subscription, SubscriptionRecord]]:
-        """All that it has, with what the books say of each."""
+        """The subscriptions of this stream with their stored records."""
         agent = await self._provider.agent_of(self.id)
         return [
             (Subscription(self._provider, self.id, record.id), record)
@@ -122,11 +122,12 @@ class Stream:
 
 
 class StreamProvider:
-    """The streams of `queues`, as one host serves and uses them; `async with`, in one event loop.
+    """The streams of `queues`, as one host serves and uses them. Use with `async with`, in one event loop.
 
-    `balancer` says which queues this host serves (default: all). `stores` keep the books of each queue
-    (default: in memory, so that a new process begins anew). `dead_letters` keeps what consumers do not take,
-    if `options.on_poison` is "dead-letter". `host` is this host's name in metrics.
+    `balancer` decides which queues this host serves (default: all). `stores` opens the subscription store of
+    each queue (default: in memory, so a new process starts without subscriptions). `dead_letters` stores the
+    events that consumers do not accept; it is required if `options.on_poison` is "dead-letter". `host` is
+    this host's name in metrics.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class StreamProvider:
         self.options: Final = options or StreamOptions()
         if (self.options.on_poison == "dead-letter") != (dead_letters is not None):
             raise InvalidOption(
-                "dead letters want a policy and somebody to keep them",
+                "on_poison and dead_letters must be set together",
                 got=f"on_poison={self.options.on_poison!r}, dead_letters={dead_letters!r}",
                 hint="Give both on_poison='dead-letter' and dead_letters=, or neither.",
             )
@@ -155,7 +156,7 @@ class StreamProvider:
         self._stores = stores or memory_stores()
         self._dead_letters = dead_letters
         self._draw = draw or random.Random()
-        self._consumers = Consumers()
+        self._consumers = ConsumerFactories()
         self._adapter: QueueAdapter | None = None
         self._manager: PullingManager | None = None
         self._is_closed = False
@@ -164,26 +165,23 @@ class StreamProvider:
     # Consumers
 
     def consumer(self, name: str, factory: ObserverFactory) -> None:
-        """Serve subscriptions of consumer `name`, whoever made them, by what `factory` makes.
-
-        Before `start`.
-        """
+        """Register the factory of observers for subscriptions of consumer `name`. Call before `start`."""
         self._require_not_started("consumer")
         self._consumers.add_factory(name, factory)
 
     def implicit(self, name: str, pattern: str, factory: ObserverFactory) -> None:
-        """Every stream whose topic matches `pattern` (`*`, `?`, `[…]`) has a subscription, called `name`.
+        """Give every stream whose topic matches `pattern` (`*`, `?`, `[…]`) a subscription called `name`.
 
-        Hosts of one provider have the same ones. Streams that are known already have it from now on.
+        All hosts of a provider must register the same ones. Known streams get it from now on.
         """
         self._consumers.add_pattern(name, pattern, factory)
         for agent in self._manager.agents() if self._manager is not None else ():
-            agent.meet_again()
+            agent.apply_patterns()
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        """Begin to serve what the balancer gives. Once."""
+        """Start serving the queues that the balancer assigns. Call once."""
         self._require_not_started("start")
         adapter = await self._factory.adapter()
         if self._is_closed:
@@ -197,9 +195,9 @@ class StreamProvider:
             await self._balancer.start(self._factory.mapper)
 
     async def stop(self) -> None:
-        """Give every queue up in peace: drain, note, acknowledge, release.
+        """Give up every queue cleanly: drain, save positions, acknowledge, release.
 
-        Twice is allowed, and waits for the same end, which comes though whoever asked is cancelled.
+        May be called twice: both calls wait for the same end. It completes even if the caller is cancelled.
         """
         if self._stopping is None:
             self._is_closed = True
@@ -233,45 +231,46 @@ class StreamProvider:
     # Use
 
     def stream(self, namespace: str, key: str) -> Stream:
-        """A stream; it need not have been heard of."""
+        """The handle of a stream, which need not exist yet."""
         return Stream(self, StreamId(namespace, key))
 
     async def publish(self, stream: StreamId, events: Sequence[Any]) -> None:
-        """Append events to the queue that carries the stream, whichever host serves that."""
+        """Append events to the queue that carries the stream, whichever host serves it."""
         adapter = self._require_adapter()
         if adapter.direction is StreamDirection.READ_ONLY:
-            raise NotWritable("the queues of this provider are only read", where=self.name, got=stream)
+            raise NotWritable("the queues of this provider are read-only", where=self.name, got=stream)
         if events:
             await adapter.publish(self._factory.mapper.queue_for(stream), stream, events)
 
     async def agent_of(self, stream: StreamId, timeout: float = _SERVED_S) -> PullingAgent:
-        """The agent of the stream's queue, waited for if the queue is to be served here. `QueueElsewhere`."""
+        """The agent of the stream's queue. Waits if this host is about to serve it. `QueueElsewhere`."""
         queue = self._factory.mapper.queue_for(stream)
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     self._require_adapter()
                     if self._manager is None or queue not in self._balancer.my_queues():
-                        hint = "Subscribe on that host, or have an implicit subscription on all hosts."
+                        hint = "Subscribe on that host, or register an implicit subscription on all hosts."
                         raise QueueElsewhere(
-                            "another host serves the queue, or none yet", where=queue, got=stream, hint=hint
+                            "this host does not serve the queue", where=queue, got=stream, hint=hint
                         )
                     if (agent := self._manager.agent(queue)) is not None:
                         return agent
                     await self._manager.changed()
         except TimeoutError as error:
             what = "the agent of the queue was not ready in time"
-            raise Timeout(what, where=queue, wanted=f"{timeout} s", hint="Look for agent_failed.") from error
+            raise Timeout(
+                what, where=queue, expected=f"{timeout} s", hint="Look for agent_failed in the log."
+            ) from error
 
     def status(self) -> list[QueueStatus]:
-        """Every queue of the provider, as this host sees it."""
         return [] if self._manager is None else [status for status, _ in self._manager.status()]
 
     def metrics(self) -> str:
-        """For Prometheus."""
+        """All samples in the text format of Prometheus."""
         return exposition(self.name, self.host, [] if self._manager is None else self._manager.status())
 
-    # Within
+    # Internals
 
     def _agent(
         self, queue: QueueId, fence: Fence, counts: QueueCounts, on_failure: Callable[[BaseException], None]
@@ -291,9 +290,11 @@ class StreamProvider:
 
     def _require_adapter(self) -> QueueAdapter:
         if self._adapter is None or self._is_closed:
-            raise Closed("the provider is not started, or closed", where=self.name)
+            raise Closed("the provider is not started or is closed", where=self.name)
         return self._adapter
 
     def _require_not_started(self, what: str) -> None:
         if self._adapter is not None or self._is_closed:
-            raise Closed(f"too late for {what}: the provider was started", where=self.name)
+            raise Closed(
+                f"cannot call {what}: the provider was already started or is closed", where=self.name
+            )

@@ -1,1 +1,1 @@
-"""What tests of rt and of programs on it need: disks that fail on demand, power cuts that can be replayed."""
+"""For tests of rt and of programs that use it: disks that fail on demand, power cuts, virtual time."""

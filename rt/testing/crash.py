@@ -1,8 +1,8 @@
-"""Power cuts at every change a program makes, and at every change its recovery makes.
+"""Simulates power cuts at every change that a program makes, and at every change of its recovery.
 
-`sweep` runs a program on a `MemoryDisk`, cuts the power at each change in turn, and lets a check look at each
-disk that may be left. A failure names its cuts, and `replay` makes the same ones again. The law: whatever the
-program noted in its log before the cut, it promised, and the check holds it to that.
+`sweep` runs a program on a `MemoryDisk`, cuts the power at each change in turn, and calls a check on every
+disk that may result. A failure lists its cuts, and `replay` repeats them. Invariant: what the program noted
+in its log before the cut is a promise, and the check verifies it.
 
 >>> from rt.log.disk import write_whole
 >>> def prepare(disk):
@@ -36,9 +36,9 @@ Prepare: TypeAlias = Callable[[MemoryDisk], None]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The power goes at the `change`-th change of a step; `keep` and `seed` are for `after_power_cut`.
+    """A power cut at the `change`-th change of a step. `keep` and `seed` are passed to `after_power_cut`.
 
-    A `change` that the step does not reach is a cut just after it returned.
+    If the step does not reach `change`, the cut comes just after it returned.
     """
 
     change: int
@@ -56,19 +56,18 @@ def sweep(
     recover: Step | None = None,
     recover_cuts: int = 6,
 ) -> int:
-    """Cut the power at each change of `run`, and once behind it; the number of disks that were checked.
+    """Cut the power at each change of `run`, and once after it. Returns the number of disks checked.
 
-    `run(disk, log)` must make the same changes each time. It appends to `log` what it has promised, for
-    instance after each flush that returned. `check(disk, log)` gets a disk of its own, and raises if a
-    promise is broken. `prepare` readies the new disk of each run: nothing is cut there. `seeds` are tried
-    with "some" only, as the other strategies leave one disk.
+    `run(disk, log)` must make the same changes each time. It appends its promises to `log`, for instance
+    after each flush. `check(disk, log)` gets a disk of its own, and raises if a promise is broken. `prepare`
+    sets up the new disk of each run, without cuts. `seeds` apply to "some" only, as the other strategies
+    leave one disk.
 
-    `check` must find the same whenever it is given the same: what one cut leaves is not checked again when
-    another cut of that run leaves it too; but it counts.
+    `check` must be deterministic: a disk that several cuts of a run leave is checked once, but counted each
+    time.
 
-    With `recover`, each disk left is also recovered with a second cut at a change of `recover(disk, log)`, or
-    behind it, and what that leaves is checked: `recover_cuts` such cuts for each disk, drawn so that the next
-    sweep draws the same.
+    With `recover`, each disk is also recovered with a second cut at a change of `recover(disk, log)` or after
+    it, and the result is checked. There are `recover_cuts` such cuts for each disk, the same in every sweep.
 
     Raises `AssertionError` with the cuts to replay, from the error of the check or of the recovery.
     """
@@ -99,9 +98,11 @@ def replay(
     prepare: Prepare | None = None,
     recover: Step | None = None,
 ) -> None:
-    """Make the cuts that a failed `sweep` named, the first in `run`, the others in `recover`, and check."""
+    """Repeat the cuts that a failed `sweep` listed, the first in `run`, the others in `recover`, and
+    check.
+    """
     if len(cuts) > 1 and recover is None:
-        raise ValueError("the second cut is made in recover, which is missing")
+        raise ValueError("a second cut needs recover")
     disk = _prepared(prepare)
     log: Log = []
     for step, cut in zip(itertools.chain([run], itertools.repeat(recover)), cuts, strict=False):
@@ -112,7 +113,7 @@ def replay(
 
 
 class _Once:
-    """A check that is made once of each disk and log; it gets a log of its own."""
+    """A check that runs once for each disk and log. It gets a log of its own."""
 
     def __init__(self, check: Step) -> None:
         self._check = check
@@ -145,7 +146,7 @@ def _run_until(change: int, step: Step, disk: MemoryDisk, log: Log) -> None:
     except PowerCut:
         pass
     except Exception:
-        # A dead machine raises nothing: with the power off, this only says how the program met the cut.
+        # A dead machine raises nothing: after the power cut this is only the program's reaction to it.
         if not disk.is_off:
             raise
 

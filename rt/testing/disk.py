@@ -1,9 +1,9 @@
-"""Disks for tests: `MemoryDisk`, which knows what is durable, and `FaultyDisk`, which makes any disk fail.
+"""Disks for tests: `MemoryDisk`, which tracks durability, and `FaultyDisk`, which makes any disk fail.
 
-The memory disk keeps the strictest promise that POSIX allows, less than most file systems keep: `File.sync`
-makes a file's content and size durable but no name, `sync_directory` makes names durable but no content, and
-a change that was not synced may survive a power cut or not, whole or torn, whatever its neighbours do. So
-what passes here leans on no file system's kindness.
+The memory disk keeps only what POSIX guarantees, which is less than most file systems do. `File.sync` makes a
+file's content and size durable but no name. `sync_directory` makes names durable but no content. A change
+that was not synced may survive a power cut or not, whole or torn, independently of others. So code that
+passes on it relies on no particular file system.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import posixpath
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, TypeAlias
 
 from rt.log.disk import File, Lock
-from rt.testing.disk_names import ROOT, Directory, Edit, Key, NameTable, Node, absolute
+from rt.testing.disk_names import ROOT, DirectoryInode, Edit, Key, NameTable, Node, absolute
 from rt.testing.faults import Faults, Operation, PowerCut, os_error
 from rt.testing.faulty_disk import FaultyDisk
 from rt.testing.inode import Inode, coin_of
@@ -28,7 +29,7 @@ CHANGES: Final = frozenset(
     {"copy_from", "create", "pwritev", "remove", "rename", "sync", "sync_directory", "truncate"}
 )
 DIRECTORY_BYTES: Final = 4096
-"""What lstat(2) says of a directory on ext4; only that there is a size matters."""
+"""As lstat(2) reports for a directory on ext4. Only the presence of a size matters."""
 
 
 class MemoryDisk(Faults):
@@ -37,8 +38,8 @@ class MemoryDisk(Faults):
     `changes` counts the calls that may change something: create, pwritev, copy_from, truncate, sync, rename,
     remove, sync_directory, a lock whose file is new, and two (make, sync the parent) for each directory made.
 
-    A file whose `sync` failed, by `fail("sync")`, still shows what was written, and the next sync returns;
-    but the bytes written before the failure are never durable, as with Linux.
+    After a failed `sync` (by `fail("sync")`) a file still shows what was written, and the next sync returns.
+    But as on Linux, the bytes written before the failure never become durable.
 
     Thread-safe: each call holds one lock.
     """
@@ -50,16 +51,15 @@ class MemoryDisk(Faults):
         self._cut_at: int | None = None
         self._names = NameTable()
 
-    # What the program under test calls.
+    # Called by the program under test.
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """Open a file."""
         with self.guard:
             self.begin("open")
             return MemoryFile(self, self._names.file_at(path), write=write)
 
     def create(self, path: str) -> File:
-        """Make a file; its name is durable after `sync_directory`."""
+        """Create a file. Its name is durable after `sync_directory`."""
         with self.guard:
             self.begin("create")
             key, node = self._names.find(path)
@@ -68,7 +68,7 @@ class MemoryDisk(Faults):
             return MemoryFile(self, self._add_file(key), write=True)
 
     def rename(self, source: str, target: str) -> None:
-        """One change of both names; what was called `target` is back if the change is lost."""
+        """One change of both names. If the change is lost, `target` has its old file again."""
         with self.guard:
             self.begin("rename")
             old, node = self._names.find(source)
@@ -78,51 +78,54 @@ class MemoryDisk(Faults):
             if absolute(target).startswith(absolute(source) + "/"):
                 raise os_error(errno.EINVAL, target)
             if absolute(source).startswith(absolute(target) + "/"):
-                raise os_error(errno.ENOTEMPTY, target)  # Linux asks this before it looks at the kinds
+                raise os_error(errno.ENOTEMPTY, target)  # Linux checks this before the kinds
             if replaced is node:
                 return
             self._names.require_replaceable(target, node, replaced)
             self._edit({old: None, new: node})
 
     def remove(self, path: str) -> None:
-        """Take the name away; open files go on."""
+        """Remove the name. Open files stay usable."""
         with self.guard:
             self.begin("remove")
             self._names.file_at(path)
             self._edit({self._names.find(path)[0]: None})
 
     def make_directory(self, path: str) -> None:
-        """Make each missing one and then sync its parent, as `RealDisk` does: two changes each."""
+        """Make each missing directory and sync its parent, as `RealDisk` does: two changes each."""
         with self.guard:
             self.begin("make_directory")
             self._make_directory(absolute(path))
 
     def list_directory(self, path: str) -> list[str]:
-        """Names in a directory, oldest first."""
+        """The names in a directory, oldest first."""
         with self.guard:
             self.begin("list_directory")
             return self._names.names_in(self._names.directory_at(path))
 
     def sync_directory(self, path: str) -> None:
-        """Make its names durable; a rename between two directories is durable by the sync of either."""
+        """Make its names durable. A rename between two directories is durable after the sync of either."""
         with self.guard:
             self.begin("sync_directory")
             self._sync_directory(self._names.directory_at(path))
 
+    def hold_directory(self, path: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """There is always a descriptor."""
+        return nullcontext()
+
     def size(self, path: str) -> int | None:
-        """Bytes in the file."""
         with self.guard:
             self.require_power()
             try:
                 _, node = self._names.find(path)
             except FileNotFoundError:
                 return None
-            if isinstance(node, Directory):
+            if isinstance(node, DirectoryInode):
                 return DIRECTORY_BYTES
             return None if node is None else len(node.content)
 
     def lock(self, path: str) -> Lock:
-        """Take the lock of the file; not thread-bound, and gone after a power cut."""
+        """Lock the file. The lock is not bound to a thread, and a power cut removes it."""
         with self.guard:
             self.begin("lock")
             key, node = self._names.find(path)
@@ -134,36 +137,36 @@ class MemoryDisk(Faults):
                 raise os_error(errno.EWOULDBLOCK, path)
             return MemoryLock(self, inode)
 
-    # What the test calls. These count no changes, meet no faults, and work when the power is off.
+    # Called by the test. These count no changes, have no faults, and work when the power is off.
 
     def cut_power_at(self, change: int) -> None:
-        """Let the call that makes `changes` reach `change` raise `PowerCut`, and every call behind it.
+        """Raise `PowerCut` in the call that makes `changes` reach `change`, and in every later call.
 
-        That call has not happened; but of a write a part may have.
+        That call has no effect, except that a write may be partly done.
         """
         with self.guard:
             if change <= self.changes:
-                raise ValueError(f"change {change} is past: {self.changes} were made")
+                raise ValueError(f"change {change} is in the past: got {self.changes} changes already")
             self._cut_at = change
 
     def after_power_cut(self, keep: Keep, seed: int = 0) -> MemoryDisk:
-        """The disk that the next start finds; this one is off from now on, but may be asked again.
+        """The disk after a restart. This one stays off, but the call may be repeated.
 
-        "none": only what was synced. "some": of the rest what `seed` draws: any writes, whole or some of
-        their sectors, sizes without the bytes, truncates or not; of each name a prefix of its changes.
-        "all": everything, as after kill -9. That is the one case where the kernel lives on: what was not
-        synced is *still* not synced, so a second cut may take it from a recovery that did not sync.
+        "none": only what was synced. "some": of the rest what `seed` selects: any writes, whole or some of
+        their sectors, sizes without the bytes, truncates or not; of each name a prefix of its changes. "all":
+        everything, as after kill -9. Then the kernel survives, and what was not synced is *still* not synced.
+        So a second cut may remove it if the recovery did not sync.
         """
         with self.guard:
             self.is_off = True
             if keep == "all":
                 return self._with(self._names.after_kill(Inode.after_kill))
-            # Mixed with the number of the change, so that a sweep does not draw the same at each of its cuts.
+            # Includes the number of the change, so that the cuts of a sweep differ.
             coin = coin_of(keep, seed * 1_000_003 + self.changes)
             return self._with(self._names.after_power_cut(coin, lambda inode: inode.after_power_cut(coin)))
 
     def state(self) -> Hashable:
-        """Equal for disks that neither a program nor a power cut can tell apart; nothing may be open."""
+        """Equal for disks that no program and no power cut can distinguish. No file may be open."""
         with self.guard:
             numbers: dict[Node, int] = {}
             names = self._names.state(numbers)
@@ -185,7 +188,7 @@ class MemoryDisk(Faults):
             return bytes(self._names.file_at(path).content)
 
     def write(self, path: str, content: bytes) -> None:
-        """Give a file, made if missing, this content, durable at once with its name."""
+        """Write a file, creating it if missing. Content and name are durable at once."""
         with self.guard:
             key, node = self._names.find(path)
             inode = self._add_file(key) if node is None else self._names.file_at(path)
@@ -195,7 +198,7 @@ class MemoryDisk(Faults):
             self._names.settle(lambda other: other == key)
 
     def flip_bit(self, path: str, offset: int, bit: int) -> None:
-        """Turn one bit over, for readers that have the file open too; all of the file is durable then."""
+        """Flip one bit, also for readers that have the file open. All of the file is durable then."""
         content = bytearray(self.read(path))
         content[offset] ^= 1 << bit
         self.write(path, bytes(content))
@@ -203,7 +206,7 @@ class MemoryDisk(Faults):
     # Power and counting.
 
     def require_power(self) -> None:
-        """`PowerCut` if there is none."""
+        """`PowerCut` if the power is off."""
         if self.is_off:
             raise PowerCut("the power is off")
 
@@ -214,7 +217,7 @@ class MemoryDisk(Faults):
             raise PowerCut(f"the power was cut at change {self.changes}")
 
     def begin(self, operation: Operation) -> None:
-        """A call of the program begins: it is counted, and raises what it must fail with."""
+        """Count a call of the program, and raise the fault configured for it."""
         self.require_power()
         if operation in CHANGES:
             self._count_change()
@@ -236,7 +239,7 @@ class MemoryDisk(Faults):
             self._make_directory(posixpath.dirname(path))
             key, _ = self._names.find(path)
             self._count_change()
-            self._edit({key: Directory()})
+            self._edit({key: DirectoryInode()})
         if isinstance(node, Inode):
             raise os_error(errno.EEXIST, path)
         if key[1]:
@@ -249,15 +252,15 @@ class MemoryDisk(Faults):
             self.release(node)
 
     def release(self, inode: Inode) -> None:
-        """Give the space back when the last name and the last open file are gone."""
+        """Release the space when the last name and the last open file are closed."""
         if not inode.is_linked and not inode.opened:
             self.used_bytes -= len(inode.content)
 
-    def _sync_directory(self, directory: Directory) -> None:
+    def _sync_directory(self, directory: DirectoryInode) -> None:
         self._names.settle(lambda key: key[0] is directory)
 
     def _with(self, names: NameTable) -> MemoryDisk:
-        """Another disk of this size, with those files."""
+        """Another disk of this size, with the given names."""
         disk = MemoryDisk(self.capacity_bytes)
         disk._names = names
         disk.used_bytes = sum(len(node.content) for node in names.now.values() if isinstance(node, Inode))

@@ -1,6 +1,8 @@
-"""The names of `MemoryDisk`: what they are now, what of them is durable, and the changes between the two.
+"""The names of `MemoryDisk`: the current ones, the durable ones, and the changes in between.
 
-A change is lost if an earlier one of the same name is; it is done whole or not at all.
+Invariants:
+- A change is atomic.
+- A change is lost if an earlier change of the same name is lost.
 """
 
 from __future__ import annotations
@@ -15,31 +17,31 @@ from rt.testing.faults import os_error
 from rt.testing.inode import Coin, Inode
 
 
-class Directory:
-    """A directory is only an identity; who is in it stands in the disk's table of names.
+class DirectoryInode:
+    """Only the identity of a directory. Its entries are in the disk's table of names.
 
-    So directories are shared, unchanged, by a disk and what is left of it after a power cut.
+    So a disk and its successor after a power cut share directory inodes.
     """
 
     __slots__ = ()
 
 
-ROOT: Final = Directory()
-Node: TypeAlias = Inode | Directory
-Key: TypeAlias = tuple[Directory, str]
+ROOT: Final = DirectoryInode()
+Node: TypeAlias = Inode | DirectoryInode
+Key: TypeAlias = tuple[DirectoryInode, str]
 Names: TypeAlias = dict[Key, Node]
 Edit: TypeAlias = dict[Key, Node | None]
-"""One change of names, done whole or not at all; None takes the name away."""
+"""One atomic change of names. None removes the name."""
 
 
 def absolute(path: str) -> str:
-    """The path from the root, where relative ones start."""
+    """The absolute path. Relative paths start at the root."""
     return posixpath.normpath(posixpath.join("/", path))
 
 
 @functools.lru_cache(maxsize=4096)
 def _parts(path: str) -> tuple[str, ...]:
-    """The names on the way from the root; programs ask for the same few paths again and again."""
+    """The components of a path. Cached, as programs use the same few paths repeatedly."""
     return tuple(filter(None, absolute(path).split("/")))
 
 
@@ -52,7 +54,7 @@ def _apply(names: Names, edit: Edit) -> None:
 
 
 class NameTable:
-    """What every name of a disk stands for. Its caller holds the disk's lock."""
+    """Maps every name of a disk to its inode. The caller holds the disk's lock."""
 
     def __init__(
         self, now: Names | None = None, durable: Names | None = None, edits: list[Edit] | None = None
@@ -60,72 +62,74 @@ class NameTable:
         self.now: Names = {} if now is None else now
         self._durable: Names = {} if durable is None else durable
         self._edits: list[Edit] = [] if edits is None else edits
-        """What leads from `_durable` to `now`, in order."""
+        """The changes from `_durable` to `now`, in order."""
 
-    # Looking
+    # Looking up
 
     def find(self, path: str) -> tuple[Key, Node | None]:
-        """Where the name stands and what it names now; raises if its directory does not exist."""
+        """The key of a path and its current node. Raises if the parent directory does not exist."""
         if not path:
             raise os_error(errno.ENOENT, path)
         key: Key = (ROOT, "")
         node: Node | None = ROOT
         for part in _parts(path):
-            if not isinstance(node, Directory):
+            if not isinstance(node, DirectoryInode):
                 raise os_error(errno.ENOENT if node is None else errno.ENOTDIR, path)
             key = (node, part)
             node = self.now.get(key)
         return key, node
 
     def file_at(self, path: str) -> Inode:
-        """The file of that name; raises if there is none."""
+        """The file of that name. Raises if there is none."""
         _, node = self.find(path)
         if isinstance(node, Inode):
             return node
         raise os_error(errno.ENOENT if node is None else errno.EISDIR, path)
 
-    def directory_at(self, path: str) -> Directory:
-        """The directory of that name; raises if there is none."""
+    def directory_at(self, path: str) -> DirectoryInode:
+        """The directory of that name. Raises if there is none."""
         _, node = self.find(path)
-        if isinstance(node, Directory):
+        if isinstance(node, DirectoryInode):
             return node
         raise os_error(errno.ENOENT if node is None else errno.ENOTDIR, path)
 
-    def names_in(self, directory: Directory) -> list[str]:
-        """What stands in it, oldest first."""
+    def names_in(self, directory: DirectoryInode) -> list[str]:
+        """The names in a directory, oldest first."""
         return [name for parent, name in self.now if parent is directory]
 
-    def paths_below(self, directory: Directory, prefix: str) -> Iterator[str]:
-        """Every file there."""
+    def paths_below(self, directory: DirectoryInode, prefix: str) -> Iterator[str]:
+        """Every file below a directory."""
         for (parent, name), node in self.now.items():
             if parent is not directory:
                 continue
-            if isinstance(node, Directory):
+            if isinstance(node, DirectoryInode):
                 yield from self.paths_below(node, f"{prefix}{name}/")
             else:
                 yield prefix + name
 
     def require_replaceable(self, target: str, node: Node, replaced: Node | None) -> None:
-        """Raise unless `node` may get the name that `replaced` has now."""
-        if isinstance(replaced, Directory):
+        """Raise unless `node` may replace `replaced` at the name `target`."""
+        if isinstance(replaced, DirectoryInode):
             if isinstance(node, Inode):
                 raise os_error(errno.EISDIR, target)
             if any(parent is replaced for parent, _ in self.now):
                 raise os_error(errno.ENOTEMPTY, target)
-        elif replaced is not None and isinstance(node, Directory):
+        elif replaced is not None and isinstance(node, DirectoryInode):
             raise os_error(errno.ENOTDIR, target)
 
     # Changing
 
     def edit(self, edit: Edit) -> list[Inode]:
-        """Make a change; the files that lost their name by it."""
+        """Apply a change. Returns the files that lost their name."""
         before = [self.now.get(key) for key in edit]
         _apply(self.now, edit)
         self._edits.append(edit)
         return [node for node in before if isinstance(node, Inode) and node not in edit.values()]
 
     def settle(self, is_wanted: Callable[[Key], bool]) -> None:
-        """Make the edits of the wanted names durable, with the earlier ones of any other name they touch."""
+        """Make the edits of the selected names durable, with the earlier edits of any other name they
+        touch.
+        """
         touched: set[Key] = set()
         settled: list[Edit] = []
         left: list[Edit] = []
@@ -139,10 +143,10 @@ class NameTable:
             _apply(self._durable, edit)
         self._edits = left[::-1]
 
-    # What is left
+    # After a power cut or kill
 
     def after_kill(self, survive: Callable[[Inode], Inode]) -> NameTable:
-        """The same names of other files, each made of one here; and the same is durable of them."""
+        """The same names, durable ones too, with the files that `survive` makes."""
         twin = _twins(survive)
         return NameTable(
             {key: twin(node) for key, node in self.now.items()},
@@ -151,7 +155,7 @@ class NameTable:
         )
 
     def after_power_cut(self, coin: Coin, survive: Callable[[Inode], Inode]) -> NameTable:
-        """The durable names with some edits: an edit is lost if an earlier one of the same name is."""
+        """The durable names with some edits. An edit is lost if an earlier one of the same name is."""
         names = dict(self._durable)
         lost: set[Key] = set()
         for edit in self._edits:
@@ -164,7 +168,7 @@ class NameTable:
         return NameTable(left, dict(left))
 
     def state(self, numbers: dict[Node, int]) -> Hashable:
-        """Equal for tables that nothing can tell apart; `numbers` gets one for each node."""
+        """Equal for tables that cannot be distinguished. `numbers` gets a number for each node."""
 
         def numbered(edit: Mapping[Key, Node | None]) -> Hashable:
             return tuple(
@@ -177,11 +181,11 @@ class NameTable:
 
 
 def _twins(survive: Callable[[Inode], Inode]) -> Callable[[Node], Node]:
-    """One file for each, however many names it has; directories are shared."""
+    """Calls `survive` once per file, however many names it has. Directories are shared."""
     twins: dict[Inode, Inode] = {}
 
     def twin(node: Node) -> Node:
-        if isinstance(node, Directory):
+        if isinstance(node, DirectoryInode):
             return node
         if node not in twins:
             twins[node] = survive(node)

@@ -1,4 +1,4 @@
-"""What both disks for tests share: calls that fail on demand, and a limit on space."""
+"""Shared by both test disks: calls that fail on demand, and a space limit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Operation: TypeAlias = Literal[
 
 
 class PowerCut(BaseException):
-    """The power is off. No `Exception`, so that no handler of the program under test outlives it."""
+    """The power is off. Not an `Exception`, so that the program under test does not handle it."""
 
 
 def os_error(code: int, path: str | None = None) -> OSError:
-    """What a system call raises."""
+    """The error of a system call."""
     return OSError(code, os.strerror(code), path) if path is not None else OSError(code, os.strerror(code))
 
 
@@ -46,10 +46,10 @@ class _Fault:
 
 
 class Faults:
-    """The part that both disks share: faults that were asked for, and a limit on space.
+    """Configured faults and a space limit.
 
-    `capacity_bytes` may be changed at any time (None: no limit). `used_bytes` is the sum of the sizes of
-    the files that this disk holds or, for a `FaultyDisk`, what it added since it was made.
+    `capacity_bytes` may be changed at any time (None: no limit). `used_bytes` is the total size of the files
+    on this disk or, for a `FaultyDisk`, what was added since it was created.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -63,17 +63,17 @@ class Faults:
     def fail(self, operation: Operation, *, at: int = 1, error: int = errno.EIO, times: int = 1) -> None:
         """Let `times` calls of `operation`, from the `at`-th from now on, raise `OSError(error)`.
 
-        A call that fails changes nothing, but see `MemoryDisk` for what a failed `sync` does. "pread"
-        stands for `pread_into` too.
+        A failed call changes nothing, except for a failed `sync` (see `MemoryDisk`). "pread" includes
+        `pread_into`.
         """
         if operation not in get_args(Operation) or at < 1 or times < 1:
-            raise ValueError(f"no such fault: {operation=} {at=} {times=}")
+            raise ValueError(f"invalid fault: got {operation=} {at=} {times=}")
         with self.guard:
             first = self._calls[operation] + at
             self._faults.append(_Fault(operation, first, first + times, error))
 
     def check(self, operation: Operation) -> None:
-        """Count a call of `operation`, and raise if it is one that must fail."""
+        """Count a call of `operation`, and raise if it must fail."""
         with self.guard:
             self._calls[operation] += 1
             call = self._calls[operation]
@@ -82,7 +82,7 @@ class Faults:
                     raise os_error(fault.error)
 
     def fitting(self, size: int, offset: int, wanted: int) -> int:
-        """How many of `wanted` bytes may be written at `offset` into a file of `size`; ENOSPC if none."""
+        """How many of `wanted` bytes may be written at `offset` into a file of `size`. ENOSPC if none."""
         growth = offset + wanted - size
         if self.capacity_bytes is None or wanted == 0 or growth <= 0:
             return wanted
@@ -92,6 +92,6 @@ class Faults:
         return fitting
 
     def require_room(self, growth: int) -> None:
-        """Raise ENOSPC unless a file may grow by `growth`: holes are charged like data."""
+        """Raise ENOSPC unless a file may grow by `growth`. Holes count like data."""
         if self.fitting(0, 0, max(0, growth)) < growth:
             raise os_error(errno.ENOSPC)

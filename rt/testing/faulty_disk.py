@@ -1,16 +1,17 @@
-"""`FaultyDisk`: any disk, made to fail."""
+"""`FaultyDisk`: makes any disk fail."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from rt.log.disk import Disk, File, Lock
-from rt.log.layout import Buffer
+from rt.log.format.constants import Buffer
 from rt.testing.faults import Faults
 
 
 class _FaultyFile:
-    """A file of the disk below, behind the faults of a `FaultyDisk`."""
+    """A file of the underlying disk, with the faults of a `FaultyDisk`."""
 
     __slots__ = ("_disk", "_file")
 
@@ -74,9 +75,9 @@ class _FaultyFile:
 
 
 class FaultyDisk(Faults):
-    """Any disk, with faults and a limit on what may be added to it: `FaultyDisk(RealDisk())` for real files.
+    """Adds faults and a space limit to any disk: `FaultyDisk(RealDisk())` for real files.
 
-    Space is given back when a name goes, even while the file is open. Thread-safe if the disk below is.
+    Removing a name releases its space, even while the file is open. Thread-safe if the underlying disk is.
     """
 
     def __init__(self, disk: Disk, capacity_bytes: int | None = None) -> None:
@@ -84,50 +85,45 @@ class FaultyDisk(Faults):
         self._disk = disk
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """Open a file of the disk below."""
         self.check("open")
         return _FaultyFile(self, self._disk.open(path, write=write))
 
     def create(self, path: str) -> File:
-        """Make a file on the disk below."""
         self.check("create")
         return _FaultyFile(self, self._disk.create(path))
 
     def rename(self, source: str, target: str) -> None:
-        """Rename on the disk below."""
         self.check("rename")
         replaced_bytes = self._disk.size(target) or 0 if source != target else 0
         self._disk.rename(source, target)
         self._give_back(replaced_bytes)
 
     def remove(self, path: str) -> None:
-        """Remove from the disk below."""
         self.check("remove")
         removed_bytes = self._disk.size(path) or 0
         self._disk.remove(path)
         self._give_back(removed_bytes)
 
     def make_directory(self, path: str) -> None:
-        """Make it on the disk below."""
         self.check("make_directory")
         self._disk.make_directory(path)
 
     def list_directory(self, path: str) -> list[str]:
-        """List it on the disk below."""
         self.check("list_directory")
         return self._disk.list_directory(path)
 
     def sync_directory(self, path: str) -> None:
-        """Sync it on the disk below."""
         self.check("sync_directory")
         self._disk.sync_directory(path)
 
+    def hold_directory(self, path: str) -> AbstractContextManager[None]:
+        """Hold it on the disk below."""
+        return self._disk.hold_directory(path)
+
     def size(self, path: str) -> int | None:
-        """Size on the disk below."""
         return self._disk.size(path)
 
     def lock(self, path: str) -> Lock:
-        """Lock on the disk below."""
         self.check("lock")
         return self._disk.lock(path)
 

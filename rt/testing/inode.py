@@ -1,4 +1,4 @@
-"""A file of `MemoryDisk` without its name, and what a power cut leaves of what was not synced."""
+"""A file of `MemoryDisk` without its name, and what a power cut leaves of unsynced changes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 Coin: TypeAlias = Callable[[], bool]
-"""Heads: what it is tossed for survives."""
+"""True: the change survives."""
 
 SECTOR_BYTES: Final = 512
-"""The least unit that drives promise to write whole."""
+"""The smallest unit that drives write atomically."""
 
 
 def coin_of(keep: Literal["none", "some"], seed: int) -> Coin:
-    """The odds are drawn first, so that nearly everything and nearly nothing come up too."""
+    """The probability is drawn first, so that nearly everything and nearly nothing occur too."""
     if keep == "none":
         return lambda: False
     source = random.Random(seed)
@@ -35,12 +35,11 @@ class Write:
     data: bytes
 
     def apply(self, content: bytearray) -> None:
-        """Do it."""
         _lengthen(content, self.offset)
         content[self.offset : self.offset + len(self.data)] = self.data
 
     def apply_some(self, content: bytearray, coin: Coin) -> None:
-        """Whole, or some sectors of it, or nothing; the size may change without the bytes."""
+        """Apply all, some sectors, or nothing. The size may change without the bytes."""
         if coin():
             self.apply(content)
             return
@@ -61,25 +60,24 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """A new size: cut, or lengthened with zeros."""
+    """A new size: shorter, or extended with zeros."""
 
     size: int
 
     def apply(self, content: bytearray) -> None:
-        """Do it."""
         del content[self.size :]
         _lengthen(content, self.size)
 
     def apply_some(self, content: bytearray, coin: Coin) -> None:
-        """Whole, or not at all."""
+        """Apply all or nothing."""
         if coin():
             self.apply(content)
 
 
 class Inode:
-    """A file without its name: what readers see, what is on the medium, what was done since the last sync.
+    """A file without its name: its visible content, its durable content, and the changes since the last sync.
 
-    `content` is `durable` with `pending` applied, except after a failed sync: that empties `pending`.
+    `content` is `durable` with `pending` applied, except after a failed sync, which empties `pending`.
     """
 
     __slots__ = ("content", "durable", "is_linked", "is_locked", "opened", "pending")
@@ -95,7 +93,7 @@ class Inode:
         self.opened = 0
 
     def change(self, change: Write | Truncate) -> None:
-        """Do something that no sync covers yet."""
+        """Apply a change that is not synced."""
         change.apply(self.content)
         self.pending.append(change)
 
@@ -106,11 +104,11 @@ class Inode:
         self.pending.clear()
 
     def after_kill(self) -> Inode:
-        """The file as the next process finds it, which is not synced either."""
+        """The file for the next process. Unsynced changes are still unsynced."""
         return Inode(self.content.copy(), self.durable.copy(), self.pending)
 
     def after_power_cut(self, coin: Coin) -> Inode:
-        """The file as it is found when the power is back."""
+        """The file after a power cut."""
         content = self.durable.copy()
         for change in self.pending:
             change.apply_some(content, coin)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from rt.log.disk import File
-from rt.log.layout import Buffer
+from rt.log.format.constants import Buffer
 from rt.testing.faults import Operation, PowerCut, os_error
 from rt.testing.inode import Inode, Truncate, Write
 
@@ -18,31 +18,29 @@ BUFFERS_MAX: Final = 1024
 
 
 class Around(Protocol):
-    """The disk, as its files see it. Whatever they do they do with `guard` held."""
+    """The disk, as its files see it. They call it with `guard` held."""
 
     guard: threading.RLock
     changes: int
     used_bytes: int
 
     def begin(self, operation: Operation) -> None:
-        """A call of the program begins: raises what it must fail with."""
+        """Count a call of the program, and raise the fault configured for it."""
 
     def require_power(self) -> None:
-        """`PowerCut` if there is none."""
+        """`PowerCut` if the power is off."""
 
     def fitting(self, size: int, offset: int, wanted: int) -> int:
-        """How many of `wanted` bytes may be written at `offset` into a file of `size`; ENOSPC if none."""
+        """How many of `wanted` bytes may be written at `offset` into a file of `size`. ENOSPC if none."""
 
     def require_room(self, growth: int) -> None:
         """Raise ENOSPC unless a file may grow by `growth`."""
 
     def release(self, inode: Inode) -> None:
-        """A file was closed: give its space back if its last name is gone, too."""
+        """A file was closed: release its space if it has no name left."""
 
 
 class MemoryFile:
-    """An open file of a `MemoryDisk`."""
-
     __slots__ = ("_disk", "_inode", "_is_closed", "_is_writable")
 
     def __init__(self, disk: Around, inode: Inode, *, write: bool) -> None:
@@ -53,7 +51,6 @@ class MemoryFile:
         inode.opened += 1
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Read."""
         with self._disk.guard:
             inode = self._usable(size, offset)
             self._disk.begin("pread")
@@ -61,7 +58,7 @@ class MemoryFile:
                 return bytes(content[offset : offset + size])
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Read into a buffer; the count."""
+        """Read into a buffer. Returns the number of bytes."""
         with self._disk.guard:
             inode = self._usable(offset)
             self._disk.begin("pread")
@@ -71,26 +68,26 @@ class MemoryFile:
                 return len(found)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write what there is room for; the count."""
+        """Write as much as there is room for. Returns the number of bytes."""
         with self._disk.guard:
             self._usable(offset, BUFFERS_MAX - len(buffers))
             return self._write_fitting("pwritev", b"".join(buffers), offset)
 
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        """Write what another file holds, as far as there is room; the count."""
+        """Copy from another file, as much as there is room for. Returns the number of bytes."""
         with self._disk.guard:
             self._usable(offset, source_offset, size)
             data = source.pread(size, source_offset)
             return self._write_fitting("copy_from", data, offset) if data else 0
 
     def _write_fitting(self, operation: Operation, data: bytes, offset: int) -> int:
-        """One change, of as much of `data` as there is room for; the count."""
+        """Write as much of `data` as there is room for, as one change. Returns the number of bytes."""
         if not self._is_writable:
             raise os_error(errno.EBADF)
         try:
             self._disk.begin(operation)
         except PowerCut:
-            # A part of the write has happened: a prefix, drawn by the number of the change.
+            # A part of the write was done: a prefix, chosen by the number of the change.
             self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
             raise
         fitting = self._disk.fitting(len(self._inode.content), offset, len(data))
@@ -98,34 +95,32 @@ class MemoryFile:
         return fitting
 
     def truncate(self, size: int) -> None:
-        """Give it another size."""
         with self._disk.guard:
             inode = self._usable(size)
             if not self._is_writable:
-                raise os_error(errno.EINVAL)  # so ftruncate(2), where pwritev(2) says EBADF
+                raise os_error(errno.EINVAL)  # as ftruncate(2), while pwritev(2) returns EBADF
             self._disk.begin("truncate")
             self._disk.require_room(size - len(inode.content))
             self._change(Truncate(size))
 
     def sync(self) -> None:
-        """Make content and size durable; see `MemoryDisk` for one that fails."""
+        """Make content and size durable. See `MemoryDisk` for a failed sync."""
         with self._disk.guard:
             inode = self._usable()
             try:
                 self._disk.begin("sync")
             except OSError:
-                # As Linux does: the pages count as clean from now on, so no later sync writes them.
+                # As on Linux: the pages count as clean from now on, so no later sync writes them.
                 inode.pending.clear()
                 raise
             inode.sync()
 
     def uncache(self, offset: int, size: int) -> None:
-        """Nothing: there is no cache."""
+        """Does nothing: there is no cache."""
         with self._disk.guard:
             self._usable(offset, size)
 
     def size(self) -> int:
-        """Bytes."""
         with self._disk.guard:
             return len(self._usable().content)
 
@@ -135,7 +130,7 @@ class MemoryFile:
             return self._usable().is_linked
 
     def close(self) -> None:
-        """Let go of it. Twice is allowed."""
+        """May be called twice."""
         with self._disk.guard:
             self._disk.require_power()
             if not self._is_closed:
@@ -152,7 +147,7 @@ class MemoryFile:
         return self._inode
 
     def _write(self, data: bytes, offset: int) -> None:
-        if data:  # else not even the size changes
+        if data:  # otherwise even the size stays
             self._change(Write(offset, data))
 
     def _change(self, change: Write | Truncate) -> None:
@@ -176,7 +171,7 @@ class MemoryLock:
         return self._file.is_linked()
 
     def close(self) -> None:
-        """Let go of the lock. Twice is allowed."""
+        """May be called twice."""
         self._file.close()
         if self._inode is not None:
             self._inode.is_locked = False

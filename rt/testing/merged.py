@@ -1,15 +1,15 @@
-"""Merged logs for tests: `MergedLog` merges session directories as a node does, at the test's command.
+"""Merged logs for tests: `MergedLogBuilder` merges session directories like a node, on command.
 
-Law: the bytes depend on the clock, the sessions' bytes and the calls of `merge`, `merge_all` and `roll`, on
-nothing else: two logs given the same ones are byte-identical, on whatever disk, whenever they are made.
+Invariant: the bytes depend only on the clock, the sessions' bytes and the calls of `merge`, `merge_all` and
+`roll`. Two logs with the same inputs are byte-identical, on any disk.
 
->>> from rt.publisher import Publisher
+>>> from rt.client.publisher import Publisher
 >>> from rt.testing.disk import MemoryDisk
 >>> disk = MemoryDisk()
 >>> with Publisher("/root", "s", publisher_id="feed", disk=disk) as publisher:
 ...     publisher.publish_many([b"a", b"b", b"c"])
 range(0, 3)
->>> merged = MergedLog("/merged", cluster_id=bytes(16), stream="s", disk=disk)
+>>> merged = MergedLogBuilder("/merged", cluster_id=bytes(16), stream="s", disk=disk)
 >>> merged.merge_all([publisher.directory])
 range(0, 3)
 >>> merged.close()
@@ -23,17 +23,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, TypeAlias
 
-from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
-from rt.log.catalog import segment_path
-from rt.log.chain import Mark, chain_of_segment
-from rt.log.checksum import batch_seed
-from rt.log.directory import list_segments, read_header, read_identity, scans
 from rt.log.disk import REAL, Disk
-from rt.log.frames import SessionScanner
-from rt.log.layout import VERSION
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId, encode_segment_header
-from rt.log.table import Identity, TrimReason
-from rt.log.writer import Frames, LogWriter
+from rt.log.format.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
+from rt.log.format.checksum import batch_seed
+from rt.log.format.constants import VERSION
+from rt.log.format.running_checksum import ChecksummedBoundary, chain_of_segment
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId, encode_segment_header
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments, read_header, read_identity, scans
+from rt.log.scan.scanner import SessionScanner
+from rt.log.write.writer import BatchFrames, LogWriter
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -42,13 +42,13 @@ _EPOCH_NS = 1_700_000_000_000_000_000
 
 
 def even_clock() -> int:
-    """A clock that stands still: sequencing times then rise by 1 ns an instruction."""
+    """A constant clock: sequencing times then rise by 1 ns per instruction."""
     return _EPOCH_NS
 
 
 @dataclass(slots=True)
 class _Session:
-    """One incarnation that is merged: who it is, and how far it has been consumed."""
+    """One incarnation that is merged: its identity, and how far it has been consumed."""
 
     id: int
     declaration: Declaration
@@ -58,26 +58,28 @@ class _Session:
 
 
 class _Batch(NamedTuple):
-    """A batch of a session: where it starts, its first number, the chain before it, the mark behind it."""
+    """A batch of a session: its offset, its first number, the running checksum before it, the boundary after
+    it.
+    """
 
     offset: int
     first: int
     chain: int
-    mark: Mark
+    mark: ChecksummedBoundary
 
 
 class _Turn(NamedTuple):
-    """A run of a session's batches that become one block."""
+    """A range of a session's batches that becomes one block."""
 
     segment: SegmentId
     batches: list[_Batch]
 
 
-class MergedLog:
-    """The one writer of a merged log directory, which must be new.
+class MergedLogBuilder:
+    """The only writer of a merged log directory, which must be new.
 
-    `clock` gives the time of each instruction; sequencing times rise whatever it says. `writer` is the log's
-    `LogWriter`, for what is not here.
+    `clock` returns the time of each instruction; sequencing times rise in any case. `writer` is the log's
+    `LogWriter`, for anything else.
     """
 
     def __init__(
@@ -98,16 +100,16 @@ class MergedLog:
         self._sessions: dict[bytes, _Session] = {}
         self._wanted: dict[str, int] = {}
         self.writer = LogWriter.open(
-            self.path, Identity(Kind.MERGED, cluster_id, stream), disk=disk, clock=clock
+            self.path, LogIdentity(LogKind.MERGED, cluster_id, stream), disk=disk, clock=clock
         )
         if self.writer.last_id is not None:
             self.writer.close()
-            raise ValueError(f"{self.path} holds a log already")
+            raise ValueError(f"{self.path} already holds a log")
         self.writer.start(SegmentId(x, 0), first=0, created_ns=self._now())
 
     @property
     def position(self) -> int:
-        """The position that the next message gets."""
+        """The position of the next message."""
         return self.writer.end
 
     def merge(
@@ -119,11 +121,11 @@ class MergedLog:
         segment: SegmentId | None = None,
         skip: int | None = None,
     ) -> range:
-        """Merge the bytes from `start` to `end` of a session's segment as one block; their positions.
+        """Merge the bytes from `start` to `end` of a session's segment as one block. Returns their positions.
 
-        The default is everything of the next segment that was not merged yet. Both must lie between batches.
-        `skip` messages at the start are left out; None: those that the session's dedup id had already. A
-        range of which nothing is left is consumed without a block.
+        Default: everything of the next segment that is not merged. Both must lie between batches. `skip`
+        messages at the start are left out; None: those already merged for the session's dedup id. A range of
+        which nothing is left is consumed without a block.
         """
         source = self._source(session)
         segment, start = self._next_range(source, session, segment, start)
@@ -131,13 +133,15 @@ class MergedLog:
         if end is not None:
             batches = [batch for batch in batches if batch.offset < end]
         if not batches or batches[0].offset != start or end not in {None, _end(batches)}:
-            raise ValueError(f"no whole batches from {start} to {end} in {segment} of {os.fspath(session)}")
+            raise ValueError(
+                f"the range {start} to {end} does not hold whole batches of {segment} of {os.fspath(session)}"
+            )
         return self._merge(source, session, segment, batches, skip)
 
     def merge_all(self, sessions: Sequence[StrPath], *, block_bytes: int = BLOCK_BYTES) -> range:
-        """Merge all that the sessions hold and that was not merged yet, in turns of up to `block_bytes` each.
+        """Merge everything unmerged of the sessions, in turns of up to `block_bytes` each.
 
-        A turn takes at least one batch. A dedup session whose next number is not wanted yet waits its turn.
+        A turn takes at least one batch. A dedup session waits until its next number is expected.
         """
         first = self.position
         turns = [self._turns(session, block_bytes) for session in sessions]
@@ -156,7 +160,7 @@ class MergedLog:
         return range(first, self.position)
 
     def roll(self, x: int | None = None) -> None:
-        """Seal the active segment and begin the next, or the first one of another X."""
+        """Seal the active segment and start the next, or the first one of another X."""
         last = self.writer.last_id
         assert last is not None
         segment = SegmentId(last.x, last.y + 1) if x is None else SegmentId(x, 0)
@@ -167,11 +171,11 @@ class MergedLog:
         self.writer.trim(before, reason)
 
     def sync(self) -> None:
-        """Make durable what is merged."""
+        """Make the merged messages durable."""
         self.writer.sync()
 
     def close(self) -> None:
-        """Make durable what is merged, and release the directory."""
+        """Make the merged messages durable, and release the directory."""
         self.sync()
         self.writer.close()
 
@@ -185,8 +189,8 @@ class MergedLog:
 
     def _source(self, session: StrPath) -> _Session:
         identity = read_identity(self._disk, os.fspath(session))
-        if identity.kind is not Kind.SESSION:
-            raise ValueError(f"{os.fspath(session)} is no session")
+        if identity.kind is not LogKind.SESSION:
+            raise ValueError(f"{os.fspath(session)} is not a session")
         known = self._sessions.get(identity.origin)
         if known is None:
             declaration = Declaration(identity.name, identity.origin, identity.dedup_id)
@@ -234,7 +238,7 @@ class MergedLog:
         ]
 
     def _turns(self, session: StrPath, block_bytes: int) -> Iterator[_Turn]:
-        """What each turn of a session takes."""
+        """The turns of a session."""
         source = self._source(session)
         after = (source.segment or SegmentId(0, 0), source.offset)
         for segment in self._segments(session):
@@ -305,17 +309,17 @@ class MergedLog:
         block = encode_declaration(
             header._replace(source_offset=0, source_x=0, source_y=0), source.declaration, self._seed
         )
-        self.writer.append([Frames([block], self.position, 0, 0, is_declaration=True)])
+        self.writer.append([BatchFrames([block], self.position, 0, 0, is_declaration=True)])
 
     def _append(self, header: BlockHeader, content: bytes, batches: list[_Batch]) -> None:
         low_ns = min(batch.mark.timestamp_low_ns for batch in batches)
         high_ns = max(batch.mark.timestamp_high_ns for batch in batches)
         block = [encode_block_header(header, self._seed), content]
-        self.writer.append([Frames(block, header.end, low_ns, high_ns)])
+        self.writer.append([BatchFrames(block, header.end, low_ns, high_ns)])
 
     @property
     def _seed(self) -> int:
-        """The seed of the block that is written next."""
+        """The seed of the next block."""
         assert self.writer.active is not None
         return batch_seed(self.writer.active.seed, self.writer.offset)
 

@@ -1,8 +1,8 @@
-"""A kit for queries: sources in virtual time, recorded output, and the laws of operators, checked.
+"""A test kit for queries: sources in virtual time, recorded output, and checks of the operators' invariants.
 
     hot("-a-b|")       what a source of the engine sends: `Source("in")` in the query
-    cold("-a-b|")      an observable that begins anew for every subscription
-    run(query, …)      what comes out of it, and when
+    cold("-a-b|")      an observable that starts from scratch for every subscription
+    run(query, …)      the output, and when
     check_laws(…)      the same, after saves, failed saves and crashes at every event
 
 A marble stands for one second: "-" nothing, a letter or digit a value, "|" the end, "#" an error.
@@ -16,18 +16,18 @@ from itertools import count
 from typing import Any, Final, Literal
 
 from rt.objects import CheckpointKind, MemoryStore, Serializers
-from rt.query.artifact import Artifact
-from rt.query.host import Host
-from rt.query.observing import Observable, Observer
-from rt.query.operator import Operator
-from rt.query.scheduling import NS_PER_S, VirtualScheduler
+from rt.query.core.observable import Observable, Observer
+from rt.query.core.operator import Operator
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import NS_PER_S, VirtualScheduler
 
 UNTIL_S: Final = 1000.0
 QUERY_ID: Final = "query"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class MarbleEvent:
     """Something that a source sends, or a query emits."""
 
     at_s: float
@@ -36,41 +36,42 @@ class Event:
 
     @property
     def at_ns(self) -> int:
-        """The time."""
         return round(self.at_s * NS_PER_S)
 
 
 class MarbleError(Exception):
-    """What "#" stands for."""
+    """The error of "#"."""
 
 
-def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[Event]:
-    """Events at whole seconds, from 0. `values` says what letters stand for; else themselves, digits ints."""
+def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[MarbleEvent]:
+    """Events at whole seconds, from 0. `values` maps letters to values. Default: the letter; digits are
+    ints.
+    """
     events = []
     for second, mark in enumerate(marbles.replace(" ", "")):
         if mark == "|":
-            events.append(Event(second, "completed"))
+            events.append(MarbleEvent(second, "completed"))
         elif mark == "#":
-            events.append(Event(second, "error", MarbleError("#")))
+            events.append(MarbleEvent(second, "error", MarbleError("#")))
         elif mark != "-":
             plain = int(mark) if mark.isdigit() else mark
-            events.append(Event(second, "next", plain if values is None else values[mark]))
+            events.append(MarbleEvent(second, "next", plain if values is None else values[mark]))
     return events
 
 
-def cold(marbles: str | Sequence[Event], values: Mapping[str, Any] | None = None) -> Observable[Any]:
-    """An observable that sends these events, counted from each subscription."""
+def cold(marbles: str | Sequence[MarbleEvent], values: Mapping[str, Any] | None = None) -> Observable[Any]:
+    """An observable that sends these events, with times relative to each subscription."""
     return _ColdObservable(hot(marbles, values) if isinstance(marbles, str) else list(marbles))
 
 
 def run(
     query: Observable[Any],
-    sources: Mapping[str, Sequence[Event]] | None = None,
+    sources: Mapping[str, Sequence[MarbleEvent]] | None = None,
     *,
     until_s: float = UNTIL_S,
     serializers: Serializers | None = None,
-) -> list[Event]:
-    """What the query emits, if nothing happens to it."""
+) -> list[MarbleEvent]:
+    """The output of the query, without saves or crashes."""
     rig = _Rig(query, sources or {}, until_s, serializers)
     rig.begin()
     while rig.step():
@@ -80,15 +81,15 @@ def run(
 
 def check_laws(
     query: Observable[Any],
-    sources: Mapping[str, Sequence[Event]] | None = None,
+    sources: Mapping[str, Sequence[MarbleEvent]] | None = None,
     *,
     until_s: float = UNTIL_S,
     serializers: Serializers | None = None,
-) -> list[Event]:
-    """What the query emits; `AssertionError` if that depends on being saved, or on crashes.
+) -> list[MarbleEvent]:
+    """The output of the query. `AssertionError` if saves or crashes change it.
 
-    It is run whole; with a save behind every event, some of which fail; from each of these to the end; and
-    with a crash behind every event. Where it has ended, none of its objects may be left.
+    The query runs uninterrupted; with a save after every event, some of which fail; from each of these saves
+    to the end; and with a crash after every event. After it has ended, none of its objects may be left.
     """
     wanted = run(query, sources, until_s=until_s, serializers=serializers)
 
@@ -115,11 +116,13 @@ def check_laws(
             break
     _same("a run with crashes, event", number, crashed.output, wanted)
     for each in (saved, crashed):
-        assert not (each.is_finished and each.host.space.ids()), f"objects are left: {each.host.space.ids()}"
+        assert not (each.is_finished and each.runtime.space.ids()), (
+            f"objects are left: {each.runtime.space.ids()}"
+        )
     return wanted
 
 
-def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[Event]], last: int) -> int:
+def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[MarbleEvent]], last: int) -> int:
     """How many rows a differential checkpoint writes or deletes for the last `last` events of the run."""
     rig = _Rig(query, sources, UNTIL_S, None)
     rig.begin()
@@ -138,12 +141,12 @@ def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[Event]],
 
 
 class _Rig:
-    """A host with one query, its sources, and a store in memory."""
+    """A runtime with one query, its sources, and a store in memory."""
 
     def __init__(
         self,
         query: Observable[Any],
-        sources: Mapping[str, Sequence[Event]],
+        sources: Mapping[str, Sequence[MarbleEvent]],
         until_s: float,
         serializers: Serializers | None,
         content: Any = None,
@@ -157,13 +160,13 @@ class _Rig:
         self._query = query
         self._store = MemoryStore(content)
         self.taken = 0
-        self.output: list[Event] = []
-        self.host: Final = Host(self._scheduler, serializers)
+        self.output: list[MarbleEvent] = []
+        self.runtime: Final = QueryRuntime(self._scheduler, serializers)
         for name in sources:
-            self.host.add_feed(name)
-        self.host.load(self._store.reader())
-        self._root = Artifact(self.host, QUERY_ID)
-        self.host.roots[QUERY_ID] = self._root
+            self.runtime.add_feed(name)
+        self.runtime.load(self._store.reader())
+        self._root = OperatorGroup(self.runtime, QUERY_ID)
+        self.runtime.roots[QUERY_ID] = self._root
 
     @property
     def is_finished(self) -> bool:
@@ -171,28 +174,28 @@ class _Rig:
         return self._root.is_finished
 
     def begin(self) -> None:
-        """As a new query."""
+        """Start as a new query."""
         self._root.build(self._query, _Recorder(self))
         self._root.open()
         self._root.start()
 
     def go_on_from(self, other: _Rig) -> None:
-        """As what is left of another rig that crashed, and its store."""
+        """Continue from the store of another rig that crashed."""
         self.taken = other.taken
         self.output = list(other.output)
         self._scheduler.restore(other._scheduler.now_ns)
         for name in {name for _, name, _ in self._events}:
-            feed, before = self.host.feed(name), other.host.feed(name)
+            feed, before = self.runtime.feed(name), other.runtime.feed(name)
             feed.watermark, feed.end = before.watermark, before.end
-        row = self.host.take_stored(QUERY_ID)
+        row = self.runtime.pop_stored(QUERY_ID)
         assert row is not None
         self._root.build(self._query, _Recorder(self))
         self._root.load(row)
-        self.host.sweep()
+        self.runtime.sweep()
         self._root.start()
 
     def step(self) -> bool:
-        """The next timer or event; False if there is none."""
+        """Run the next timer or event. False if there is none."""
         due_ns, event = self._scheduler.next_due_ns, None
         if self.taken < len(self._events):
             event = self._events[self.taken]
@@ -206,7 +209,7 @@ class _Rig:
         at_ns, name, what = event
         self._scheduler.restore(at_ns)
         self.taken += 1
-        feed = self.host.feed(name)
+        feed = self.runtime.feed(name)
         match what.kind:
             case "next":
                 feed.on_next(self.taken, what.value)
@@ -216,33 +219,35 @@ class _Rig:
                 feed.on_completed()
         return True
 
-    def finish(self) -> list[Event]:
-        """Run to the end; the output."""
+    def finish(self) -> list[MarbleEvent]:
+        """Run to the end. Returns the output."""
         while self.step():
             pass
         return self.output
 
     def save(self, number: int) -> dict[str, dict[str, bytes]]:
-        """A checkpoint; before it, for some numbers, one that fails, or seems to. What the store holds."""
+        """Save a checkpoint; for some numbers first one that fails, or seems to. Returns the content of the
+        store.
+        """
         if number % 3:
             writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
-            self.host.save(writer)
+            self.runtime.save(writer)
             if number % 3 == 1:
                 writer.rollback()
             else:
                 writer.commit()
-            self.host.save_failed(unknown_outcome=number % 6 > 2)
+            self.runtime.save_failed(unknown_outcome=number % 6 > 2)
         is_full = number % 7 == 6
         writer = self._store.begin(CheckpointKind.FULL if is_full else CheckpointKind.DIFFERENTIAL)
-        self.host.save(writer)
+        self.runtime.save(writer)
         writer.commit()
-        self.host.saved()
+        self.runtime.saved()
         return self._store.content()
 
     def record(self, kind: Literal["next", "error", "completed"], value: Any = None) -> None:
-        """Something came out."""
+        """Record an output event."""
         assert not (self.output and self.output[-1].kind != "next"), "something behind the end"
-        self.output.append(Event(self._scheduler.now_ns / NS_PER_S, kind, value))
+        self.output.append(MarbleEvent(self._scheduler.now_ns / NS_PER_S, kind, value))
 
 
 class _Recorder:
@@ -260,13 +265,13 @@ class _Recorder:
 
 
 class _ColdObservable(Observable[Any]):
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Sequence[MarbleEvent]) -> None:
         self._events = events
 
-    def build(self, artifact: Artifact, out: Observer[Any]) -> Operator[Any, Any]:
+    def build(self, group: OperatorGroup, out: Observer[Any]) -> Operator[Any, Any]:
         """One more subscription."""
         made = _Cold(self._events)
-        made.bind(artifact, out)
+        made.bind(group, out)
         return made
 
 
@@ -275,7 +280,7 @@ class _Cold(Operator[Any, Any]):
 
     NAME = "cold"
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Sequence[MarbleEvent]) -> None:
         self._events = events
         self._next = 0
         self._start_ns = 0
@@ -308,11 +313,11 @@ class _Cold(Operator[Any, Any]):
             self.set_timer(self._start_ns + self._events[self._next].at_ns)
 
 
-def _same(what: str, number: int, got: list[Event], wanted: list[Event]) -> None:
+def _same(what: str, number: int, got: list[MarbleEvent], wanted: list[MarbleEvent]) -> None:
     plain = [list(map(_comparable, each)) for each in (got, wanted)]
-    assert plain[0] == plain[1], f"{what} {number}: got {got}, wanted {wanted}"
+    assert plain[0] == plain[1], f"{what} {number}: got {got}, expected {wanted}"
 
 
-def _comparable(event: Event) -> tuple[object, ...]:
+def _comparable(event: MarbleEvent) -> tuple[object, ...]:
     value = repr(event.value) if event.kind == "error" else event.value
     return event.at_s, event.kind, value

@@ -1,8 +1,8 @@
-"""An event loop whose time passes only when nothing else can happen.
+"""An event loop whose time advances only when nothing else can run.
 
-Law: the same program does the same things in the same order at the same times, whatever the machine does. It
-is for programs that wait for timers and each other only: nothing that comes from a socket, a pipe or another
-thread ends a wait, and what is handed to an executor runs in the loop: at once, or after a delay.
+Invariant: a program does the same things in the same order at the same times, on any machine. This holds only
+for programs that wait for timers and for each other: no socket, pipe or other thread ends a wait. Work for an
+executor runs in the loop, at once or after a delay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Stuck(RuntimeError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Begins at second 0. `delay_s` says how long what is handed to an executor waits before it runs."""
+    """Starts at second 0. `delay_s` returns how long work for an executor waits before it runs."""
 
     def __init__(self, delay_s: Callable[[], float] = lambda: 0.0) -> None:
         self._now = 0.0
@@ -29,24 +29,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Skipping(self))
 
     def time(self) -> float:
-        """Seconds since the loop was made, of its own time."""
+        """Virtual seconds since the loop was created."""
         return self._now
 
     def advance(self, seconds: float | None) -> None:
-        """Let time pass; None: there is no timer, so that it would pass for ever."""
+        """Advance the time. None: there is no timer, so nothing would ever run."""
         if seconds is None:
             raise Stuck("every task waits, and no timer is set")
         self._now += seconds
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call it, now or later, whether or not it is still waited for; there is no `executor`."""
+        """Call it now or later, even if its future is cancelled. `executor` is ignored."""
         del executor
         done: asyncio.Future[T] = self.create_future()
 
         def call() -> None:
             try:
                 result = func(*args)
-            except Exception as error:  # noqa: BLE001 - raised to whoever awaits it
+            except Exception as error:  # noqa: BLE001 - raised to the caller
                 if not done.done():
                     done.set_exception(error)
             else:
@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Skipping(selectors.SelectSelector):
-    """Never waits: it moves the loop's time instead."""
+    """Never waits: it advances the loop's time instead."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -75,6 +75,6 @@ class _Skipping(selectors.SelectSelector):
 
 
 def run(main: Coroutine[Any, Any, T], *, delay_s: Callable[[], float] = lambda: 0.0) -> T:
-    """`asyncio.run` in virtual time; `Stuck` if `main` waits for what cannot come."""
+    """`asyncio.run` in virtual time. `Stuck` if `main` waits for something that cannot happen."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(delay_s)) as runner:
         return runner.run(main)

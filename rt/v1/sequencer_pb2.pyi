@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,8 @@ class Command(_message.Message):
     RENEW_LEASES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_LEASES_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_LEASES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_SESSION_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -46,7 +48,9 @@ class Command(_message.Message):
     renew_leases: RenewLeases
     release_leases: ReleaseLeases
     expire_leases: ExpireLeases
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ...) -> None: ...
+    close_session: CloseSession
+    forget: Forget
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -131,22 +135,28 @@ class Roll(_message.Message):
     def __init__(self, number: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., sequenced_ns: _Optional[int] = ...) -> None: ...
 
 class Configure(_message.Message):
-    __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max", "time_minutes", "limit_bytes", "disk_percent", "hold_limit_bytes")
+    __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max", "retention_minutes", "retention_bytes", "retention_disk_percent", "hold_bytes_max", "sessions_max", "sessions_per_name_max", "session_idle_minutes")
     ROLL_BYTES_FIELD_NUMBER: _ClassVar[int]
     ROLL_MINUTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
-    TIME_MINUTES_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DISK_PERCENT_FIELD_NUMBER: _ClassVar[int]
-    HOLD_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MINUTES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_DISK_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    HOLD_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_PER_NAME_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_IDLE_MINUTES_FIELD_NUMBER: _ClassVar[int]
     roll_bytes: int
     roll_minutes: int
     session_bytes_max: int
-    time_minutes: int
-    limit_bytes: int
-    disk_percent: int
-    hold_limit_bytes: int
-    def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ..., time_minutes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., disk_percent: _Optional[int] = ..., hold_limit_bytes: _Optional[int] = ...) -> None: ...
+    retention_minutes: int
+    retention_bytes: int
+    retention_disk_percent: int
+    hold_bytes_max: int
+    sessions_max: int
+    sessions_per_name_max: int
+    session_idle_minutes: int
+    def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ..., retention_minutes: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., retention_disk_percent: _Optional[int] = ..., hold_bytes_max: _Optional[int] = ..., sessions_max: _Optional[int] = ..., sessions_per_name_max: _Optional[int] = ..., session_idle_minutes: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("node", "disk")
@@ -189,6 +199,18 @@ class Release(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class CloseSession(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class Forget(_message.Message):
+    __slots__ = ("session_ids",)
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ask(_message.Message):
     __slots__ = ("id", "until_ns", "command")
@@ -279,7 +301,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go", "closed", "forgotten")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +324,8 @@ class SequencerState(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     LET_GO_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -324,7 +348,9 @@ class SequencerState(_message.Message):
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
     lease_token: int
     let_go: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    closed: _containers.RepeatedScalarFieldContainer[int]
+    forgotten: bytes
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")
@@ -541,21 +567,23 @@ class OrderBlock(_message.Message):
     def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SessionEnd(_message.Message):
-    __slots__ = ("session_id", "x", "y", "offset", "number")
+    __slots__ = ("session_id", "x", "y", "offset", "number", "chain")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     X_FIELD_NUMBER: _ClassVar[int]
     Y_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     x: int
     y: int
     offset: int
     number: int
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    chain: int
+    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins")
+    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins", "connected")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_FULL_FIELD_NUMBER: _ClassVar[int]
@@ -565,6 +593,7 @@ class Report(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     sequence: int
     is_full: bool
@@ -574,7 +603,8 @@ class Report(_message.Message):
     disk_bytes: int
     disk_free_bytes: int
     joins: int
-    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ...) -> None: ...
+    connected: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentReport(_message.Message):
     __slots__ = ("session_id", "x", "y", "marks", "announced", "final")
@@ -687,7 +717,7 @@ class DataHello(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class DataReport(_message.Message):
-    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step")
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step", "connected")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -695,6 +725,7 @@ class DataReport(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
     merged: MergedReport
     disk_bytes: int
@@ -702,7 +733,8 @@ class DataReport(_message.Message):
     forgotten: _containers.RepeatedCompositeFieldContainer[SessionEnd]
     joins: int
     step: DataStep
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ...) -> None: ...
+    connected: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataStep(_message.Message):
     __slots__ = ("step", "done", "total")
@@ -757,7 +789,7 @@ class Applied(_message.Message):
     def __init__(self, index: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id")
+    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id", "leader_gap_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -766,6 +798,7 @@ class Standing(_message.Message):
     IS_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_GAP_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     leader: str
     term: int
@@ -774,7 +807,8 @@ class Standing(_message.Message):
     is_caught_up: bool
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStanding]
     epoch_id: int
-    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ...) -> None: ...
+    leader_gap_s: float
+    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ...) -> None: ...
 
 class NodeStanding(_message.Message):
     __slots__ = ("name", "address", "is_connected", "is_counted", "summary")

@@ -13,13 +13,13 @@ import numpy as np
 import rt
 from rt.bench.measure import Figure
 from rt.errors import Diverged
-from rt.log.messages import MessageBatch
+from rt.log.scan.message_batch import MessageBatch
 from sequencer.bench.stage import Stage
-from sequencer.testing.nodes import Nodes
+from sequencer.localcluster.nodes import LocalCluster
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class MergedAudit:
     """What is wrong with a merged log, in messages."""
 
     lost: int
@@ -28,7 +28,7 @@ class Audit:
     """There twice, behind a later one of their session, or never published."""
 
 
-def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> Audit:
+def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> MergedAudit:
     """Compare a merged log with how many messages each session had; their numbers begin at 0."""
     wanted: dict[str, int] = {}
     lost = wrong = 0
@@ -46,7 +46,7 @@ def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> Audi
     for name in {*wanted, *published}:
         behind = published.get(name, 0) - wanted.get(name, 0)
         lost, wrong = lost + max(behind, 0), wrong + max(-behind, 0)
-    return Audit(lost, wrong)
+    return MergedAudit(lost, wrong)
 
 
 def verdict(stage: Stage, name: str) -> Iterator[Figure]:
@@ -69,7 +69,7 @@ def verdict(stage: Stage, name: str) -> Iterator[Figure]:
         )
 
 
-def _differences(nodes: Nodes, end: int) -> list[str]:
+def _differences(nodes: LocalCluster, end: int) -> list[str]:
     if len(nodes.names) == 1:
         return []
     compared = nodes.compare()

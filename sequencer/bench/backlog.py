@@ -16,7 +16,7 @@ from typing import Final
 from rt.bench.measure import Figure
 from rt.errors import DiskFull
 from sequencer.bench.stage import PARTS, Setup, Stage
-from sequencer.bench.usage import Memory, together_mb
+from sequencer.bench.usage import MemoryUsage, together_mb
 
 GOAL_MB: Final = 250.0
 """Of a node."""
@@ -63,7 +63,7 @@ class Peaks:
     """What each process of each node had of the memory, also those that were started again meanwhile."""
 
     def __init__(self) -> None:
-        self._most: dict[str, dict[str, Memory]] = {}
+        self._most: dict[str, dict[str, MemoryUsage]] = {}
         self._again_s = 0.0
 
     @property
@@ -81,12 +81,12 @@ class Peaks:
             self._again_s = now_s + _LOOK_S
             self.take(stage.memory())
 
-    def take(self, found: Mapping[str, Mapping[str, Memory]]) -> None:
+    def take(self, found: Mapping[str, Mapping[str, MemoryUsage]]) -> None:
         """By node, then by part."""
         for node, parts in found.items():
             most = self._most.setdefault(node, {})
             for part, one in parts.items():
-                most[part] = one.most(most.get(part, Memory()))
+                most[part] = one.most(most.get(part, MemoryUsage()))
 
 
 def _check_space(setup: Setup, size_bytes: int) -> None:
@@ -98,6 +98,6 @@ def _check_space(setup: Setup, size_bytes: int) -> None:
             "no space for a backlog of that size",
             where=directory,
             got=f"{free / 1e9:.1f} GB free",
-            wanted=f"{needed / 1e9:.1f} GB",
-            hint="Choose a smaller --backlog-gb, or a --dir on a larger disk.",
+            expected=f"{needed / 1e9:.1f} GB",
+            hint="Choose a smaller --backlog-gb, or a --directory on a larger disk.",
         )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from rt.errors import Timeout
-from sequencer.testing.loopback import free_ports, make_certificates
-from sequencer.testing.processes import Answer, Process
+from sequencer.localcluster.loopback import free_ports, make_certificates
+from sequencer.localcluster.processes import Answer, Process
 
 STREAM = "bench"
 _SOUND_S_MAX = 60.0

@@ -21,9 +21,9 @@ from typing import Final
 
 from rt.errors import Closed, Overloaded
 from rt.net.tls import TLS
-from sequencer.raft.config import RaftConfig
+from sequencer.localcluster.processes import Answer, serve
+from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.raft import Raft
-from sequencer.testing.processes import Answer, serve
 
 GROW: Final = b"g"
 """First byte of a command that is kept in the state whole; any other leaves nothing."""
@@ -31,7 +31,7 @@ _GROW_BYTES: Final = 512 * 1024
 _OVERLOADED_PAUSE_S: Final = 0.001
 
 
-class Kept:
+class BenchState:
     """A state machine as cheap as can be, whose state is as large as it was made."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def main() -> None:
     """Run a node until SIGTERM."""
     settings = json.loads(sys.argv[1])
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    machine = Kept()
+    machine = BenchState()
     config = RaftConfig(bootstrap=True, **settings["config"])
     raft = Raft(config, machine, tls=TLS(*settings["tls"]), listen=("127.0.0.1", settings["port"]))
     probe: Probe | None = None

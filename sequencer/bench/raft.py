@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from rt.bench.measure import Figure
 from rt.errors import Timeout
 from sequencer.bench.cluster import BenchCluster
-from sequencer.testing.processes import Answer
+from sequencer.localcluster.processes import Answer
 
 Part: TypeAlias = Literal["speed", "idle", "snapshots", "failover", "catch-up", "single"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
@@ -198,7 +198,7 @@ class RaftBench:
         opened = time.monotonic()
         reached = cluster.nodes[late].ask("reach", timeout_s=_WAIT_S, index=end, within_s=_WAIT_S / 2)
         if not reached["is_reached"]:
-            raise Timeout("a node did not catch up", where=late, wanted=end)
+            raise Timeout("a node did not catch up", where=late, expected=end)
         return reached["at"] - begun, reached["at"] - opened
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rt.errors import RtError, Timeout
-from sequencer.bench.usage import Memory, children, children_cpu_s, cpu_s, memory
-from sequencer.testing.leftovers import nothing_left
-from sequencer.testing.nodes import Nodes, Part
-from sequencer.testing.processes import Process
+from sequencer.bench.usage import MemoryUsage, children, children_cpu_s, cpu_s, memory
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster, Part
+from sequencer.localcluster.processes import Process
 
 STREAM: Final = "bench"
 PARTS: Final[tuple[Part, ...]] = ("control", "data")
@@ -35,7 +35,7 @@ _LOG_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClusterProgress:
     """How far everything is at one moment."""
 
     majority: int
@@ -49,7 +49,7 @@ class Standing:
 class Stage:
     """A cluster, its publishers and its subscriber; what it starts ends with `opened`."""
 
-    def __init__(self, root: Path, nodes: Nodes, opened: contextlib.ExitStack) -> None:
+    def __init__(self, root: Path, nodes: LocalCluster, opened: contextlib.ExitStack) -> None:
         self.nodes = nodes
         self.names: list[str] = []
         """Of the publishers, which are those of their sessions."""
@@ -113,15 +113,15 @@ class Stage:
 
     # Measuring
 
-    def standing(self) -> Standing:
+    def standing(self) -> ClusterProgress:
         """How far everything is."""
         ends = sorted(self.nodes.merged_position(name) for name in self.nodes.names)
         received = int(self._subscribed.ask("received")["count"]) if self._subscribed is not None else 0
-        return Standing(ends[(len(ends) - 1) // 2], received, self._cpu_s())
+        return ClusterProgress(ends[(len(ends) - 1) // 2], received, self._cpu_s())
 
-    def memory(self) -> dict[str, dict[str, Memory]]:
+    def memory(self) -> dict[str, dict[str, MemoryUsage]]:
         """What each process of each node that runs has had of the memory."""
-        found: dict[str, dict[str, Memory]] = {}
+        found: dict[str, dict[str, MemoryUsage]] = {}
         for name in self.nodes.running:
             found[name] = {"supervisor": memory(self.nodes.pids(name)[0])}
             for part in PARTS:
@@ -156,7 +156,7 @@ class Stage:
             if now > best:
                 best, since = now, time.monotonic()
             elif time.monotonic() - since > still_s:
-                raise Timeout(f"{what}: no more for {still_s:g} s", got=f"{best:,}", wanted=f"{end:,}")
+                raise Timeout(f"{what}: no more for {still_s:g} s", got=f"{best:,}", expected=f"{end:,}")
             time.sleep(_LOOK_S)
 
     def wait_merged(self, end: int, *names: str) -> None:
@@ -199,7 +199,7 @@ class Setup:
             tempfile.TemporaryDirectory(prefix="rt", dir=self.directory) as root,
             logs_kept(Path(root), self.directory),
             nothing_left(),
-            Nodes(Path(root), self.nodes, stream=STREAM) as nodes,
+            LocalCluster(Path(root), self.nodes, stream=STREAM) as nodes,
             contextlib.ExitStack() as opened,
         ):
             nodes.start()

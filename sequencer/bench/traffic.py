@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import rt
-from sequencer.testing.processes import Answer, serve
+from sequencer.localcluster.processes import Answer, serve
 
 TOGETHER_BYTES: Final = 256 * 1024
 _LOOK_S: Final = 0.05
@@ -21,7 +21,7 @@ _LOOK_S: Final = 0.05
 _PACE_S: Final = 0.01
 
 
-class Publishing:
+class TrafficPublishers:
     """Publishers that publish as they are told: floods in one thread, drips in one each."""
 
     def __init__(self, publishers: list[rt.Publisher], value_bytes: int) -> None:
@@ -97,7 +97,7 @@ class Publishing:
             publisher.publish(value)
 
 
-class Subscribing:
+class TrafficSubscriber:
     """A subscriber that reads in columns, and knows how long each message took."""
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
@@ -131,7 +131,7 @@ def main() -> None:
         subscriber = rt.Subscriber(
             settings["root"], "bench", endpoints=settings["endpoints"], tls=rt.TLS(*settings["tls"])
         )
-        serve(Subscribing(subscriber).answer)
+        serve(TrafficSubscriber(subscriber).answer)
         return
     publishers = [
         rt.Publisher(
@@ -143,7 +143,7 @@ def main() -> None:
         )
         for name, tls in zip(settings["names"], settings["tls"], strict=True)
     ]
-    serve(Publishing(publishers, settings["value_bytes"]).answer)
+    serve(TrafficPublishers(publishers, settings["value_bytes"]).answer)
 
 
 if __name__ == "__main__":

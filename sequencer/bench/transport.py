@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias, assert_never, get_args
 from rt.bench.measure import Figure
 from sequencer.bench.backlog import backlog
 from sequencer.bench.failover import failover
-from sequencer.bench.merging import merging
+from sequencer.bench.merge_speed import merging
 from sequencer.bench.speed import latency, many, throughput
 from sequencer.bench.stage import Setup
 

@@ -37,7 +37,7 @@ def children(pid: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUsage:
     """Of a process, MB."""
 
     peak_mb: float = 0.0
@@ -45,21 +45,21 @@ class Memory:
     file_mb: float = 0.0
     """Of what it has now, pages of files: of its program and libraries, which it shares with others."""
 
-    def most(self, other: Memory) -> Memory:
+    def most(self, other: MemoryUsage) -> MemoryUsage:
         """Of the same process at another time, or of one that took its place."""
-        return Memory(max(self.peak_mb, other.peak_mb), max(self.file_mb, other.file_mb))
+        return MemoryUsage(max(self.peak_mb, other.peak_mb), max(self.file_mb, other.file_mb))
 
 
-def memory(pid: int) -> Memory:
+def memory(pid: int) -> MemoryUsage:
     """What a process has had of the memory."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return Memory()
+        return MemoryUsage()
     found = {name: text for name, _, text in (line.partition(":") for line in lines)}
     # A process that has ended, and nobody has waited for, has no memory.
     peak, file = (int(found.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
-    return Memory(peak * 1024 / 1e6, file * 1024 / 1e6)
+    return MemoryUsage(peak * 1024 / 1e6, file * 1024 / 1e6)
 
 
 def anonymous_mb(pid: int) -> float:
@@ -80,7 +80,7 @@ def age_s(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
 
 
-def together_mb(processes: Iterable[Memory]) -> float:
+def together_mb(processes: Iterable[MemoryUsage]) -> float:
     """The most that processes of one program can have had at once: what they share counts once."""
     found = list(processes)
     return sum(one.peak_mb - one.file_mb for one in found) + max(one.file_mb for one in found)

@@ -15,26 +15,26 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from rt.epochs import forced_number
+from rt.cluster_epoch import forced_number
 from rt.errors import FormatError, Overloaded
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.command_codec import encode_command, reset_of
-from sequencer.commands import Command, Join, Reset
-from sequencer.config import NodeConfig
-from sequencer.control.link import Link
-from sequencer.control.machine import Machine
-from sequencer.control.planning import Planning
-from sequencer.control.reporting import Reporting
-from sequencer.control.standing import Nodes, data_step, log_of, summary_of
-from sequencer.control.telling import Telling
-from sequencer.outcomes import Merged, Outcome, WasReset
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.consensus import Leadership
-from sequencer.raft.epochs import EpochOver
+from sequencer.config.config import NodeConfig
+from sequencer.config.startup_phase import NodePhases, Phase
+from sequencer.control.cluster_view import ClusterView, data_step, log_of, summary_of
+from sequencer.control.leader_loop import LeaderLoop
+from sequencer.control.peer_messenger import PeerMessenger
+from sequencer.control.reporter import Reporter
+from sequencer.control.state_machine import SequencerStateMachine
+from sequencer.ipc.server import ControlServer
+from sequencer.raft.model.api import Leadership
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.epochs import EpochOver
 from sequencer.raft.raft import Raft, end_process
-from sequencer.state_encoding import encode_state
-from sequencer.steps import NodeSteps, Step
+from sequencer.state.apply_result import ClusterReset, Forgotten, Outcome, RangesMerged
+from sequencer.state.command_codec import encode_command, reset_of
+from sequencer.state.commands import Command, JoinDisk, ResetCluster
+from sequencer.state.state_codec import encode_state
 
 TICK_NS: Final = 50 * 10**6
 SUMMARY_NS: Final = 500 * 10**6
@@ -46,7 +46,7 @@ JOIN_AGAIN_NS: Final = 10**9
 logger = logging.getLogger("sequencer")
 
 
-class Control:
+class ControlProcess:
     """One node's control process. `run` returns after `stop`."""
 
     def __init__(
@@ -64,10 +64,10 @@ class Control:
         self._disk = b""
         """The data process's, once it has said so."""
         self._summary_due_ns = self._join_due_ns = self._tick_due_ns = 0
-        self._steps = NodeSteps()
-        self._machine = Machine(self._on_applied, self._on_restored)
-        self._nodes = Nodes(config.name, {name: member.data for name, member in config.members.items()})
-        self._telling = Telling(
+        self._steps = NodePhases()
+        self._machine = SequencerStateMachine(self._on_applied, self._on_restored)
+        self._nodes = ClusterView(config.name, {name: member.data for name, member in config.members.items()})
+        self._telling = PeerMessenger(
             config.name,
             config.peers,
             self._tell,
@@ -78,11 +78,11 @@ class Control:
             on_summary=lambda node, said: self._nodes.on_summary(node, said, time.monotonic_ns()),
             on_diverged=on_failure,
         )
-        self._reporting = Reporting(self._telling, self._tick_by)
-        self._planning = Planning(
+        self._reporting = Reporter(self._telling, self._tick_by, lambda: self._has_joined)
+        self._planning = LeaderLoop(
             len(config.members), self._machine, self._telling, self._call_soon, config.replicated
         )
-        self._link = Link(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
+        self._link = ControlServer(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
         self._is_made = threading.Event()
         self._raft: Raft | None = None
         self._raft = Raft(
@@ -143,7 +143,7 @@ class Control:
         try:
             message = pb.ToControl.FromString(content)
         except DecodeError:
-            logger.error("refused_message_of_data bytes=%d", len(content))
+            logger.error("data_message_rejected bytes=%d", len(content))
             return
         match message.WhichOneof("kind"):
             case "hello":
@@ -165,7 +165,7 @@ class Control:
         try:
             self._reporting.take(report)
         except FormatError as error:
-            logger.error("refused_report_of_data error=%r", str(error))
+            logger.error("data_report_rejected error=%r", str(error))
             return
         if report.HasField("merged"):
             self._machine.forget_orders(report.merged.instruction)
@@ -179,7 +179,7 @@ class Control:
         with contextlib.suppress(Overloaded):  # Who proposes that asks again.
             self._consensus.propose(command)
 
-    def _reset(self, content: bytes, reset: Reset) -> None:
+    def _reset(self, content: bytes, reset: ResetCluster) -> None:
         """One for another epoch than follows this one is late: it was applied, or another came first."""
         epoch = self._consensus.status().epoch
         if not reset.forced_by:
@@ -193,7 +193,7 @@ class Control:
                 self._is_attached = was_attached
                 self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=why)))
 
-    def _why_not_forced(self, content: bytes, reset: Reset) -> str:
+    def _why_not_forced(self, content: bytes, reset: ResetCluster) -> str:
         """Have consensus forced; why not, empty if it is under way."""
         if reset.forced_by != self._config.name:
             return f"It asks {reset.forced_by} to go on by itself."
@@ -204,16 +204,20 @@ class Control:
     # From consensus
 
     def _on_applied(self, index: int, content: bytes, command: Command, outcome: Outcome) -> None:
-        if isinstance(outcome, Merged):
+        if isinstance(outcome, RangesMerged):
             for end in outcome.order.consumed:
                 self._reporting.forget_below(end)
-        if isinstance(outcome, WasReset):
+        elif isinstance(outcome, Forgotten):
+            for session_id in outcome.session_ids:
+                self._reporting.forget_session(session_id)
+        if isinstance(outcome, ClusterReset):
             # What it does to files is done when the next epoch is durable: its snapshot tells of it.
             self._is_over, self._is_attached = True, False
         if self._is_attached:
             self._send(pb.ToData(applied=pb.Applied(index=index, command=content)))
-        if isinstance(command, Join) and command.node == self._config.name:
+        if isinstance(command, JoinDisk) and command.node == self._config.name:
             self._send_standing()
+            self._reporting.begin()
         self._planning.on_applied(command, outcome)
 
     def _on_restored(self) -> None:
@@ -256,7 +260,7 @@ class Control:
             self._join(now_ns)
             self._tick_due_ns = now_ns + TICK_NS
 
-    def _step(self, now_ns: int) -> Step:
+    def _step(self, now_ns: int) -> Phase:
         """Where this node is on its way to keeping up with the others."""
         log = log_of(self._consensus.status(), is_caught_up=self._consensus.is_caught_up)
         return self._steps.look(log, data_step(self._reporting.standings), now_ns)
@@ -275,7 +279,7 @@ class Control:
         is_led = self._consensus.is_caught_up and self._leadership.leader is not None
         if now_ns >= self._join_due_ns and is_led:
             self._join_due_ns = now_ns + JOIN_AGAIN_NS
-            self._propose(encode_command(Join(self._config.name, self._disk)))
+            self._propose(encode_command(JoinDisk(self._config.name, self._disk)))
 
     # To the data process
 

@@ -5,9 +5,11 @@ replica     the sequencer's state as this process follows it
 copies      the copies of sessions: what is stored, durable, final
 intakes     what pushes may bring; logs: what pulls may read
 opening     which copies are opened, and said to be final; fetching: what they lack, from peers
+idle_copies closes the files of copies that nothing uses; closed_copies: removes those of closed sessions
 consumed    what merging consumed of them, and what of it may be let go of
 merger      carries out merge orders
 merging     the merged log here: begun, synced, told of; catching_up: where the merger cannot go on by itself
+inputs      what a merger is missing, and when it is fetched; fetched: what has come of it
 peers       pulling from another node
 scrubbing   reading again what lies on disk; mending: overwriting what is damaged; healing: both of them here
 commanding  having what operators and subscribers want agreed on by the nodes

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError, Message
 
 from rt.errors import CertificateError, InvalidName, ProtocolViolation
 from rt.names import check_lease_owner, lease_group, session_owner
+from rt.net.grpc_auth import Context
+from rt.net.grpc_channel import StreamCaps, caller
 from rt.net.identity import LEASE_ROLES, Identity, Role
-from rt.net.leases import LEASE_SERVICE
-from rt.net.rpc import StreamCaps, caller
-from rt.net.rpc_gate import Context
+from rt.net.lease_client import LEASE_SERVICE
 from rt.v1 import leases_pb2 as pb
-from sequencer.data.leasing import LeaseCommand, Leasing
-from sequencer.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
+from sequencer.data.lease_manager import LeaseCommand, LeaseManager
+from sequencer.state.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
 
 # isort: split
 import grpc
@@ -29,7 +29,8 @@ CALLS_PER_IDENTITY_MAX: Final = 4
 LEASE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
     f"/{LEASE_SERVICE}/{method}": LEASE_ROLES for method in ("Acquire", "Renew", "Release", "List")
 }
-"""Who may call it, for `rt.net.rpc.serve`; of these only who has a group of leases in its certificate."""
+"""Who may call it, for `rt.net.grpc_channel.serve`; of these only who has a group of leases in its
+certificate."""
 
 T = TypeVar("T", bound=Message)
 
@@ -37,7 +38,7 @@ T = TypeVar("T", bound=Message)
 class LeaseService:
     """Answers by `leasing`."""
 
-    def __init__(self, leasing: Leasing, *, identify: Callable[[], Identity] = caller) -> None:
+    def __init__(self, leasing: LeaseManager, *, identify: Callable[[], Identity] = caller) -> None:
         self._leasing, self._identify = leasing, identify
         self._caps = StreamCaps(CALLS_PER_IDENTITY_MAX)
 
@@ -74,7 +75,7 @@ class LeaseService:
         prefix = _decode(pb.LeaseListRequest, data).prefix
         if "/" not in prefix:
             raise ProtocolViolation(
-                "leases are listed by a prefix", got=repr(prefix)[:200], wanted="<group>/…"
+                "leases are listed by a prefix", got=repr(prefix)[:200], expected="<group>/…"
             )
         identity = self._identify()
         _check_groups(identity, [prefix])
@@ -92,7 +93,7 @@ class LeaseService:
             raise CertificateError(
                 "a lease's owner is the name in its certificate, or that with a suffix",
                 got=asked.owner,
-                wanted=f"{identity.name} or {identity.name}~suffix",
+                expected=f"{identity.name} or {identity.name}~suffix",
             )
         try:
             command = make()
@@ -112,7 +113,7 @@ def _check_groups(identity: Identity, names: Iterable[str]) -> None:
             "the certificate is not for leases of that group",
             where=identity.uri,
             got=repr(strange[0])[:200],
-            wanted=" or ".join(sorted(identity.lease_groups)) or "none",
+            expected=" or ".join(sorted(identity.lease_groups)) or "none",
             hint=f"`rt certs issue … --lease GROUP` makes one that carries rt://{identity.stream}/lease/GROUP.",
         )
 

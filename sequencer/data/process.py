@@ -6,105 +6,133 @@ who hears of what; what is done about it is in the modules beside this one.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from replicator.calls import ROLES, Call, replication_service
-from replicator.items import Place
-from replicator.pull_server import PullServicer
-from replicator.push_server import PushServicer
-from rt.epochs import line_of
-from rt.errors import ClusterMismatch, Damaged, RtError
-from rt.net.rpc import RpcServer, serve
+from replicator.protocol.grpc_service import ROLES, Call, replication_service
+from replicator.protocol.messages import LogOffset
+from replicator.pull.server import PullServicer
+from replicator.push.server import PushServicer
+from rt.cluster_epoch import line_of
+from rt.errors import ClusterMismatch, Corrupt, RtError
+from rt.net.grpc_channel import RpcServer, serve
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.commands import Command
-from sequencer.config import NodeConfig
-from sequencer.data.belonging import Belonging
-from sequencer.data.catching_up import CatchingUp
-from sequencer.data.clearing import Clearing
-from sequencer.data.commanding import Commanding
-from sequencer.data.copies import Copies
-from sequencer.data.disk_id import open_disk_id
-from sequencer.data.fetching import Fetcher
-from sequencer.data.healing import Healing
-from sequencer.data.holding import Holding
-from sequencer.data.intakes import Intakes
+from sequencer.config.config import NodeConfig
+from sequencer.config.restart_policy import RestartLater
+from sequencer.data.command_client import CommandClient
+from sequencer.data.epoch_guard import EpochGuard
+from sequencer.data.hard_reset import HardResetter
+from sequencer.data.hold_tracker import HoldTracker
+from sequencer.data.http_servers import HttpServers, Services
+from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LEASE_METHOD_ROLES, LeaseService
-from sequencer.data.leasing import Leasing
-from sequencer.data.link import ControlLink
-from sequencer.data.logs import NodeLogs
-from sequencer.data.merger import Merger
-from sequencer.data.merging import Merging
-from sequencer.data.opening import Opener
-from sequencer.data.replica import Replica
-from sequencer.data.reports import Reports
-from sequencer.data.resetting import Resetting
-from sequencer.data.stepping import Stepping
-from sequencer.data.tasks import Tasks
-from sequencer.orders import MergeOrder
-from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Trimmed, WasReset
-from sequencer.rest.clients import Clients, WatchedStores
-from sequencer.rest.lease_counts import NO_LEASES
-from sequencer.rest.servers import Rest, Services
-from sequencer.rest.syncs import TimedGroupSync
-from sequencer.rest.trims import NO_TRIMS
-from sequencer.rest.tunnel import TUNNEL_ROLES, rest_service
-from sequencer.state import State
-from sequencer.supervision import StartAgain
+from sequencer.data.phase_reporter import PhaseReporter
+from sequencer.data.reset_service import ResetService
+from sequencer.data.task_group import TaskGroup
+from sequencer.ipc.client import ControlLink
+from sequencer.ipc.data_reports import DataReports
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.merged.catch_up import CatchUp
+from sequencer.merged.log_provider import NodeLogs
+from sequencer.merged.merged_log import MergedLog
+from sequencer.merged.merger import Merger
+from sequencer.merged.repair import RepairService
+from sequencer.rest.base.lease_counter import NO_LEASES
+from sequencer.rest.base.node_snapshot import DamagedSegment
+from sequencer.rest.base.trim_counter import NO_TRIMS
+from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
+from sequencer.sessions.client_tracker import ClientTracker, TrackedStores
+from sequencer.sessions.closed_replicas import ClosedReplicas
+from sequencer.sessions.disk_id import open_disk_id
+from sequencer.sessions.idle_replicas import IdleReplicas
+from sequencer.sessions.ingest import SessionIngest
+from sequencer.sessions.opener import Opener
+from sequencer.sessions.peer_fetch import PeerFetcher
+from sequencer.sessions.replicas import SessionReplicas
+from sequencer.sessions.sync_timing import TimedGroupCommit
+from sequencer.state.apply_result import (
+    ClusterReset,
+    DiskJoined,
+    Forgotten,
+    Outcome,
+    RangesMerged,
+    RunClosed,
+    RunFenced,
+    RunOpened,
+    SegmentsTrimmed,
+)
+from sequencer.state.commands import Command
+from sequencer.state.state import SequencerState
+from sequencer.state.write_plan import WritePlan
 
 THREADS: Final = 8
 """Twice what opening copies may take."""
 
 
-class Data:
+class DataProcess:
     """One node's data process. `run` serves until `stop`; it raises what ends the process."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
         self._boot = os.urandom(8)
+        self._loop = asyncio.get_running_loop()
         self._disk = open_disk_id(config.sessions_directory)
         tls = self._tls = TLS(config.ca, config.cert, config.key)
         pool = self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rt-data")
-        self._sync = TimedGroupSync()
-        tasks = self.tasks = Tasks()
-        replica = self.replica = Replica(self._on_snapshot, self._on_applied)
+        self._sync = TimedGroupCommit()
+        tasks = self.tasks = TaskGroup()
+        replica = self.replica = StateFollower(self._on_snapshot, self._on_applied)
         self.link = ControlLink(config.control_socket, self._hello, self._on_message, self._on_lost)
-        self.reports = Reports(self.link)
-        copies = self.copies = Copies(
+        self.reports = DataReports(self.link)
+        copies = self.copies = SessionReplicas(
             config.sessions_directory,
             self._sync,
             pool,
             on_report=self.reports.segment,
             on_durable=self._on_durable,
             on_failed=tasks.fail,
-            is_merged_here=self._is_merged_here,
+            is_released=self._is_released,
+            on_damaged=self._on_bad_copy,
         )
-        self.intakes = Intakes(replica, copies, len(config.members), self._propose, lambda: self.link.is_up)
-        self.healing = Healing(config, tls, pool, replica, copies, tasks.fail)
+        self.intakes = SessionIngest(
+            replica, copies, len(config.members), self._propose, lambda: self.link.is_up
+        )
+        self.healing = RepairService(config, tls, pool, replica, copies, tasks.fail)
         mender = self.healing.mender
-        self.merging = Merging(config, pool, copies, self.reports, mender, tasks.fail)
-        self.catching_up = CatchingUp(
+        self.merging = MergedLog(config, pool, copies, self.reports, mender, tasks.fail)
+        self.catching_up = CatchUp(
             config, tls, pool, replica, copies, self.merging, mender.damages, tasks.fail
         )
         self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
-        self.fetcher = Fetcher(config, tls, replica, copies, self.opener.opened)
-        self.commanding = Commanding(replica, self._propose)
-        self.leasing = Leasing(replica, self.commanding.propose, lambda: self.link.is_up)
+        self.idle_copies = IdleReplicas(replica, copies, self._is_released)
+        self.closed_copies = ClosedReplicas(
+            config.sessions_directory,
+            replica,
+            copies,
+            pool,
+            lambda: self.merging.released,
+            self.merging.on_copy_removed,
+        )
+        self.fetcher = PeerFetcher(config, tls, replica, copies, self.opener.opened)
+        self.commanding = CommandClient(replica, self._propose)
+        self.leasing = LeaseManager(replica, self.commanding.propose, lambda: self.link.is_up)
         self.pull_servicer: PullServicer | None = None
-        self.holding = Holding(replica, self.commanding.propose, self._on_hold_refused)
-        self.stepping = Stepping(replica, self.merging, self.catching_up, self.reports)
-        self.belonging = Belonging(
+        self.holding = HoldTracker(replica, self.commanding.propose, self._on_hold_refused)
+        self.stepping = PhaseReporter(replica, self.merging, self.catching_up, self.reports)
+        self.belonging = EpochGuard(
             config.name, self._disk, config.sessions_directory, config.merged_directory
         )
-        self.clearing = Clearing(config.sessions_directory, config.merged_directory, config.stream)
-        self.resets = Resetting(config.name, replica, self.clearing, self._propose, tasks.spawn)
+        self.clearing = HardResetter(config.sessions_directory, config.merged_directory, config.stream)
+        self.resets = ResetService(config.name, replica, self.clearing, self._propose, tasks.spawn)
         self.trims = NO_TRIMS
         self.lease_counts = NO_LEASES
         self.server: RpcServer | None = None
-        self.rest: Rest | None = None
+        self.rest: HttpServers | None = None
 
     # Serving
 
@@ -118,17 +146,21 @@ class Data:
             self.healing.mender.run(),
             self.healing.scrubber.run(),
             self.holding.run(),
+            self.idle_copies.run(),
+            self.closed_copies.run(),
+            self.reports.keep_telling_connected(self.copies.connected),
             self.stepping.run(),
         ):
             self.tasks.keep(work)
-        clients = Clients()
+        clients = ClientTracker()
         logs = NodeLogs(self.config, self.replica, self.copies, self.intakes)
-        push = PushServicer(WatchedStores(self.intakes, clients), self.config.stream)
+        push = PushServicer(TrackedStores(self.intakes, clients), self.config.stream)
         pull = self.pull_servicer = PullServicer(
             logs,
             self.config.stream,
             self._pool,
             on_acknowledged=self.holding.on_acknowledged,
+            check_reach=self.healing.disk.check_reach,
             disk=self.healing.disk,
         )
         self.server = await serve(
@@ -143,7 +175,7 @@ class Data:
         )
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
         try:
-            self.rest = Rest(self, services, self._tls)
+            self.rest = HttpServers(self, services, self._tls)
             await self.rest.start()
             await self.tasks.stopping.wait()
         finally:
@@ -154,6 +186,11 @@ class Data:
     def stop(self) -> None:
         """End `run`; in the loop."""
         self.tasks.stopping.set()
+
+    @property
+    def damaged(self) -> tuple[DamagedSegment, ...]:
+        """The segments of the merged log that are damaged."""
+        return self.healing.damaged_segments()
 
     @property
     def failure(self) -> RtError | None:
@@ -169,9 +206,9 @@ class Data:
         """Serve a pull; what it finds damaged is mended."""
         try:
             await servicer.pull(requests, context)
-        except Damaged as error:
+        except Corrupt as error:
             self.healing.mender.on_damaged(error)
-            raise
+            raise self.healing.told(error) from error
 
     async def _close(self) -> None:
         if self.rest is not None:
@@ -179,6 +216,7 @@ class Data:
         if self.server is not None:
             await self.server.stop(1.0)
         await self.tasks.cancel()
+        await self.fetcher.close()
         await self._sync.close()
         await self.merging.close(sync=self.failure is None)
         await self.copies.close()
@@ -193,8 +231,13 @@ class Data:
     def _on_durable(self) -> None:
         self.merging.wake()
 
-    def _is_merged_here(self, session_id: int) -> bool:
-        return self.merging.is_merged_here(session_id)
+    def _on_bad_copy(self, damaged: Corrupt) -> None:
+        """From the merger's thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(self.healing.mender.on_damaged, damaged)
+
+    def _is_released(self, session_id: int) -> bool:
+        return self.merging.is_released(session_id)
 
     # From and to the control process
 
@@ -208,10 +251,12 @@ class Data:
         if self.failure is not None:
             return  # What control goes on to say may be of another line of epochs than what is known here.
         if message.HasField("snapshot") and self._is_forced_apart(message.snapshot.epoch_id):
-            self._end(StartAgain("the cluster was forced to go on: whoever is connected is to come again"))
+            self._end(RestartLater("the cluster was forced to go on: whoever is connected is to come again"))
             return
         self.replica.on_message(message)
         if message.HasField("standing"):
+            nodes = message.standing.nodes
+            self.merging.on_merged({one.name: one.summary.merged.instruction for one in nodes})
             self.intakes.on_changed()
             self.resets.on_changed()
         elif message.HasField("reset_refused"):
@@ -224,7 +269,7 @@ class Data:
         self.opener.begin()
         self.intakes.on_changed()
 
-    def _on_snapshot(self, orders: list[MergeOrder] | None) -> None:
+    def _on_snapshot(self, orders: list[WritePlan] | None) -> None:
         state = self.replica.state
         assert state is not None
         if not any(state.cluster) or not self._is_in_place(state):
@@ -233,13 +278,16 @@ class Data:
             self.merging.begin(state, orders)
         self.merging.report()
         self.opener.begin()
+        left = [order for order in orders or () if order.instruction > self.merging.instruction]
+        needed = {end.session_id for order in left for end in order.consumed}
         for session in state.sessions.values():
-            self.opener.take_up(session)
+            self.opener.take_up(session, is_input=session.id in needed)
             if session.life is not None and session.life.end is not None:
                 x, end = session.life.x, session.life.end
-                self.tasks.spawn(self.fetcher.complete(session.id, Place(x, end.y, end.offset)))
+                self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(x, end.y, end.offset)))
         self.opener.confirm(state.joins)
-        self.intakes.on_changed()
+        self.closed_copies.on_snapshot(state)
+        self.intakes.on_snapshot()
 
     def _is_forced_apart(self, epoch: int) -> bool:
         """Whether control is in another line of epochs than before.
@@ -252,7 +300,7 @@ class Data:
         self.tasks.failure = why
         self.tasks.stopping.set()
 
-    def _is_in_place(self, state: State) -> bool:
+    def _is_in_place(self, state: SequencerState) -> bool:
         """Whether what is in the directories is what this state goes on with; else the process ends."""
         try:
             self.belonging.check(state)
@@ -261,38 +309,41 @@ class Data:
             return False
         return self._is_cleared(state)
 
-    def _is_cleared(self, state: State) -> bool:
+    def _is_cleared(self, state: SequencerState) -> bool:
         """Whether nothing is here any more that the last hard reset let go of; else the process ends."""
         if not self.clearing.is_due(state):
             return True
         if self.merger is not None or self.copies.all():
-            self._end(StartAgain("the cluster was reset: what it let go of goes at the start"))
+            self._end(RestartLater("the cluster was reset: what it let go of goes at the start"))
             return False
         self.clearing.clear(state)
         return True
 
     def _on_applied(self, command: Command, outcome: Outcome) -> None:
         match outcome:
-            case WasReset():
+            case ClusterReset():
                 assert self.replica.state is not None
                 self._is_cleared(self.replica.state)
-            case Merged(order):
+            case RangesMerged(order):
                 self.merging.add(order)
                 for end in order.consumed:
                     self.opener.on_merged(end)
-                self.intakes.on_changed()
-            case Opened(session_id):
+            case RunOpened(session_id):
                 self.opener.on_opened(session_id)
-            case Fenced(session_id, x):
+            case RunFenced(session_id, x):
                 self.tasks.spawn(self.opener.finish(session_id, x))
-            case Closed(session_id, x, end):
-                self.tasks.spawn(self.fetcher.complete(session_id, Place(x, end.y, end.offset)))
-            case Joined():
+            case RunClosed(session_id, x, end):
+                self.tasks.spawn(self.fetcher.complete(session_id, LogOffset(x, end.y, end.offset)))
+            case DiskJoined():
                 assert self.replica.state is not None
                 self.opener.confirm(self.replica.state.joins)
-            case Trimmed():
+            case SegmentsTrimmed():
                 assert self.replica.state is not None
                 self.merging.on_trimmed(self.replica.state, outcome)
+        self.closed_copies.on_applied(outcome)
+        if isinstance(outcome, Forgotten):
+            self.merging.forget_sessions(outcome.session_ids)
+            self.catching_up.forget_sessions(outcome.session_ids)
         self.trims = self.trims.after(outcome)
         self.lease_counts = self.lease_counts.after(outcome)
         self.commanding.on_applied(command, outcome)

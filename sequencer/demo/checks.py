@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rt.log.compare import Comparison
+from rt.log.check.compare import Comparison
 from sequencer.demo.tally import Total
 
 

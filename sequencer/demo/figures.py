@@ -9,11 +9,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.catalog import segment_path
-from rt.log.directory import read_header, scans
+from rt.log.check.status import read_status
 from rt.log.disk import REAL
-from rt.log.frames import MergedScanner
-from rt.log.status import read_status
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import read_header, scans
+from rt.log.scan.scanner import MergedScanner
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
@@ -49,14 +49,14 @@ class Failover:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class DeliveryTimes:
     """When each message was published, and when the subscriber got it; ns, in the order of positions."""
 
     published_ns: Int64s
     arrived_ns: Int64s
 
     @classmethod
-    def load(cls, path: Path) -> Times:
+    def load(cls, path: Path) -> DeliveryTimes:
         """What the subscriber saved."""
         published, arrived = np.load(path)
         return cls(published, arrived)

@@ -16,20 +16,20 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import rt
-from sequencer.demo.source import Record, share
-from sequencer.demo.tally import Tally
-from sequencer.testing.processes import Answer, serve
+from sequencer.demo.source import DemoRecord, share
+from sequencer.demo.tally import SessionTally
+from sequencer.localcluster.processes import Answer, serve
 
 _TOGETHER: Final = 1000
 _WAIT_S: Final = 0.1
 
 
-class Publishing:
+class DemoPublisher:
     """Publishes `records` in a thread, as it is told by `answer`."""
 
-    def __init__(self, publisher: rt.Publisher, records: list[Record]) -> None:
+    def __init__(self, publisher: rt.Publisher, records: list[DemoRecord]) -> None:
         self._publisher, self._records = publisher, records
-        self._tally = Tally()
+        self._tally = SessionTally()
         self._failure: Exception | None = None
         self._hurry = threading.Event()
         self._burst = {"count": 0, "value_bytes": 0, "start_ns": 0}
@@ -112,7 +112,7 @@ def main() -> None:
         endpoints=settings["endpoints"],
         tls=rt.TLS(*settings["tls"]),
     ) as publisher:
-        serve(Publishing(publisher, records).answer)
+        serve(DemoPublisher(publisher, records).answer)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from rt.cli.progress import Bar, progress
+from rt.cli.progress_bar import Bar, progress
 from rt.errors import Timeout
-from rt.log.directory import merged_directory
-from rt.log.verify import verify
+from rt.log.check.verify import verify
+from rt.log.scan.directory import merged_directory
 from rt.net.identity import Role
 from sequencer.demo.checks import Verdict, check_logs, check_messages
-from sequencer.demo.figures import Burst, Failover, Latency, Times, longest_pause_s, sequenced_ns
+from sequencer.demo.figures import Burst, DeliveryTimes, Failover, Latency, longest_pause_s, sequenced_ns
 from sequencer.demo.tally import Total
-from sequencer.testing.leftovers import nothing_left
-from sequencer.testing.nodes import Nodes
-from sequencer.testing.processes import Answer, Process
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import Answer, Process
 
 STREAM: Final = "demo"
 RATE_HZ: Final = 200
@@ -43,7 +43,7 @@ _STOP_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What to run. `data` is "builtin" or a path; the steady phase takes `steady_s` seconds."""
 
     nodes: int
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoResult:
     """What was measured, and the verdict on each promise."""
 
     messages: int
@@ -68,7 +68,7 @@ class Outcome:
 class Demo:
     """One run of `plan` below `root`; `say` gets a line for each step. Leaving it ends all processes."""
 
-    def __init__(self, root: Path, plan: Plan, say: Callable[[str], object]) -> None:
+    def __init__(self, root: Path, plan: DemoPlan, say: Callable[[str], object]) -> None:
         self._root, self._plan, self._say = root, plan, say
         self._stack = ExitStack()
         self._publishers: dict[str, Process] = {}
@@ -79,14 +79,14 @@ class Demo:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(nothing_left())
-            self._nodes = stack.enter_context(Nodes(self._root, self._plan.nodes, stream=STREAM))
+            self._nodes = stack.enter_context(LocalCluster(self._root, self._plan.nodes, stream=STREAM))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoResult:
         """All of it. `rt.RtError` if something ends or stands still that must not."""
         self._start()
         latency_window = self._publish_steadily()
@@ -98,8 +98,8 @@ class Demo:
             self._nodes.wait_merged(total)
         verdicts = self._judge(finished, total)
         self._stop()
-        times = Times.load(self._times_file)
-        return Outcome(
+        times = DeliveryTimes.load(self._times_file)
+        return DemoResult(
             total,
             sum(said["total"]["value_bytes"] for said in self._last.values()),
             times.latency(*latency_window),
@@ -266,7 +266,7 @@ class Demo:
             if now[1:] != before[1:]:
                 moved_s = time.monotonic()
             elif time.monotonic() - moved_s > STILL_S_MAX:
-                raise Timeout(f"waited for {what}", got=self._standstill(), wanted=f"{STILL_S_MAX:g} s")
+                raise Timeout(f"waited for {what}", got=self._standstill(), expected=f"{STILL_S_MAX:g} s")
             before = now
 
     def _standstill(self) -> str:
@@ -286,7 +286,9 @@ class Demo:
 
     # Figures
 
-    def _failover(self, killed: str, took_over: str, killed_ns: int, end_ns: int, times: Times) -> Failover:
+    def _failover(
+        self, killed: str, took_over: str, killed_ns: int, end_ns: int, times: DeliveryTimes
+    ) -> Failover:
         merged_ns = sequenced_ns(self._nodes.merged_directory(self._nodes.names[0]))
         return Failover(
             killed,

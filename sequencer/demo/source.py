@@ -26,14 +26,14 @@ _SKIPPED: Final = frozenset({"site-packages", "__pycache__", "test", "tests", "i
 _AIRPORTS: Final = ("EWR", "JFK", "LGA")
 
 
-class Record(NamedTuple):
+class DemoRecord(NamedTuple):
     """One message to be."""
 
     topic: str
     value: bytes
 
 
-Part: TypeAlias = Callable[[], Iterator[Record]]
+Part: TypeAlias = Callable[[], Iterator[DemoRecord]]
 """Reads its records anew at each call."""
 
 
@@ -49,7 +49,7 @@ def parts_of(data: str) -> list[Part]:
     return [_file(root, path) for path in files_below(root)]
 
 
-def share(data: str, index: int, count: int) -> list[Record]:
+def share(data: str, index: int, count: int) -> list[DemoRecord]:
     """The records of publisher `index` of `count`. `rt.RtError` if there are none."""
     parts = parts_of(data)
     if count <= len(parts):
@@ -120,12 +120,12 @@ def _whole_records(content: bytes) -> Iterator[bytes]:
 def _flights(tables: Path, airport: str) -> Part:
     """Those from one airport."""
 
-    def read() -> Iterator[Record]:
+    def read() -> Iterator[DemoRecord]:
         origin, topic = airport.encode(), f"flights.{airport}"
         hint = b",%b," % origin
         for value in csv_records(_content(tables / "flights.csv.zip")):
             if hint in value and value.split(b",", 13)[12] == origin:
-                yield Record(topic, value)
+                yield DemoRecord(topic, value)
 
     return read
 
@@ -133,9 +133,9 @@ def _flights(tables: Path, airport: str) -> Part:
 def _weather(tables: Path) -> Part:
     """At the three airports, hour by hour."""
 
-    def read() -> Iterator[Record]:
+    def read() -> Iterator[DemoRecord]:
         for value in csv_records(_content(tables / "weather.csv")):
-            yield Record(f"weather.{value[:3].decode()}", value)
+            yield DemoRecord(f"weather.{value[:3].decode()}", value)
 
     return read
 
@@ -144,10 +144,10 @@ def _file(root: Path, path: Path) -> Part:
     topic = path.name if path == root else path.relative_to(root).as_posix()
     is_csv = path.name.endswith((".csv", ".csv.zip"))
 
-    def read() -> Iterator[Record]:
+    def read() -> Iterator[DemoRecord]:
         content = _content(path)
         values = csv_records(content) if is_csv else iter(content.splitlines())
-        return (Record(topic, value) for value in values)
+        return (DemoRecord(topic, value) for value in values)
 
     return read
 

@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 import rt
-from sequencer.demo.tally import Tally, by_session
-from sequencer.testing.processes import Answer, serve
+from sequencer.demo.tally import SessionTally, by_session
+from sequencer.localcluster.processes import Answer, serve
 
 
-class Subscribing:
+class DemoSubscriber:
     """Reads `subscriber` in a thread, and says how far it is."""
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, SessionTally] = {}
         self._received = 0
         self._fault = ""
         self._stamps_ns: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -63,7 +63,7 @@ class Subscribing:
         self._stamps_ns.append(batch.timestamps_ns.copy())
         self._arrived_ns.append(np.full(len(batch), now_ns))
         for session, part in by_session(batch):
-            self._tallies.setdefault(session, Tally()).add_batch(part)
+            self._tallies.setdefault(session, SessionTally()).add_batch(part)
         self._received += len(batch)
 
 
@@ -77,7 +77,7 @@ def main() -> None:
         tls=rt.TLS(*settings["tls"]),
         position="earliest",
     ) as subscriber:
-        serve(Subscribing(subscriber).answer)
+        serve(DemoSubscriber(subscriber).answer)
 
 
 if __name__ == "__main__":

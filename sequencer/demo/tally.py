@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.messages import MessageBatch
-from sequencer.demo.source import Record
+from rt.log.scan.message_batch import MessageBatch
+from sequencer.demo.source import DemoRecord
 
 _DIGEST_BYTES = 16
 _topic_code = lru_cache(maxsize=4096)(lambda topic: zlib.crc32(topic.encode()))
@@ -34,7 +34,7 @@ class Total:
     """What is wrong with the numbers; "" if nothing."""
 
 
-class Tally:
+class SessionTally:
     """Of one session, from its first message on."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Tally:
         self._frames = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         """Of each message's length and topic: where one value ends and the next begins counts too."""
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, records: Sequence[DemoRecord]) -> None:
         """Take in messages that follow."""
         lengths = np.array([len(record.value) for record in records], np.uint32)
         codes = np.array([_topic_code(record.topic) for record in records], np.uint32)

@@ -1,16 +1,14 @@
-"""Consensus: a replicated log of commands that keeps what it acknowledged.
+"""Consensus: a Raft-replicated log of commands that keeps every acknowledged command.
 
-`consensus` is what the sequencer asks for, and all that the rest of rt needs; `raft.Raft` provides it.
-From the outside in:
+The rest of rt uses `model.api`; `raft.Raft` implements it. Layers, from the outside in:
 
-    raft          a node on real disk, network and thread
-    node          the loop's parts put together: proposals, joins, snapshots
-    hardened      the protocol, on PySyncObj: read its laws first
-      election, handover, following, followers (progress, install), disks, agreement   its decisions
-      stock       PySyncObj's log, outbox and clock, on ours
-    proposals, entries, state                                            commands on their way, applied once
-    log (record, log_recovery, ...), snapshots, identity, opening        what is kept on disk
-    transport (connection, admittance, dial), codec, messages            what is said to the others
+    raft, node        a member on a real disk, network and thread; the loop
+    proposals         commands in flight, each applied once
+    lifecycle         bootstrap, epochs, snapshots, state transfer
+    core              the protocol on PySyncObj: read the invariants of `core.core` first
+    storage           log, snapshots and identity on disk
+    transport         connections, authentication, message codec
+    model             commands, messages, configuration, cluster state
 
-No other module of rt knows PySyncObj.
+No other package of rt imports PySyncObj.
 """

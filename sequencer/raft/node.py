@@ -1,7 +1,7 @@
 """A member of the cluster: the protocol, its disk, its network and its proposals, in one loop.
 
-`RaftNode` is what the loop does, without a thread: a simulation steps it. `Raft` is the node that runs. This
-module is the order of things, and who gets what arrives; what is done with it is in the parts that it makes.
+`RaftNode` is the loop without a thread, so that a simulation can step it; `Raft` runs it in a thread. This
+module defines the order of the steps and dispatches messages; its parts handle them.
 """
 
 from __future__ import annotations
@@ -13,57 +13,56 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
-from rt.epochs import name_of
+from rt.cluster_epoch import name_of
 from rt.errors import DiskFull, FormatError, StorageError
 from rt.log.disk import REAL, Disk
-from sequencer.raft.aside import Aside
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.consensus import Leadership, StateMachine, Status
-from sequencer.raft.entries import Commands, Reset, decode_content
-from sequencer.raft.epochs import EpochOver, LeftBehind, NoMajority
-from sequencer.raft.fetching import Fetched, Fetching
-from sequencer.raft.freezing import Freezing
-from sequencer.raft.giving import Giving
-from sequencer.raft.hand_overs import HandOvers
-from sequencer.raft.hardened import PATIENCE_ELECTIONS, SyncObj
-from sequencer.raft.installing import Installing, installable
-from sequencer.raft.joining import Joining
-from sequencer.raft.leaving import Leaving
-from sequencer.raft.membership import Membership
-from sequencer.raft.messages import (
+from sequencer.raft.core.core import PATIENCE_ELECTIONS, SyncObj
+from sequencer.raft.core.local_member import LocalMembership
+from sequencer.raft.core.ports import Network
+from sequencer.raft.core.pysyncobj_adapter import now
+from sequencer.raft.lifecycle.bootstrap import Bootstrap
+from sequencer.raft.lifecycle.epoch_transition import EpochExit, EpochTransition
+from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller, installable
+from sequencer.raft.lifecycle.peers import Peers
+from sequencer.raft.lifecycle.snapshotter import Snapshotter
+from sequencer.raft.lifecycle.state_fetch import FetchedState, StateFetcher
+from sequencer.raft.lifecycle.state_server import StateServer
+from sequencer.raft.lifecycle.transfer_waiters import TransferWaiters
+from sequencer.raft.model.api import Leadership, StateMachine, Status
+from sequencer.raft.model.cluster_state import ClusterState, EpochEnded
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.entry_codec import Commands, ResetEntry, decode_content
+from sequencer.raft.model.epochs import EpochLeft, EpochOver, NoMajority
+from sequencer.raft.model.messages import (
     NO_ID,
-    Adopt,
-    AskState,
-    Chunk,
-    Claim,
-    Entry,
+    Admit,
+    AppMessage,
+    DiskClaim,
+    FetchState,
+    FetchStateChunk,
     Forward,
     Hello,
+    InstallSnapshot,
     Message,
-    StatePiece,
-    Tell,
+    RaftEntry,
 )
-from sequencer.raft.network import Network
-from sequencer.raft.opening import Kept, open_directory
-from sequencer.raft.peers import Peers
 from sequencer.raft.proposals import Proposals, Route
-from sequencer.raft.snapshots import SnapshotReader
-from sequencer.raft.space import Space
-from sequencer.raft.state import ClusterState, Ended
 from sequencer.raft.status import status_of
-from sequencer.raft.stock import now
-from sequencer.raft.succession import Succession
+from sequencer.raft.storage.disk_full import DiskSpace
+from sequencer.raft.storage.open_directory import RaftDirectory, open_directory
+from sequencer.raft.storage.snapshots import SnapshotReader
+from sequencer.raft.storage.worker import BackgroundWorker
 
 SILENT_WAIT_S: Final = 1.0
-"""So long the loop waits at most while it only waits for its disk."""
+"""Maximum wait of the loop while it only waits for its disk."""
 
 logger = logging.getLogger("sequencer.raft")
 
 
 class RaftNode:
-    """One life of a member, from opening its directory to `close`. One thread steps it; see `Consensus`.
+    """One run of a member, from opening its directory to `close`. One thread steps it; see `Consensus`.
 
-    `calls` are made by the loop between two calls of the machine; whoever adds one calls `wake` then.
+    The loop runs `calls` between two calls of the machine. Call `wake` after adding one.
     Opening raises what `open_directory` does, and what the network's `start` does.
     """
 
@@ -73,7 +72,7 @@ class RaftNode:
         machine: StateMachine,
         *,
         network: Network,
-        aside: Aside,
+        aside: BackgroundWorker,
         rng: random.Random,
         new_id: Callable[[], bytes],
         disk: Disk = REAL,
@@ -93,8 +92,8 @@ class RaftNode:
         try:
             kept = self._kept = open_directory(config, disk, new_id, fill_segments=fill_segments)
             self._log, self._snapshots = kept.log, kept.snapshots
-            self._space = Space(on_disk_full, self._on_disk_full)
-            self._own = Membership(config, disk, self._space, kept.identity, kept.state)
+            self._space = DiskSpace(on_disk_full, self._on_disk_full)
+            self._own = LocalMembership(config, disk, self._space, kept.identity, kept.state)
             machine.restore(kept.state.index, kept.machine_bytes, kept.identity.cluster)
             kept.machine_bytes = b""
             self.proposals = _proposals(config, kept, new_id)
@@ -110,20 +109,22 @@ class RaftNode:
     def _make_parts(self, new_id: Callable[[], bytes]) -> None:
         config, machine, aside, send = self._config, self._machine, self._aside, self._network.send
         own, raft, snapshots = self._own, self._raft, self._snapshots
-        behind = LeftBehind(len(config.members), PATIENCE_ELECTIONS * config.election_ms_max / 1000)
+        behind = EpochLeft(len(config.members), PATIENCE_ELECTIONS * config.election_ms_max / 1000)
         self._peers = Peers(own, raft, behind)
-        self._hand_overs = HandOvers(config.name, raft)
-        self._leaving = Leaving(snapshots, aside, config.snapshot_ms / 1000)
-        self._giving = Giving(snapshots)
-        self._fetching = Fetching(
+        self._hand_overs = TransferWaiters(config.name, raft)
+        self._leaving = EpochExit(snapshots, aside, config.snapshot_ms / 1000)
+        self._giving = StateServer(snapshots)
+        self._fetching = StateFetcher(
             snapshots,
             aside,
             send,
             lambda meta, content: installable(config, meta, content),
             self._on_fetched,
         )
-        self._installing = Installing(config, own, raft, snapshots, aside, self._fetching, self._become)
-        self._freezing = Freezing(
+        self._installing = SnapshotInstaller(
+            config, own, raft, snapshots, aside, self._fetching, self._become
+        )
+        self._freezing = Snapshotter(
             config,
             own,
             machine,
@@ -135,7 +136,7 @@ class RaftNode:
             self._fetching,
             self._installing,
         )
-        self._joining = Joining(
+        self._joining = Bootstrap(
             config,
             own,
             raft,
@@ -148,7 +149,7 @@ class RaftNode:
             new_id,
             self._become,
         )
-        self._succession = Succession(
+        self._succession = EpochTransition(
             config,
             own,
             machine,
@@ -239,15 +240,15 @@ class RaftNode:
         if leader == self._config.name:
             self._joining.admit_disks()
 
-    def on_commit(self, entry: Entry) -> None:
+    def on_commit(self, entry: RaftEntry) -> None:
         """Apply a committed entry: to the cluster's state, then its commands to the machine."""
         state = self._own.state
         applied = state.apply(entry)
         if applied is None:
             self._own.note_join(state)
             return
-        if isinstance(applied, Ended):
-            logger.warning("epoch_ends epoch=%s index=%d", name_of(state.epoch), entry.index)
+        if isinstance(applied, EpochEnded):
+            logger.warning("epoch_ending epoch=%s index=%d", name_of(state.epoch), entry.index)
             self._machine.apply(applied.index, applied.command)
             self._leaving.begin(self._raft.round_began)
             return
@@ -261,11 +262,11 @@ class RaftNode:
         """Whether this epoch has ended here."""
         return self._leaving.is_over
 
-    def on_chunk(self, peer: str, chunk: Chunk) -> None:
+    def on_chunk(self, peer: str, chunk: InstallSnapshot) -> None:
         """Take a piece of the leader's snapshot."""
         self._installing.on_chunk(peer, self._peers.hellos[peer], chunk)
 
-    def on_adopt(self, peer: str, adopt: Adopt) -> None:
+    def on_adopt(self, peer: str, adopt: Admit) -> None:
         """Become a member of the cluster, if it names this disk."""
         self._joining.on_adopt(peer, self._peers.hellos[peer], adopt)
 
@@ -274,14 +275,14 @@ class RaftNode:
         try:
             content = decode_content(forward.content)
         except FormatError as error:
-            logger.error("refused_commands peer=%s error=%r", peer, str(error))
+            logger.error("commands_rejected peer=%s error=%r", peer, str(error))
             return False
         if isinstance(content, Commands):
             is_allowed = content.disk == self._peers.hellos[peer].claim.disk
         else:
-            is_allowed = isinstance(content, Reset) and content.epoch == self._own.identity.epoch
+            is_allowed = isinstance(content, ResetEntry) and content.epoch == self._own.identity.epoch
         if not is_allowed:
-            logger.error("refused_commands peer=%s error='not its own'", peer)
+            logger.error("commands_rejected peer=%s error='not its own'", peer)
         return is_allowed
 
     def open_snapshot(self) -> SnapshotReader:
@@ -320,7 +321,7 @@ class RaftNode:
         logger.error("no_spare_segment error=%r", str(error))
         self._spare_at = now() + self._config.snapshot_ms / 1000
 
-    def _on_fetched(self, fetched: Fetched) -> None:
+    def _on_fetched(self, fetched: FetchedState) -> None:
         """Go on with a state that is durable here; behind a new start, if it is of a later epoch."""
         if not self._own.is_blank:
             raise EpochOver(fetched.meta.epoch)
@@ -356,13 +357,13 @@ class RaftNode:
         hello = self._peers.hellos.get(peer)
         if hello is None or self._succession.is_silent:
             return
-        if isinstance(message, AskState):
+        if isinstance(message, FetchState):
             self._succession.give_state(peer, hello, message)
-        elif isinstance(message, StatePiece):
+        elif isinstance(message, FetchStateChunk):
             self._succession.on_piece(peer, hello, message)
         elif not self._peers.is_talked_to(hello) or not self._peers.is_heeded(hello, message):
             return
-        elif isinstance(message, Tell):
+        elif isinstance(message, AppMessage):
             self._on_told(peer, message.content)
         else:
             self._raft.on_message(peer, message)
@@ -395,7 +396,7 @@ class RaftNode:
         """See `Consensus.tell`."""
         hello = self._peers.hellos.get(peer)
         is_known = hello is not None and not self._succession.is_silent and self._peers.is_talked_to(hello)
-        return is_known and self._network.send(peer, Tell(content))
+        return is_known and self._network.send(peer, AppMessage(content))
 
     def reset(self, command: bytes) -> None:
         """See `Consensus.reset`."""
@@ -444,7 +445,7 @@ class RaftNode:
         return self._own.state
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> DiskClaim:
         """This disk, and the join it has applied."""
         return self._own.claim
 
@@ -476,16 +477,16 @@ class RaftNode:
             *(state.applied.index, self._log.last.index + 1, self._log.term),
         )
         if cut is not None:
-            logger.warning("cut_torn_tail path=%r offset=%d bytes=%d", *cut[:3])
+            logger.warning("torn_tail_cut path=%r offset=%d bytes=%d", *cut[:3])
         if any(claim.disk == NO_ID for claim in state.disks.values()) and not own.is_blank:
             missing = sorted(name for name, claim in state.disks.items() if claim.disk == NO_ID)
             logger.warning("members_without_disk names=%s", ",".join(missing))
 
 
-def _proposals(config: RaftConfig, kept: Kept, new_id: Callable[[], bytes]) -> Proposals:
+def _proposals(config: RaftConfig, kept: RaftDirectory, new_id: Callable[[], bytes]) -> Proposals:
     return Proposals(
         kept.identity.disk,
-        # Two nodes on copies of one disk, or one that was rolled back, are in the same life by count.
+        # Two nodes on copies of one disk, or a disk that was rolled back, have the same run number.
         kept.identity.life << 32 | int.from_bytes(new_id()[:4]),
         commands_max=config.commands_max,
         bytes_max=config.command_bytes_max,

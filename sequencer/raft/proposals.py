@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rt.errors import Closed, Diverged, MessageTooLarge, Overloaded
-from sequencer.raft.entries import PACK_BYTES, PACK_COMMANDS_MAX, PACKS_MAX, encode_commands
-from sequencer.raft.messages import COMMAND_BYTES_MAX
-from sequencer.raft.state import Applied, ClusterState
+from sequencer.raft.model.cluster_state import ClusterState, PackApplied
+from sequencer.raft.model.entry_codec import PACK_BYTES, PACK_COMMANDS_MAX, PACKS_MAX, encode_commands
+from sequencer.raft.model.messages import COMMAND_BYTES_MAX
 
 RETRY_S_MAX: Final = 60.0
 SMALL_PACKS_MAX: Final = 2
@@ -45,7 +45,7 @@ class Route(NamedTuple):
 
 
 class Proposals:
-    """The commands proposed on this node in this life. `add` and `close` may be called from any thread."""
+    """The commands proposed by this run of the node. `add` and `close` may be called from any thread."""
 
     def __init__(self, disk: bytes, life: int, *, commands_max: int, bytes_max: int, retry_s: float) -> None:
         self._disk, self._life, self._retry_s = disk, life, retry_s
@@ -69,22 +69,22 @@ class Proposals:
     def add(self, command: bytes) -> Future[int]:
         """Take a command; see `Consensus.propose`."""
         if not isinstance(command, bytes):
-            raise TypeError(f"a command is bytes, not {type(command).__name__}")
+            raise TypeError(f"a command must be bytes: got {type(command).__name__}")
         size = len(command)
         if size > COMMAND_BYTES_MAX:
             raise MessageTooLarge(
-                "a command too large", got=f"{size:,} bytes", wanted=f"{COMMAND_BYTES_MAX:,} at most"
+                "the command is too large", got=f"{size:,} bytes", expected=f"at most {COMMAND_BYTES_MAX:,}"
             )
         future: Future[int] = Future()
         with self._lock:
             if self._closed is not None:
-                raise Closed("consensus has stopped", hint="Open the node again.") from self._closed
+                raise Closed("consensus has stopped", hint="Restart the node.") from self._closed
             if self._in_flight >= self._commands_max or self._bytes + size > self._bytes_max:
                 raise Overloaded(
                     "too many commands in flight",
                     got=f"{self._in_flight:,} commands, {self._bytes + size:,} bytes",
-                    wanted=f"{self._commands_max:,} commands, {self._bytes_max:,} bytes at most",
-                    hint="Wait for the futures of earlier ones.",
+                    expected=f"at most {self._commands_max:,} commands, {self._bytes_max:,} bytes",
+                    hint="Wait for earlier commands to complete.",
                 )
             self._in_flight += 1
             self._bytes += size
@@ -120,7 +120,7 @@ class Proposals:
             contents.append(self._pack())
         return contents
 
-    def on_applied(self, applied: Applied, state: ClusterState, now: float) -> None:
+    def on_applied(self, applied: PackApplied, state: ClusterState, now: float) -> None:
         """A pack was committed: if it is ours, it is done, or has overtaken another one.
 
         Raises `rt.Diverged` if it never can be carried out: the cluster knows of later ones of this disk.
@@ -153,7 +153,7 @@ class Proposals:
         futures += [future for _, future in self._waiting]
         self._in_flight = 0
         for future in futures:
-            closed = Closed("consensus stopped; the command may be committed or not", got=error)
+            closed = Closed("consensus stopped; the command may or may not be committed", got=error)
             closed.__cause__ = error
             _settle(future, error=closed)
 
@@ -161,11 +161,11 @@ class Proposals:
         proposer = state.proposers.get(self._disk)
         if proposer is not None and (proposer.life, proposer.next) > (self._life, sequence):
             raise Diverged(
-                "this disk is used twice, or was rolled back",
+                "another node uses a copy of this disk, or the disk was rolled back",
                 where=f"disk {self._disk.hex()}",
-                got=f"life {self._life}, pack {sequence}",
-                wanted=f"life {proposer.life}, pack {proposer.next}, as the cluster knows it",
-                hint="Stop other nodes on copies of it, then empty the directory: the node joins again.",
+                got=f"run {self._life}, pack {sequence}",
+                expected=f"at least run {proposer.life}, pack {proposer.next} (known to the cluster)",
+                hint="Stop other nodes on copies of this disk, then empty the directory: the node rejoins.",
             )
 
     def _can_pack(self) -> bool:

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from rt.epochs import name_of
+from rt.cluster_epoch import name_of
 from rt.errors import Closed, DiskFull
 from rt.log.disk import REAL, Disk
 from rt.net.tls import TLS
-from sequencer.raft.aside import Worker
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.consensus import Leadership, StateMachine, Status
-from sequencer.raft.epochs import EpochOver, NoMajority
-from sequencer.raft.messages import ID_BYTES
+from sequencer.raft.model.api import Leadership, StateMachine, Status
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.epochs import EpochOver, NoMajority
+from sequencer.raft.model.messages import ID_BYTES
 from sequencer.raft.node import RaftNode
-from sequencer.raft.transport import TlsMesh
+from sequencer.raft.storage.worker import Worker
+from sequencer.raft.transport.mesh import TlsMesh
 
 EXIT_FAILED = 70
 """What the process ends with when consensus had to stop: EX_SOFTWARE of sysexits.h."""
@@ -44,7 +44,7 @@ class Raft:
     `on_failure` when it had to stop, after every future failed; `on_epoch_over`, in its stead, when all is
     closed and it is to be opened again. By default both end the process with status 70.
 
-    Raises `rt.StorageError`, `rt.Damaged`, `rt.ClusterMismatch`, `rt.CertificateError`, `OSError` for a port
+    Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, `OSError` for a port
     that is taken.
     """
 

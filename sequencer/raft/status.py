@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rt.epochs import number_of
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.consensus import MemberStatus, Status
-from sequencer.raft.hardened import SyncObj
-from sequencer.raft.log import DurableLog
-from sequencer.raft.membership import Membership
-from sequencer.raft.snapshots import Incoming, SnapshotMeta
+from rt.cluster_epoch import number_of
+from sequencer.raft.core.core import SyncObj
+from sequencer.raft.core.local_member import LocalMembership
+from sequencer.raft.model.api import MemberStatus, Status
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
 
 
 def status_of(
     config: RaftConfig,
-    own: Membership,
+    own: LocalMembership,
     raft: SyncObj,
     log: DurableLog,
     *,
@@ -23,7 +23,7 @@ def status_of(
     leader: str | None,
     connected: Collection[str],
     newest: SnapshotMeta | None,
-    incoming: Incoming | None,
+    incoming: SnapshotReceiver | None,
     in_flight: int,
 ) -> Status:
     """For any thread; the parts may be an instant apart. `incoming` is what comes of a state."""
@@ -34,6 +34,7 @@ def status_of(
         leader=leader,
         term=raft.term,
         cluster="" if identity.is_blank else identity.cluster.hex(),
+        leader_gap_s=raft.leader_gap_s if role == "follower" else 0.0,
         epoch=number_of(identity.epoch),
         epoch_id=identity.epoch,
         index=state.index,
@@ -55,7 +56,7 @@ def status_of(
     )
 
 
-def _of_itself(config: RaftConfig, own: Membership, raft: SyncObj, log: DurableLog) -> MemberStatus:
+def _of_itself(config: RaftConfig, own: LocalMembership, raft: SyncObj, log: DurableLog) -> MemberStatus:
     name = config.name
     return MemberStatus(
         name=name,
@@ -69,7 +70,7 @@ def _of_itself(config: RaftConfig, own: Membership, raft: SyncObj, log: DurableL
 
 
 def _of_peer(
-    config: RaftConfig, own: Membership, raft: SyncObj, name: str, *, is_connected: bool
+    config: RaftConfig, own: LocalMembership, raft: SyncObj, name: str, *, is_connected: bool
 ) -> MemberStatus:
     return MemberStatus(
         name=name,
@@ -82,6 +83,6 @@ def _of_peer(
     )
 
 
-def _disk_of(own: Membership, name: str) -> str:
+def _disk_of(own: LocalMembership, name: str) -> str:
     claim = own.state.disks.get(name)
     return claim.disk.hex() if claim is not None else ""

@@ -13,7 +13,7 @@ from scripts import Case
 from archiver.policy import (
     MINUTE_NS,
     DiskUse,
-    Policy,
+    RetentionPolicy,
     disk_excess,
     expired_ns,
     majority_of,
@@ -21,8 +21,8 @@ from archiver.policy import (
     size_excess,
 )
 from archiver.retention import TrimPlan, plan_trim
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Log:
 
     segments: tuple[Sealed, ...]
     active_bytes: int
-    policy: Policy
+    policy: RetentionPolicy
     clocks: tuple[int, ...]
     disks: tuple[DiskUse, ...]
     holds: Mapping[str, int]
@@ -83,7 +83,7 @@ def log_of(case: Case) -> Log:
         first, end = map(int, positions.split("-"))
         sealed_ns = int(sealed.removeprefix("sealed=")) * MINUTE_NS
         segments.append(Sealed(SegmentId(0, y), first, end, int(size), sealed_ns))
-    policy = Policy(
+    policy = RetentionPolicy(
         case.number("minutes", 0),
         case.number("limit", 0),
         case.number("disk", 0),
@@ -133,7 +133,7 @@ def logs(draw: st.DrawFn) -> Log:
         sealed_ns += draw(st.integers(1, 60)) * MINUTE_NS
         segments.append(Sealed(SegmentId(x, y), first, end, draw(st.integers(64, 400)), sealed_ns))
         x, y = draw(st.sampled_from(((x, y + 1), (x + 1, 0))))
-    policy = Policy(
+    policy = RetentionPolicy(
         draw(st.sampled_from((0, 1, 30, 60, 300))),
         draw(st.sampled_from((0, 1, 500, 1500))),
         draw(st.sampled_from((0, 1, 50, 90, 100))),
@@ -175,11 +175,11 @@ def test_each_segment_that_goes_meets_the_rule_that_it_goes_by(log: Log) -> None
         match plan.reason:
             case TrimReason.TIME:
                 for one in went:
-                    limit_ns = one.sealed_ns + log.policy.time_minutes * MINUTE_NS
+                    limit_ns = one.sealed_ns + log.policy.retention_minutes * MINUTE_NS
                     assert 2 * sum(clock >= limit_ns for clock in log.clocks) > log.members
             case TrimReason.SIZE:
                 kept = sum(one.size_bytes for one in before) + log.active_bytes
-                assert kept - plan.size_bytes + went[-1].size_bytes > log.policy.limit_bytes > 0
+                assert kept - plan.size_bytes + went[-1].size_bytes > log.policy.retention_bytes > 0
             case TrimReason.DISK:
                 freed = freed_bytes + plan.size_bytes - went[-1].size_bytes
                 full = [too_full(log.policy, disk, freed) for disk in log.disks]
@@ -190,14 +190,14 @@ def test_each_segment_that_goes_meets_the_rule_that_it_goes_by(log: Log) -> None
             # Enough was kept for holds alone already, or nothing is to be.
             floor = min(log.holds.values())
             held = sum(one.size_bytes for one in before if one.end > floor)
-            assert held > log.policy.hold_limit_bytes
+            assert held > log.policy.hold_bytes_max
         gone += plan.segments
         freed_bytes += plan.size_bytes
 
 
-def too_full(policy: Policy, disk: DiskUse, freed_bytes: int) -> bool:
+def too_full(policy: RetentionPolicy, disk: DiskUse, freed_bytes: int) -> bool:
     used = disk.size_bytes - disk.free_bytes - freed_bytes
-    return used > disk.size_bytes * policy.disk_percent // 100
+    return used > disk.size_bytes * policy.retention_disk_percent // 100
 
 
 @given(logs())
@@ -217,7 +217,7 @@ def test_what_stays_meets_no_rule_but_for_a_hold(log: Log) -> None:
 
 @given(logs())
 def test_holds_within_their_limit_are_overridden_for_want_of_space_alone(log: Log) -> None:
-    if sum(one.size_bytes for one in log.segments) <= log.policy.hold_limit_bytes:
+    if sum(one.size_bytes for one in log.segments) <= log.policy.hold_bytes_max:
         for plan in log.plans():
             assert plan.reason is TrimReason.DISK or not plan.overridden
 
@@ -255,17 +255,17 @@ def test_a_minority_of_reports_trims_nothing_by_age_or_for_want_of_space(log: Lo
 @pytest.mark.parametrize(
     "fields",
     [
-        {"time_minutes": -1},
-        {"limit_bytes": -1},
-        {"disk_percent": -1},
-        {"disk_percent": 101},
-        {"hold_limit_bytes": -1},
+        {"retention_minutes": -1},
+        {"retention_bytes": -1},
+        {"retention_disk_percent": -1},
+        {"retention_disk_percent": 101},
+        {"hold_bytes_max": -1},
     ],
     ids=str,
 )
 def test_a_policy_that_cannot_be_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError):
-        Policy(**fields)
+        RetentionPolicy(**fields)
 
 
 def test_how_full_a_disk_is() -> None:
@@ -276,4 +276,4 @@ def test_how_full_a_disk_is() -> None:
 def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:
     disordered: Sequence[Sealed] = [Sealed(SegmentId(0, y), y, y + 1, 64, 0) for y in (1, 0)]
     with pytest.raises(AssertionError):
-        plan_trim(disordered, 0, Policy(), (), (), {}, members=1)
+        plan_trim(disordered, 0, RetentionPolicy(), (), (), {}, members=1)

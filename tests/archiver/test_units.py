@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archiver.units import SIZE_END, format_size, parse_size
+from rt.units import SIZE_END, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_size_is_read(text: str, size: int) -> None:
     ["", "Gi", "-1", "1e9", "1 Gi", "90gi", "1.", ".5", "1,5", "²", "0x10", "1_000", "9" * 30, "1GiBB"],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="invalid size"):
         parse_size(text)
 
 

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from rt.cli.certs import certs
+from rt.cli.commands.certs import certs
 from rt.errors import CertificateError, InvalidName, RtError, StorageError
-from rt.net.certs import init_ca, issue
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 
@@ -43,7 +43,7 @@ def test_init_and_issue_make_what_tls_takes(tmp_path: Path) -> None:
     assert f"Wrote {pki / 'ca.crt'}, valid until" in made.stderr
     issued = run_well(
         *("issue", pki, "--stream", "s", "--role", "publisher", "--name", "f1"),
-        *("--dedup", "d1", "--dedup", "d2", "--lease", "g1", "--lease", "g2"),
+        *("--dedup-id", "d1", "--dedup-id", "d2", "--lease", "g1", "--lease", "g2"),
     )
     assert issued.stdout == ""
     assert f"Wrote {pki / 'f1.crt'} and {pki / 'f1.key'}, valid until" in issued.stderr
@@ -70,7 +70,7 @@ def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
         *("issue", tmp_path, "--name", "f1"),
         RT_CERTS_ISSUE_STREAM="s",
         RT_CERTS_ISSUE_ROLE="publisher",
-        RT_CERTS_ISSUE_DEDUP="d1 d2",
+        RT_CERTS_ISSUE_DEDUP_ID="d1 d2",
         RT_CERTS_ISSUE_DAYS="3",
     )
     ca, leaf = run_well("show", "--json", tmp_path / "ca.crt", tmp_path / "f1.crt").stdout.splitlines()
@@ -93,7 +93,7 @@ def test_renew_is_needed_to_replace_a_pair(tmp_path: Path) -> None:
         ["--role", "publisher", "--dns", "x"],
         ["--role", "publisher", "--ip", "::1"],
         ["--role", "operator", "--loopback"],
-        ["--role", "node", "--dedup", "d"],
+        ["--role", "node", "--dedup-id", "d"],
         ["--role", "operator", "--lease", "g"],
         ["--role", "node", "--ip", "n1"],
         ["--role", "admin"],
@@ -112,11 +112,11 @@ def test_misuse_exits_with_2_and_writes_nothing(tmp_path: Path, options: list[st
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "..", ".x", "-x", "a/b", "", "a b", "a\n", "x" * 129, "ä"]
 )
-@pytest.mark.parametrize("option", ["--name", "--stream", "--dedup", "--lease"])
+@pytest.mark.parametrize("option", ["--name", "--stream", "--dedup-id", "--lease"])
 def test_a_hostile_name_is_refused_and_writes_nothing(tmp_path: Path, option: str, name: str) -> None:
     run_well("init", tmp_path / "pki")
     before = sorted(tmp_path.rglob("*"))
-    names = {"--name": "f1", "--stream": "s", "--dedup": "d", option: name}
+    names = {"--name": "f1", "--stream": "s", "--dedup-id": "d", option: name}
     with pytest.raises(InvalidName):
         run(
             "issue",

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rt.cli.main import cli
-from rt.net.certs import init_ca, issue
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
-from rt.spark.export_target import ExportTarget
-from rt.spark.storage import LocalStorage
+from rt.spark.export.filesystem import LocalFilesystem
+from rt.spark.export.target import ExportTarget
 
 
 def run(*arguments: object) -> Result:
@@ -22,13 +22,13 @@ def run(*arguments: object) -> Result:
 def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
     assert run(tmp_path, "--status").stdout == "nothing is exported yet\n"
     assert json.loads(run(tmp_path, "--status", "--json").stdout) is None
-    target = ExportTarget(LocalStorage(str(tmp_path)))
-    target.begin()
+    target = ExportTarget(LocalFilesystem(str(tmp_path)))
+    target.open()
     target.commit(100, 1100, rows=990, log_end=5000, time_ns=1_700_000_000_123_000_000)
 
     assert run(tmp_path, "--status").stdout == (
-        "exported up to position 1,100: 990 messages from 100 on (10 are lost), 0 files, 3,900 behind at "
-        "2023-11-14T22:13:20Z\n"
+        "exported up to position 1,100: 990 messages from 100 on (10 are lost), 0 files, "
+        "3,900 messages behind at 2023-11-14T22:13:20Z\n"
     )
     assert json.loads(run(f"file://{tmp_path}", "--status", "--json").stdout) == {
         "start": 100,
@@ -45,12 +45,12 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--status", "--stream", "s"], 2, "--status wants TARGET alone"),
-        (["--path", ".", "--conf", "x=1"], 2, "give a name that begins with spark., and a value"),
-        (["--path", ".", "--conf", "spark.x"], 2, "give a name that begins with spark., and a value"),
-        ([], 1, "neither path nor endpoints is given"),
-        (["--path", ".", "--endpoints", "n:1"], 1, "path and endpoints exclude each other"),
-        (["--endpoints", "n:1", "--stream", "s"], 1, "endpoints want ca, cert, key as well"),
+        (["--status", "--stream", "s"], 2, "--status takes only TARGET"),
+        (["--path", ".", "--conf", "x=1"], 2, "give NAME=VALUE with a NAME that starts with spark."),
+        (["--path", ".", "--conf", "spark.x"], 2, "give NAME=VALUE with a NAME that starts with spark."),
+        ([], 2, "neither path nor endpoints is given"),
+        (["--path", ".", "--endpoints", "n:1"], 2, "path and endpoints exclude each other"),
+        (["--endpoints", "n:1", "--stream", "s"], 2, "endpoints needs ca, cert, key as well"),
         (["--path", "/none"], 2, "does not exist"),
     ],
 )
@@ -68,4 +68,4 @@ def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
     files = ("--ca", tmp_path / "ca.crt", "--cert", cert, "--key", key)
     found = run(tmp_path / "target", "--endpoints", "127.0.0.1:1", "--stream", "s", *files)
     assert found.exit_code == 1
-    assert "only for a subscriber the nodes hold anything back" in found.stderr
+    assert "the role of the certificate cannot hold messages back" in found.stderr

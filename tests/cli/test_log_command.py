@@ -17,12 +17,12 @@ from click.testing import CliRunner, Result
 
 import rt
 from rt.cli.main import cli
-from rt.log.directory import read_table
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.writer import LogWriter
-from rt.testing.merged import MergedLog
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_table
+from rt.log.write.writer import LogWriter
+from rt.testing.merged import MergedLogBuilder
 
 SECOND = 1_000_000_000
 
@@ -122,9 +122,9 @@ def test_dump_shows_messages_with_what_cannot_be_printed_escaped(tmp_path: Path)
         ):
             publisher.publish(value, topic=topic, timestamp_ns=SECOND + 5)
     assert run_well("log", "dump", publisher.directory).stdout.splitlines() == [
-        "0  1970-01-01T00:00:01.000000005Z  feed#0  t  plain é",
-        r"1  1970-01-01T00:00:01.000000005Z  feed#1  -  \x1b[2J\n\\\xff\x00",
-        r"2  1970-01-01T00:00:01.000000005Z  feed#2  \x07  " + "\\u202e",
+        "0  1970-01-01T00:00:01.000000005Z  feed/0#0  t  plain é",
+        r"1  1970-01-01T00:00:01.000000005Z  feed/0#1  -  \x1b[2J\n\\\xff\x00",
+        r"2  1970-01-01T00:00:01.000000005Z  feed/0#2  \x07  " + "\\u202e",
     ]
 
 
@@ -154,7 +154,7 @@ def test_dump_shows_what_is_asked_for(directory: Path, options: list[object], nu
 
 def test_dump_tells_what_is_trimmed_and_goes_on_behind_it(directory: Path) -> None:
     result = run_well("log", "dump", directory, "--from", 1)
-    assert result.stderr == "rt: messages 1 to 2 are gone (size): going on at 3\n"
+    assert result.stderr == "rt: messages 1 to 2 are missing (size): continuing at 3\n"
     assert len(result.stdout.splitlines()) == 6
 
 
@@ -173,6 +173,7 @@ def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
             "position": 0,
             "timestamp_ns": 7,
             "session": "feed",
+            "run": 0,
             "number": 0,
             "topic": 'a"b',
             "value": 'quote " \u2028 é',
@@ -181,6 +182,7 @@ def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
             "position": 1,
             "timestamp_ns": 8,
             "session": "feed",
+            "run": 0,
             "number": 1,
             "topic": "",
             "value_base64": base64.b64encode(b"\xff\x00").decode(),
@@ -189,7 +191,7 @@ def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
 
 
 def test_dump_shows_batches_of_sessions_and_merged_logs(directory: Path, tmp_path: Path) -> None:
-    with MergedLog(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
+    with MergedLogBuilder(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
         merged.merge(directory, segment=SegmentId(1, 0), skip=1)
         merged.merge(directory, segment=SegmentId(2, 0))
     assert [
@@ -202,8 +204,8 @@ def test_dump_shows_batches_of_sessions_and_merged_logs(directory: Path, tmp_pat
         (2, 3, 6),
     ]
     lines = run_well("log", "dump", merged.path, "--batches").stdout.splitlines()
-    assert "0 to 1 (1 skipped)  feed#3" in lines[0]
-    assert "2 to 4  feed#6" in lines[1]
+    assert "0 to 1 (1 skipped)  feed/1#3" in lines[0]
+    assert "2 to 4  feed/2#6" in lines[1]
     for options, count in (
         (["--from", 2], 1),
         (["--to", 2], 1),
@@ -229,9 +231,9 @@ def test_dump_of_a_damaged_log_shows_what_precedes_and_fails(directory: Path) ->
 def test_verify_of_whole_logs_is_status_0(directory: Path) -> None:
     result = run_well("log", "verify", directory, copy(directory))
     first, second = result.stdout.splitlines()
-    assert first.startswith(f"{directory}: whole: session feed")
+    assert first.startswith(f"{directory}: intact: session feed")
     assert "6 messages in 2 batches, 2 segments" in first
-    assert "copy: whole" in second
+    assert "copy: intact" in second
     assert result.stderr == ""
 
 
@@ -244,8 +246,8 @@ def test_verify_names_damage_in_any_directory_and_is_status_1(directory: Path, t
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"damage: {bad / 'log.1.0'}, offset 64: ")
-    assert lines[1].startswith(f"{bad}: DAMAGED")
-    assert lines[2].startswith(f"{directory}: whole")
+    assert lines[1].startswith(f"{bad}: CORRUPT")
+    assert lines[2].startswith(f"{directory}: intact")
     assert result.stderr.startswith(f"rt: no log directory (at {empty})")
 
 

@@ -32,7 +32,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(**callbacks: Callable[[], object] | None) -> None:
         module = ModuleType("services_of_test")
         monkeypatch.setitem(sys.modules, "services_of_test", module)
-        found = [EntryPoint("certs", "rt.cli.certs:certs", COMMANDS_GROUP)]
+        found = [EntryPoint("certs", "rt.cli.commands.certs:certs", COMMANDS_GROUP)]
         for name, callback in callbacks.items():
             if callback is not None:
                 setattr(module, name, click.command(name, help=f"Help of {name}.")(callback))
@@ -88,7 +88,7 @@ def test_an_entry_point_that_is_no_command_says_so(
 ) -> None:
     services(broken=None)
     monkeypatch.setattr(sys.modules["services_of_test"], "broken", 7, raising=False)
-    assert "is no click command" in run("broken").stderr
+    assert "is not a click command" in run("broken").stderr
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -194,7 +194,8 @@ def test_importing_the_command_loads_no_subcommand() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
-        *("rt.cli.logs", "rt.cli.main", "rt.cli.options", "rt.cli.signals", "rt.cli.text")
+        *("rt.cli.formats", "rt.cli.formats.tables"),
+        *("rt.cli.logging_setup", "rt.cli.main", "rt.cli.options", "rt.cli.signals"),
     }
 
 

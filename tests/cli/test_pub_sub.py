@@ -30,17 +30,17 @@ from receiving_node import make_pki, tls_of
 from shadowing import shadow
 
 import rt
-from rt.cli import feed, files, inputs
+from rt.cli.formats import parsers, publish_loop, writers
 from rt.cli.main import cli
 from rt.cli.signals import Interrupts
-from rt.log.checksum import batch_seed
 from rt.log.disk import REAL
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import Identity
-from rt.log.writer import Frames, LogWriter
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing.disk import FaultyDisk
-from rt.testing.merged import MergedLog
-from sequencer.testing.leftovers import nothing_left
+from rt.testing.merged import MergedLogBuilder
+from sequencer.localcluster.leftovers import nothing_left
 
 DEADLINE_SECONDS = 120
 DATA = Path("s/sessions/feed")
@@ -127,7 +127,7 @@ def test_nothing_in_is_nothing_out(log: Log) -> None:
 def test_lines_that_cross_reads_stay_whole(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"".join(b"%d" % number * (number % 7) + b"\n" for number in range(300))
     for size in (1, 2, 3, 64):
-        monkeypatch.setattr(inputs, "READ_BYTES", size)
+        monkeypatch.setattr(parsers, "READ_BYTES", size)
         one = Log(log.root / str(size))
         one.pub_well(stdin=text)
         assert one.sub_well() == text
@@ -143,12 +143,12 @@ def test_several_files_are_published_one_behind_the_other(log: Log, tmp_path: Pa
 def test_a_line_above_the_limit_is_named_and_what_precedes_it_is_published(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "MESSAGE_BYTES_MAX", 100)
-    monkeypatch.setattr(inputs, "READ_BYTES", 16)
+    monkeypatch.setattr(parsers, "MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(parsers, "READ_BYTES", 16)
     (tmp_path / "in").write_bytes(b"good\nalso good\n" + b"x" * 101 + b"\nafter\n")
     result = log.pub(tmp_path / "in")
     assert result.exit_code == 1
-    assert f"line too long for a message (at {tmp_path / 'in'}, line 3)" in result.stderr
+    assert f"the line is too long for a message (at {tmp_path / 'in'}, line 3)" in result.stderr
     assert log.sub_well() == b"good\nalso good\n"
 
 
@@ -358,14 +358,14 @@ def test_a_bad_row_is_named_and_nothing_after_it_is_published(
 def test_a_column_that_is_not_there_is_named(log: Log) -> None:
     result = log.pub("--format", "csv", "--topic-column", "c", stdin=b"a,b\n1,2\n")
     assert result.exit_code == 1
-    assert "no such column (at stdin, line 1): got a, b, wanted c" in result.stderr
+    assert "the column is missing (at stdin, line 1): got a, b, expected c" in result.stderr
 
 
 def test_csv_out_needs_the_same_keys_or_chosen_columns(log: Log) -> None:
     log.pub_well(stdin=b'{"a": 1, "b": null}\n{"b": [true], "a": "x"}\n{"a": 2}\n{"a": 3, "b": 4}\n')
     result = log.sub("--format", "csv")
     assert result.exit_code == 1
-    assert "(at position 2): got a, wanted a, b" in result.stderr
+    assert "(at position 2): got a, expected a, b" in result.stderr
     assert result.stdout == "a,b\n1,\nx,[true]\n"
     assert log.sub_well("--format", "csv", "--columns", "b,c") == b"b,c\n,\n[true],\n,\n4,\n"
 
@@ -412,10 +412,10 @@ def test_a_file_above_the_limit_is_named(log: Log, tmp_path: Path, monkeypatch: 
     source.mkdir()
     for name in ("a", "b", "c"):
         (source / name).write_bytes(b"x" * (11 if name == "b" else 10))
-    monkeypatch.setattr("rt.cli.formats.MESSAGE_BYTES_MAX", 10)
+    monkeypatch.setattr("rt.cli.formats.parsers.MESSAGE_BYTES_MAX", 10)
     result = log.pub("--format", "files", source)
     assert result.exit_code == 1
-    assert f"(at {source / 'b'}): got 11 bytes, wanted at most 10" in result.stderr
+    assert f"(at {source / 'b'}): got 11 bytes, expected at most 10" in result.stderr
     assert [topic for topic, _ in log.messages()] == ["a"]
 
 
@@ -426,7 +426,7 @@ def test_a_file_name_that_is_no_utf_8_is_named(log: Log, tmp_path: Path) -> None
         pass
     result = log.pub("--format", "files", source)
     assert result.exit_code == 1
-    assert "no UTF-8" in result.stderr
+    assert "not valid UTF-8" in result.stderr
 
 
 def hostile(log: Log, topic: str, *, before: str = "fine", output: Path) -> Result:
@@ -492,7 +492,7 @@ def test_a_file_appears_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     log.pub_well("--topic", "bad", stdin=b"new\n")
-    monkeypatch.setattr(files, "_write_all", fail)
+    monkeypatch.setattr(writers, "_write_all", fail)
     result = log.sub("--format", "files", "--output", output)
     assert result.exit_code == 1
     assert "disk full" in result.stderr
@@ -617,14 +617,14 @@ def test_what_could_not_be_written_is_not_acknowledged(log: Log) -> None:
 
 def test_a_merged_log_is_found_by_its_stream(log: Log) -> None:
     log.pub_well(stdin=b"a\nb\n")
-    with MergedLog(log.root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged:
+    with MergedLogBuilder(log.root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged:
         merged.merge(log.directory)
     found = run_well("sub", "--path", log.root, "--stream", "s", "--json")
     assert [json.loads(line)["session"] for line in found.stdout.splitlines()] == ["feed", "feed"]
 
 
 def test_messages_that_cannot_be_read_are_told_and_make_it_fail(log: Log) -> None:
-    writer = LogWriter.open(str(log.directory), Identity(Kind.SESSION, bytes(16), "feed"))
+    writer = LogWriter.open(str(log.directory), LogIdentity(LogKind.SESSION, bytes(16), "feed"))
     writer.start(SegmentId(0, 0), first=0)
     for number, text in enumerate((b"t", b"\xff", b"t")):
         assert writer.active is not None
@@ -634,7 +634,7 @@ def test_messages_that_cannot_be_read_are_told_and_make_it_fail(log: Log) -> Non
             seed=batch_seed(writer.active.seed, writer.offset),
             first=number,
         )
-        writer.append([Frames([batch], number + 1, 0, 0)])
+        writer.append([BatchFrames([batch], number + 1, 0, 0)])
     writer.sync()
     writer.close()
     result = log.sub()
@@ -653,8 +653,8 @@ class Full:
         self.disk = FaultyDisk(REAL, capacity_bytes=capacity_bytes)
         self.waits = 0
         self.publishers: list[rt.Publisher] = []
-        monkeypatch.setattr("rt.cli.pub.Publisher", self.open)
-        shadow(monkeypatch, feed, "time", sleep=self.sleep)
+        monkeypatch.setattr("rt.cli.commands.pub.Publisher", self.open)
+        shadow(monkeypatch, publish_loop, "time", sleep=self.sleep)
 
     def open(self, *arguments: Any, **options: Any) -> rt.Publisher:
         self.publishers.append(rt.Publisher(*arguments, **options, disk=self.disk))
@@ -674,7 +674,7 @@ LINES = b"".join(b"line %d\n" % number for number in range(20_000))
 def test_a_full_disk_is_waited_out_and_no_line_is_lost_or_doubled(
     log: Log, monkeypatch: pytest.MonkeyPatch, style: list[str]
 ) -> None:
-    monkeypatch.setattr(inputs, "READ_BYTES", 50_000)
+    monkeypatch.setattr(parsers, "READ_BYTES", 50_000)
     full = Full(monkeypatch, 20_000)
     text = LINES if not style else b"".join(b'{"t": "%d"}\n' % (number // 3000) for number in range(20_000))
     result = log.pub_well("--batch-bytes", 4096, "--json", *style, stdin=text)
@@ -689,13 +689,13 @@ def test_a_full_disk_is_waited_out_and_no_line_is_lost_or_doubled(
 def test_a_full_disk_can_be_an_error_that_says_how_far_it_got(
     log: Log, monkeypatch: pytest.MonkeyPatch, read_bytes: int, is_flushed: bool
 ) -> None:
-    monkeypatch.setattr(inputs, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(parsers, "READ_BYTES", read_bytes)
     full = Full(monkeypatch, 20_000)
     result = log.pub("--batch-bytes", 4096, "--json", "--on-full", "fail", stdin=LINES)
     assert result.exit_code == 1
     assert full.waits == 0
     assert "rt: disk full" in result.stderr
-    assert ("may not be on the medium" in result.stderr) is not is_flushed
+    assert ("may not be synced to disk" in result.stderr) is not is_flushed
     summary = json.loads(result.stdout)
     assert 0 < summary["messages"] < 20_000
     assert summary["is_flushed"] is is_flushed
@@ -722,9 +722,9 @@ class Stub:
 
 
 def test_what_a_full_disk_had_taken_is_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    shadow(monkeypatch, feed, "time", sleep=lambda seconds: None)
-    stub, fed = Stub([2, 0, 5, 0, 0]), feed.Fed()
-    feeding = feed.Feed(stub, Interrupts(), fed, on_full="wait", bar=None)  # type: ignore[arg-type]
+    shadow(monkeypatch, publish_loop, "time", sleep=lambda seconds: None)
+    stub, fed = Stub([2, 0, 5, 0, 0]), publish_loop.PublishedCount()
+    feeding = publish_loop.PublishLoop(stub, Interrupts(), fed, on_full="wait", bar=None)  # type: ignore[arg-type]
     for number in range(20):
         feeding.add(b"%d" % number, "t", number)
     feeding.push()
@@ -856,10 +856,13 @@ def test_a_bar_is_shown_on_a_terminal_only(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sub", "--path", ".", "--stream", "s", "--endpoint", "n1:1"], "--endpoint wants --ca, --cert"),
-        (["sub", ".", "--ca", __file__], "go with --endpoint"),
-        (["pub", "--path", ".", "--stream", "s", "--endpoint", "n1:1", "--ca", __file__], "--endpoint wants"),
-        (["pub", "--path", ".", "--stream", "s", "--key", __file__], "go with --endpoint"),
+        (["sub", "--path", ".", "--stream", "s", "--endpoints", "n1:1"], "--endpoints needs --ca, --cert"),
+        (["sub", ".", "--ca", __file__], "need --endpoints"),
+        (
+            ["pub", "--path", ".", "--stream", "s", "--endpoints", "n1:1", "--ca", __file__],
+            "--endpoints needs",
+        ),
+        (["pub", "--path", ".", "--stream", "s", "--key", __file__], "need --endpoints"),
     ],
 )
 def test_endpoints_and_certificates_go_together(arguments: list[str], message: str) -> None:
@@ -870,7 +873,7 @@ def test_endpoints_and_certificates_go_together(arguments: list[str], message: s
 @pytest.mark.parametrize("more", [["."], ["--since", "2020-01-01T00:00:00Z", "--path", ".", "--stream", "s"]])
 def test_a_pull_goes_below_a_root(tmp_path: Path, more: list[str]) -> None:
     pki = make_pki(tmp_path / "pki")
-    result = run("sub", *more, "--endpoint", "n1:1", *tls_options(pki, "sub"))
+    result = run("sub", *more, "--endpoints", "n1:1", *tls_options(pki, "sub"))
     assert (result.exit_code, "--path and --stream" in result.stderr) == (2, True)
 
 
@@ -885,7 +888,7 @@ def test_sub_writes_what_the_nodes_have_and_ends_there(
 ) -> None:
     pki = make_pki(tmp_path / "pki")
     with pull_source(tmp_path / "node", pki) as source:
-        options = ["--path", tmp_path, "--stream", "s", "--endpoint", source.endpoint]
+        options = ["--path", tmp_path, "--stream", "s", "--endpoints", source.endpoint]
         options += tls_options(pki, "sub")
         source.publish(b"one", b"two", topic="a")
         source.publish(b"three", topic="b")
@@ -920,7 +923,7 @@ def test_pub_waits_until_the_nodes_have_it_or_a_signal_ends_that(
     with NodesInThread(PushNode("n1"), tls=tls) as nodes:
         [node] = nodes.nodes
         options = ["pub", "--path", tmp_path, "--stream", "s", "--name", "feed", "--quiet"]
-        options += ["--endpoint", node.endpoint, *tls_options(pki, "feed")]
+        options += ["--endpoints", node.endpoint, *tls_options(pki, "feed")]
         done = processes(*options)
         assert done.communicate(b"one\n", timeout=DEADLINE_SECONDS) == (b"", b"")
         assert done.returncode == 0

@@ -18,20 +18,19 @@ from receiving_node import make_pki, tls_of
 from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
 from shadowing import shadow
 
-from rt.cli import status as status_module
+from rt.cli.commands import status as status_module
+from rt.cli.formats.cluster_summary import CLIENTS_MAX, ClusterSummary, NodeAnswer, status_lines
 from rt.cli.main import cli
-from rt.cli.overview import Overview, Said
-from rt.cli.status_text import CLIENTS_MAX, status_lines
-from rt.net.rpc import serve
+from rt.net.grpc_channel import serve
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest import operating_views, views
-from sequencer.rest.answering import Answering
-from sequencer.rest.asking import Asked
-from sequencer.rest.endpoints import ENDPOINTS
-from sequencer.rest.node_view import Client, NodeView
-from sequencer.rest.tunnel import TUNNEL_ROLES, rest_service
-from sequencer.state import Hold
-from sequencer.testing.loopback import free_port
+from sequencer.localcluster.loopback import free_port
+from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
+from sequencer.rest.views import admin_views, cluster_views
+from sequencer.rest.views.context import RequestContext
+from sequencer.rest.views.endpoints import ENDPOINTS
+from sequencer.state.state import SubscriberHold
 
 COMMAND = ("status", "--insecure", "--endpoints")
 
@@ -40,26 +39,26 @@ def all_there(*away: str, **changes: Any) -> pb.Standing:
     made = standing(**changes)
     for one in made.nodes:
         one.is_connected = one.name not in away
-        one.summary.step = "away" if one.name in away else "ready"
+        one.summary.step = "unreachable" if one.name in away else "ready"
     return made
 
 
-def view(node: str = "n1", *away: str, **changes: Any) -> NodeView:
+def view(node: str = "n1", *away: str, **changes: Any) -> NodeSnapshot:
     """A healthy node as it sees the cluster."""
     state = history()
-    state.holds = {"sub": Hold(250, at(35))}
+    state.holds = {"sub": SubscriberHold(250, at(35))}
     told = all_there(*away, node=node, role="leader" if node == "n2" else "follower")
     return node_view(**{"node": node, "standing": told, "state": state, **changes})
 
 
-def said(node: NodeView, endpoint: str = "n1:5002") -> Said:
-    asked = Asked(node, OPERATOR)
-    answers = (views.status(asked), views.clients(asked), operating_views.holds(asked))
-    return Said(endpoint, *(json.loads(json.dumps(answer.body)) for answer in answers))
+def said(node: NodeSnapshot, endpoint: str = "n1:5002") -> NodeAnswer:
+    asked = RequestContext(node, OPERATOR)
+    answers = (cluster_views.status(asked), cluster_views.clients(asked), admin_views.holds(asked))
+    return NodeAnswer(endpoint, *(json.loads(json.dumps(answer.body)) for answer in answers))
 
 
-def text_of(*nodes: NodeView) -> str:
-    return "\n".join(status_lines(Overview(tuple(map(said, nodes)))))
+def text_of(*nodes: NodeSnapshot) -> str:
+    return "\n".join(status_lines(ClusterSummary(tuple(map(said, nodes)))))
 
 
 # What is made of the answers
@@ -70,7 +69,7 @@ def test_a_healthy_cluster_is_shown_whole() -> None:
 
     lines = text.splitlines()
     assert lines[0] == "healthy"
-    assert "stream s, cluster 40414243, epoch 1: leader n2 in term 5, told by n1, n2" in lines
+    assert "stream s, cluster 40414243, epoch 1: leader n2 in term 5, reported by n1, n2" in lines
     (leader,) = [line.split() for line in lines if line.startswith("n2 ")]
     assert leader == ["n2", "leader", "ready", "360", "0", "0", "B", "60.0", "%", "400", "B"]
     assert "merged log from position 100: 3 segments kept, 1 trimmed, the last at" in text
@@ -78,7 +77,7 @@ def test_a_healthy_cluster_is_shown_whole() -> None:
     assert feed == ["feed", "1", "nodes", "55", "5", "0.0", "s", "0", "B/s"]
     (sub,) = [line.split() for line in lines if line.startswith("sub ")]
     assert sub == ["sub", "n1", "300", "60", "0.0", "s", "10", "B/s", "1.1", "kB"]
-    assert "subscribers: 1 connected, 1 gone within a day, 1 holding data back" in lines
+    assert "subscribers: 1 connected, 1 disconnected within a day, 1 holding data back" in lines
     assert all(line.isprintable() for line in lines)
 
 
@@ -94,21 +93,21 @@ def test_the_rules_of_the_policy_stand_beside_what_is_used_of_them() -> None:
 
 
 def test_of_a_node_that_is_down_the_others_tell() -> None:
-    down = Said("n3:5002", error="no connection")
-    overview = Overview((down, said(view("n1", "n3")), said(view("n2", "n3"))))
+    down = NodeAnswer("n3:5002", error="no connection")
+    overview = ClusterSummary((down, said(view("n1", "n3")), said(view("n2", "n3"))))
 
-    assert overview.problems == ["n3:5002 does not answer", "member-away"]
+    assert overview.problems == ["n3:5002 does not answer", "member-unreachable"]
     text = "\n".join(status_lines(overview))
-    assert text.startswith("unhealthy: n3:5002 does not answer, member-away\n")
-    assert "no answer of n3:5002: no connection" in text
+    assert text.startswith("unhealthy: n3:5002 does not answer, member-unreachable\n")
+    assert "no answer from n3:5002: no connection" in text
     (gone,) = [line.split() for line in text.splitlines() if line.startswith("n3 ")]
-    assert gone[1] == "away"
+    assert gone[1] == "unreachable"
 
 
 def test_who_is_cut_off_is_not_believed_of_the_cluster() -> None:
     alone = view("n1", "n2", "n3")
     alone = replace(alone, standing=all_there("n2", "n3", leader="", term=9), applied_index=500)
-    overview = Overview((said(alone), said(view("n2", "n1"))))
+    overview = ClusterSummary((said(alone), said(view("n2", "n1"))))
 
     assert overview.best.status["node"]["name"] == "n2"
     assert "no-leader" in overview.problems
@@ -119,7 +118,7 @@ def test_a_node_tells_its_own_lag_and_the_others_what_they_heard_of_it() -> None
     for one in told.nodes:
         if one.name == "n3":
             one.summary.merged.position, one.summary.merged.bytes = 350, 4000
-    members = {one["name"]: one for one in Overview((said(view(standing=told)),)).members}
+    members = {one["name"]: one for one in ClusterSummary((said(view(standing=told)),)).members}
 
     assert (members["n3"]["lagMessages"], members["n3"]["lagBytes"]) == (10, 1000)
     assert members["n1"]["lagMessages"] == 0
@@ -137,14 +136,14 @@ def test_how_far_a_step_is_is_told() -> None:
 def test_a_subscriber_that_went_from_one_node_to_another_is_connected() -> None:
     here = Client(SUBSCRIBER, "", None, at(1), at(5), position=300)
     there = Client(SUBSCRIBER, "", None, at(5), position=310)
-    overview = Overview((said(view("n1", clients=(here,))), said(view("n2", clients=(there,)))))
+    overview = ClusterSummary((said(view("n1", clients=(here,))), said(view("n2", clients=(there,)))))
 
     assert [(one["node"], one["active"]) for one in overview.clients] == [("n2", True)]
 
 
 def test_who_is_gone_from_all_nodes_is_told_once() -> None:
     gone = (Client(OTHER, "", None, at(1), at(5), position=300),)
-    overview = Overview((said(view("n1", clients=gone)), said(view("n2", clients=gone))))
+    overview = ClusterSummary((said(view("n1", clients=gone)), said(view("n2", clients=gone))))
 
     assert [(one["name"], one["active"]) for one in overview.clients] == [("other", False)]
 
@@ -156,10 +155,10 @@ def test_of_many_sessions_the_farthest_behind_are_shown() -> None:
 
     text = text_of(view(clients=clients))
 
-    assert "sessions: 50 pushed, 0 gone within a day" in text
+    assert "sessions: 50 pushed, 0 disconnected within a day" in text
     assert "feed~49 " in text
     assert "feed~29 " not in text
-    assert f"and {50 - CLIENTS_MAX} more that are less behind" in text
+    assert f"and {50 - CLIENTS_MAX} more with less lag" in text
 
 
 def test_what_a_node_says_cannot_steer_the_terminal() -> None:
@@ -173,10 +172,10 @@ def test_what_a_node_says_cannot_steer_the_terminal() -> None:
 
 
 def test_before_there_is_a_cluster_there_is_something_to_see() -> None:
-    blank = NodeView("s", "n1", at(60), at(0), pb.Standing(node="n1"))
-    status = json.loads(json.dumps(views.status(Asked(blank, OPERATOR)).body))
+    blank = NodeSnapshot("s", "n1", at(60), at(0), pb.Standing(node="n1"))
+    status = json.loads(json.dumps(cluster_views.status(RequestContext(blank, OPERATOR)).body))
 
-    text = "\n".join(status_lines(Overview((Said("n1:5002", status),))))
+    text = "\n".join(status_lines(ClusterSummary((NodeAnswer("n1:5002", status),))))
 
     assert "unhealthy: no-leader" in text
     assert "cluster none yet" in text
@@ -186,7 +185,7 @@ def test_before_there_is_a_cluster_there_is_something_to_see() -> None:
 
 
 @contextlib.contextmanager
-def nodes(pki: Path | None, *shown: NodeView) -> Iterator[str]:
+def nodes(pki: Path | None, *shown: NodeSnapshot) -> Iterator[str]:
     """Nodes that answer as they are `shown`: their endpoints. Without `pki` all are operators."""
     ready, done = threading.Event(), threading.Event()
     endpoints: list[str] = []
@@ -195,7 +194,7 @@ def nodes(pki: Path | None, *shown: NodeView) -> Iterator[str]:
         with ThreadPoolExecutor(1) as pool:
             servers = []
             for node in shown:
-                answering = Answering(ENDPOINTS, lambda node=node: node, pool, stream="s")  # type: ignore[misc]
+                answering = Dispatcher(ENDPOINTS, lambda node=node: node, pool, stream="s")  # type: ignore[misc]
                 who: dict[str, Any] = {"insecure_as": lambda: OPERATOR}
                 if pki is not None:
                     who = {"tls": tls_of(pki, "n1")}
@@ -236,7 +235,7 @@ def test_with_a_node_down_all_is_shown_and_it_ends_with_1_and_says_which() -> No
 
     assert result.exit_code == 1
     assert result.stderr == f"rt: unhealthy: {nobody} does not answer\n"
-    assert "leader n2 in term 5, told by n1, n2" in result.stdout
+    assert "leader n2 in term 5, reported by n1, n2" in result.stdout
 
 
 def test_with_no_node_it_ends_with_1_and_names_each() -> None:
@@ -256,11 +255,11 @@ def test_json_says_all_in_one_line() -> None:
     (line,) = result.stdout.splitlines()
     told = json.loads(line)
     assert result.exit_code == 1
-    assert (told["healthy"], told["problems"]) == (False, ["member-away"])
+    assert (told["healthy"], told["problems"]) == (False, ["member-unreachable"])
     assert told["asked"] == [{"endpoint": endpoints, "error": ""}]
     assert [one["name"] for one in told["members"]] == ["n1", "n2", "n3"]
     assert [one["name"] for one in told["holds"]] == ["sub"]
-    assert told["status"]["archive"]["logStart"] == 100
+    assert told["status"]["retention"]["logStart"] == 100
 
 
 @pytest.mark.parametrize(
@@ -306,4 +305,4 @@ def test_a_certificate_that_is_no_operators_is_told_so(tmp_path: Path) -> None:
         refused = asked("sub")
 
     assert refused.exit_code == 1
-    assert "this role may not read that" in refused.stderr
+    assert "this role may not read this path" in refused.stderr

@@ -9,9 +9,9 @@ import prometheus_client.parser
 import pytest
 from click.testing import CliRunner
 
-from rt.cli import streams
+from rt.cli.commands import streams
 from rt.errors import RtError
-from rt.streams.metrics import METRICS, QueueCounts, QueueStatus, exposition
+from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, exposition
 
 DOCS = Path(__file__).parents[2] / "docs" / "streams.md"
 
@@ -42,10 +42,10 @@ def test_what_is_wrong_is_said() -> None:
     rows += streams.overview([host(name, QueueStatus("t", "served")) for name in ("h1", "h2")])
     assert [len(row.problems) for row in rows] == [4, 2, 0, 1]
     text = streams.as_table(rows)
-    assert "r: its agent on h1 broke, and is to be started again" in text
+    assert "r: its agent on h1 failed and will be restarted" in text
     assert "r: none of these hosts serves it" in text
-    assert "q: 2 subscriptions were given up" in text
-    assert "nobody" in text
+    assert "q: 2 subscriptions are stopped" in text
+    assert "none" in text
 
 
 def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -
 
     def ask(endpoint: str, timeout_s: float) -> str:
         if endpoint not in texts:
-            raise RtError("no metrics of that host", where=endpoint)
+            raise RtError("the host does not serve metrics", where=endpoint)
         return texts[endpoint]
 
     monkeypatch.setattr(streams, "ask", ask)
@@ -63,13 +63,13 @@ def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(good.stdout)["owner"] == "h1"
     away = runner.invoke(streams.streams, ["a:1", "b:1"])
     assert away.exit_code == 1
-    assert "no metrics of that host" in away.stderr
+    assert "the host does not serve metrics" in away.stderr
     texts["a:1"] = host("h1", QueueStatus("q", "failed"))
     assert runner.invoke(streams.streams, ["a:1"]).exit_code == 1
 
 
 def test_a_host_that_is_not_there_is_an_error_that_names_it() -> None:
-    with pytest.raises(RtError, match=r"no metrics of that host \(at 127.0.0.1:1\)"):
+    with pytest.raises(RtError, match=r"the host does not serve metrics \(at 127.0.0.1:1\)"):
         streams.ask("127.0.0.1:1", 1.0)
 
 
@@ -99,6 +99,6 @@ def test_what_a_stranger_answers_is_no_number_no_name_and_no_http() -> None:
                 connection.sendall(b"SSH-2.0-none\r\n\r\n")
 
         answering = pool.submit(answer)
-        with pytest.raises(RtError, match="no metrics of that host"):
+        with pytest.raises(RtError, match="the host does not serve metrics"):
             streams.ask(f"127.0.0.1:{server.getsockname()[1]}", 60)
         answering.result(60)

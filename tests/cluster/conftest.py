@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos.wired_nodes import CLIENTS, WiredNodes
 from faults import Faults
 from whole_cluster import whole_cluster
-
-from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
 
 
 @pytest.fixture(scope="package")

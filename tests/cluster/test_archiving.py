@@ -11,12 +11,12 @@ import pytest
 from faults import WAIT_S
 
 import rt
-from rt.log.directory import merged_directory, read_table
+from rt.log.check.status import read_status
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.status import read_status
-from rt.log.table import TrimReason
-from sequencer.testing.nodes import Nodes
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import merged_directory, read_table
+from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
@@ -26,11 +26,11 @@ Trimmed = dict[SegmentId, tuple[TrimReason, int]]
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes() -> Iterator[LocalCluster]:
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
-    flags = ["--roll-bytes", str(ROLL_BYTES), "--archive-limit", "128Ki"]
+    flags = ["--roll-bytes", str(ROLL_BYTES), "--retention-bytes", "128Ki"]
     try:
-        with Nodes(root, flags=flags) as nodes:
+        with LocalCluster(root, flags=flags) as nodes:
             nodes.start()
             nodes.wait_ready()
             yield nodes
@@ -50,7 +50,7 @@ def kept_bytes(path: Path) -> int:
 
 
 def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_missed(
-    nodes: Nodes, tmp_path: Path
+    nodes: LocalCluster, tmp_path: Path
 ) -> None:
     tls = nodes.certificate("subscriber", "sub")
     logs = {name: nodes.merged_directory(name) for name in nodes.names}

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
 from preloaded import CLOCK, built, set_clock
 
 import rt
 from rt.events import Event, SkipForward
-from rt.log.directory import merged_directory, read_table
+from rt.log.check.status import read_status
 from rt.log.disk import REAL
-from rt.log.status import read_status
-from rt.log.table import TrimReason
-from rt.net.rest import ask, check
-from sequencer.testing.wired_nodes import WiredNodes
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import merged_directory, read_table
+from rt.net.rest_client import ask, check
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> 
 
 
 def configure(nodes: WiredNodes, **changes: int) -> None:
-    told(nodes, "/configuration", {"rollBytes": ROLL_BYTES, "diskPercent": 0, **changes})
+    told(nodes, "/configuration", {"rollBytes": ROLL_BYTES, "retentionDiskPercent": 0, **changes})
 
 
 def published(nodes: WiredNodes, root: Path, session: str) -> rt.Publisher:
@@ -134,7 +134,7 @@ def test_clocks_that_jump_an_hour_lose_repeat_and_reorder_nothing(faults: Faults
 def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
     nodes: WiredNodes, tmp_path: Path
 ) -> None:
-    configure(nodes, timeMinutes=30)
+    configure(nodes, retentionMinutes=30)
     with published(nodes, tmp_path, "aged") as publisher:
         publish(nodes, publisher, 3)
         before = starts(nodes)
@@ -153,13 +153,13 @@ def test_what_is_kept_by_time_goes_only_when_a_majority_of_clocks_says_so(
         publish(nodes, publisher, 1)
     assert [reasons(nodes, name, max(before)) for name in nodes.names] == [{TrimReason.TIME}] * 3
     assert nodes.compare().differences == ()
-    configure(nodes, timeMinutes=0)
+    configure(nodes, retentionMinutes=0)
 
 
 def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_why(
     nodes: WiredNodes, tmp_path: Path
 ) -> None:
-    configure(nodes, timeMinutes=0, limit=LIMIT_BYTES)
+    configure(nodes, retentionMinutes=0, retentionBytes=LIMIT_BYTES)
     tls = nodes.certificate("subscriber", "slow")
     events: list[Event] = []
 
@@ -195,11 +195,11 @@ def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_w
     assert skip.reason == "size"
     assert end <= skip.wanted < skip.resumed < last
     assert read == [*range(first, skip.wanted), *range(skip.resumed, last)]
-    configure(nodes, limit=0)
+    configure(nodes, retentionBytes=0)
 
 
 def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes, tmp_path: Path) -> None:
-    configure(nodes, timeMinutes=30, rollMinutes=30)
+    configure(nodes, retentionMinutes=30, rollMinutes=30)
     tls, copy = nodes.certificate("subscriber", "patient"), tmp_path / "copy"
     with (
         published(nodes, tmp_path, "quiet") as publisher,
@@ -218,7 +218,7 @@ def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes
         nodes.kill("n2", part="data")
         nodes.wait_ready()
         jump(nodes, 0)
-        configure(nodes, timeMinutes=0, rollMinutes=0)
+        configure(nodes, retentionMinutes=0, rollMinutes=0)
         last = publish(nodes, publisher, 1)
         read: list[int] = []
         while patient.position < last:

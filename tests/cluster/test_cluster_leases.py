@@ -10,11 +10,11 @@ from balancing_hosts import kill
 from faults import Faults
 
 import rt
-from rt.net.leases import LeaseCalls, LeaseRow
-from rt.streams.balancers import LeaseBalancer, LeaseTimes
-from rt.streams.cluster_leases import ClusterLeases
-from rt.streams.leased_balancer import LeasedBalancer
-from rt.streams.mapping import HashRingQueueMapper
+from rt.net.lease_client import LeaseCalls, LeaseRow
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.balancer.cluster_leases import ClusterLeases
+from rt.streams.balancer.lease_balancer import LeasedBalancer
+from rt.streams.queue.mapper import HashRingQueueMapper
 
 pytestmark = pytest.mark.slow
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
 from whole_cluster import whole_cluster
 
 import rt
-from rt.epochs import number_of
+from rt.cluster_epoch import number_of
 from rt.events import Event, Reset, SkipForward
-from rt.log.directory import list_segments
 from rt.log.disk import REAL
-from rt.net.leases import LeaseCalls, LeaseRow
-from rt.net.rest import Answer, ask
-from sequencer.raft.identity_format import decode_identity
-from sequencer.testing.wired_nodes import WiredNodes
+from rt.log.scan.directory import list_segments
+from rt.net.lease_client import LeaseCalls, LeaseRow
+from rt.net.rest_client import RestResponse, ask
+from sequencer.raft.storage.identity import decode_identity
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,9 @@ def faults(nodes: WiredNodes, tmp_path: Path) -> Faults:
     return Faults(nodes, tmp_path)
 
 
-def asked(nodes: WiredNodes, name: str, target: str, body: dict[str, Any] | None = None) -> Answer | None:
+def asked(
+    nodes: WiredNodes, name: str, target: str, body: dict[str, Any] | None = None
+) -> RestResponse | None:
     """What a node answers an operator; None if it does not."""
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
     tls = nodes.certificate("operator", "op")
@@ -157,6 +159,26 @@ def test_a_soft_reset_under_load_loses_and_reorders_nothing_and_who_was_down_fol
         faults.verdict()
 
 
+def test_nodes_that_are_restarted_one_by_one_during_resets_end_in_one_epoch_and_lose_nothing(
+    faults: Faults,
+) -> None:
+    """As an upgrade restarts them: each is stopped in good order, and the next one as soon as it is back."""
+    nodes = faults.nodes
+    with leases_alive(faults), faults.sender("rolled") as sender:
+        faults.wait_flow(sender)
+        epoch = status(faults, nodes.wait_ready(), "/status")["epoch"]
+        for asked_at, restarted in zip(nodes.names, [*nodes.names[1:], nodes.names[0]], strict=True):
+            begin(faults, asked_at, "/soft-reset", force=False)
+            nodes.stop(restarted)  # Wherever the reset is by now.
+            nodes.start(restarted)
+            nodes.wait_ready()
+            epoch += 1
+            wait_done(faults, epoch, *nodes.names)
+            faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
 def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_subscribers(
     faults: Faults, tmp_path: Path
 ) -> None:
@@ -239,7 +261,7 @@ def test_force_goes_on_with_one_node_when_two_of_three_are_gone(faults: Faults, 
         rt.Publisher(
             tmp_path / "kept", "s", publisher_id="kept", endpoints=nodes.endpoints, tls=tls
         ) as publisher,
-        leases_alive(faults, least=FORCED << 31),
+        leases_alive(faults, least=1 << 55),
     ):
         position = max(map(nodes.merged_position, nodes.names)) + 1
         publisher.wait(publisher.publish(b"before"), "merged", timeout=WAIT_S)

@@ -15,21 +15,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from chaos.wired_nodes import CLIENTS, WiredNodes
 from faults import WAIT_S, Faults
 from sending import Sender
 
 import rt
-from rt.log.directory import read_durable_end, read_identity
+from rt.log.check.status import read_status
 from rt.log.disk import REAL
-from rt.log.status import read_status
-from rt.net.certs import issue
+from rt.log.scan.directory import read_durable_end, read_identity
+from rt.net.dev_pki import issue
 from rt.net.identity import Identity
-from sequencer.testing.nodes import Part
-from sequencer.testing.wired_nodes import CLIENTS, WiredNodes
+from rt.sidecar.progress_file import PushState, read_progress
+from sequencer.localcluster.nodes import Part
 
 pytestmark = pytest.mark.slow
 
-DAMAGE = "checksum|[Dd]amage|starts here|session_copy_failed"
+DAMAGE = "checksum|[Dd]amage|starts here|session_replica_failed"
 """What nodes say of a flipped bit: where it is decides how it is found out."""
 
 DAMAGED_AT = 6000
@@ -79,6 +80,33 @@ def test_of_two_hosts_with_one_session_name_one_is_fenced(faults: Faults) -> Non
             second.lives[:0] = first.lives
             faults.senders[:] = [second]
             faults.verdict()
+
+
+@pytest.mark.parametrize("cut", ["none", "silence"])
+def test_an_idle_publisher_whose_name_another_directory_takes_over_on_other_nodes_is_told(
+    faults: Faults, tmp_path: Path, cut: str
+) -> None:
+    """Nothing comes on the older one's stream, and no stream of the newer one takes its place there."""
+    nodes, session = faults.nodes, f"idle-{cut}"
+    tls, (first, *others) = nodes.certificate("publisher", session), nodes.endpoints
+    one, other = tmp_path / "one", tmp_path / "other"
+    with rt.Publisher(one, "s", publisher_id=session, endpoints=[first], tls=tls) as older:
+        older.wait(older.publish(b"older"), "merged", timeout=WAIT_S)
+        if cut == "silence":
+            nodes.silence(CLIENTS)
+        with rt.Publisher(other, "s", publisher_id=session, endpoints=others, tls=tls) as newer:
+            nodes.heal(CLIENTS)
+            newer.wait(newer.publish(b"newer"), "merged", timeout=WAIT_S)
+            faults.wait(
+                lambda: getattr(read_progress(older.directory), "state", None) is PushState.FENCED,
+                "the older one to be told, though it says nothing",
+            )
+            with pytest.raises(rt.Fenced):
+                older.wait(older.publish(b"more"), "replicated", timeout=WAIT_S)
+            newer.wait(newer.publish(b"again"), "merged", timeout=WAIT_S)
+        with contextlib.suppress(rt.Fenced):
+            older.close(linger=0)
+    faults.verdict(others={session: 3})
 
 
 def test_a_publisher_whose_disk_is_full_goes_on_when_there_is_room(
@@ -284,6 +312,9 @@ def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(
             )
         faults.wait_flow(sender)
         sender.close()
+        why = [line for line in faults.said(name) if "event=process_failed" in line]
+        assert len(why) == 3, why
+        assert all("Input/output error" in line for line in why), why
         faults.verdict(allowed=[r"Input/output error", r"level=critical .*(fsync|sync)"])
         nodes.stop(name)  # The next test finds it without the library.
 
@@ -301,7 +332,40 @@ def test_a_bit_flipped_in_a_session_copy_reaches_no_merged_log(faults: Faults) -
         faults.wait_flow(sender)
         sender.close()
         # Peers may have let go of what was merged meanwhile, and refuse it.
-        faults.verdict(allowed=[DAMAGE + "|segment_not_mended"])
+        faults.verdict(allowed=[DAMAGE + "|segment_repair_failed"])
+
+
+def test_a_bit_that_flips_in_a_session_copy_between_its_receipt_and_its_merging_is_never_merged(
+    faults: Faults, tmp_path: Path
+) -> None:
+    """The node has what the others merged, and is told only after the flip that it is to be merged."""
+    nodes, session = faults.nodes, "flip-between"
+    faults.wait(nodes.leader, "a leader")
+    leader = nodes.leader()
+    name = next(name for name in nodes.names if name != leader)
+    tls = nodes.certificate("publisher", session)
+    values = [b"%d:" % number + bytes([number]) * 3000 for number in range(200)]
+    position = max(map(nodes.merged_position, nodes.names))
+    with rt.Publisher(tmp_path, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls) as publisher:
+        publisher.wait(publisher.publish(b"first"), "merged", timeout=WAIT_S)
+        nodes.wait_merged(position + 1)
+        nodes.pause(name, part="control")
+        last = publisher.publish_many(values)[-1]
+        publisher.wait(last, "merged", timeout=WAIT_S)
+        faults.wait(lambda: held(nodes, name, session) > last, "the node to hold it")
+        (copy,) = [
+            path
+            for path in (nodes.directory(name) / nodes.stream / "sessions").glob("*/")
+            if read_identity(REAL, str(path)).name == session
+        ]
+        assert nodes.merged_position(name) == position + 1
+        flip(copy / "log.0.0")
+        nodes.resume(name, part="control")
+        nodes.wait_merged(position + 1 + len(values), name)
+    with rt.LogReader(nodes.merged_directory(name), position=position + 1) as log:
+        assert [message.value for message in log] == values
+    assert any("segment_corrupt" in line and "sessions" in line for line in faults.said(name))
+    faults.verdict(allowed=[DAMAGE, "segment_repair_failed"], others={session: len(values) + 1})
 
 
 def test_a_bit_flipped_in_the_merged_log_of_a_node_that_runs_is_found_and_mended(faults: Faults) -> None:
@@ -444,13 +508,13 @@ def flip(segment: Path) -> None:
 def mended(faults: Faults, name: str) -> bool:
     """Whether the node says that it mended something, or set it aside, since the trial began."""
     said = "\n".join(faults.said(name))
-    return "event=segment_mended" in said or "copy was set aside" in said
+    return "event=segment_repaired" in said or "copy was set aside" in said
 
 
 def held(nodes: WiredNodes, name: str, session: str) -> int:
     """One past the last number that a node has of a session."""
     for copy in (nodes.directory(name) / nodes.stream / "sessions").glob("*/"):
-        with contextlib.suppress(rt.NotALog):  # It is just being made.
+        with contextlib.suppress(rt.LogNotFound):  # It is just being made.
             if read_identity(REAL, str(copy)).name == session:
                 return read_status(copy).end
     return 0

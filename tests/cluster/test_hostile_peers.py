@@ -16,17 +16,17 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from chaos.wired_nodes import WiredNodes
 from faults import Faults
 
 import rt
-from replicator.wire import PULL_METHOD, PUSH_METHOD
-from rt.net.certs import init_ca, issue
+from replicator.protocol.codec import PULL_METHOD, PUSH_METHOD
+from rt.net.dev_pki import init_ca, issue
+from rt.net.grpc_channel import open_channel
 from rt.net.identity import Identity
-from rt.net.leases import LEASE_SERVICE, LeaseCalls, LeaseRow
-from rt.net.rpc import open_channel
+from rt.net.lease_client import LEASE_SERVICE, LeaseCalls, LeaseRow
 from rt.v1 import leases_pb2
 from rt.v1 import replication_pb2 as pb
-from sequencer.testing.wired_nodes import WiredNodes
 
 pytestmark = pytest.mark.slow
 

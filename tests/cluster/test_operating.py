@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
 
 import rt
-from rt.net.rest import ask, check
-from sequencer.testing.wired_nodes import WiredNodes
+from rt.net.rest_client import ask, check
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +87,7 @@ def test_a_node_that_lost_its_disk_is_seen_away_then_copying_then_ready(
     faults.wait(lambda: operator.member("n3", "n1")["step"] == "ready", "n3 to keep up")
     nodes.kill("n3")
     nodes.wipe("n3")
-    faults.wait(lambda: operator.member("n3", "n1")["step"] == "away", "n3 to be missed")
+    faults.wait(lambda: operator.member("n3", "n1")["step"] == "unreachable", "n3 to be missed")
     for peer in ("n1", "n2"):
         nodes.pause(peer, "data")
     nodes.start("n3")

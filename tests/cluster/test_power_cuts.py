@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chaos.wired_nodes import WiredNodes
 from faults import Faults
 from power_loss import POWER, cut_power
 from preloaded import built
-
-from sequencer.testing.wired_nodes import WiredNodes
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 def restored(faults: Faults) -> int:
     """How often a disk was found to be whole again."""
     logs = [(faults.nodes.root / f"{name}.log").read_text() for name in faults.nodes.names]
-    return sum(log.count("proposes Restore(") for log in logs)
+    return sum(log.count("proposal_submitted RestoreDisk(") for log in logs)
 
 
 def test_when_every_disk_was_replaced_a_publisher_that_restarts_still_goes_on_with_a_majority(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prom_rules import HELM, check_names, labels_in, promtool
 
-from sequencer.rest import alarms
+from sequencer.rest.views import alarms
 
 RULES_PATH = HELM / "alerts" / "rt.rules.yaml"
 GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES_PATH.read_text())["groups"]
@@ -39,7 +39,7 @@ def disk(free: int, policy: str) -> Series:
     return {
         **nodes("rt_disk_bytes", "1000x40"),
         **nodes("rt_disk_free_bytes", f"{free}x40"),
-        **nodes("rt_policy_disk_ratio", f"{policy}x40"),
+        **nodes("rt_retention_disk_ratio", f"{policy}x40"),
     }
 
 
@@ -80,10 +80,13 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [{**stopped(0), **nodes("rt_merge_stopped", "0x40")}],
     ),
     "RtMergeStandsStill": (
-        [{**nodes("rt_replication_lag_seconds", "60x40"), **nodes("rt_instructions_total", "7x40")}],
+        [{**nodes("rt_replication_lag_seconds", "60x40"), **nodes("rt_merge_instructions_total", "7x40")}],
         [
-            {**nodes("rt_replication_lag_seconds", "60x40"), **nodes("rt_instructions_total", "0+5x40")},
-            {**nodes("rt_replication_lag_seconds", "0x40"), **nodes("rt_instructions_total", "7x40")},
+            {
+                **nodes("rt_replication_lag_seconds", "60x40"),
+                **nodes("rt_merge_instructions_total", "0+5x40"),
+            },
+            {**nodes("rt_replication_lag_seconds", "0x40"), **nodes("rt_merge_instructions_total", "7x40")},
         ],
     ),
     "RtMergeLag": (
@@ -100,10 +103,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
     ),
     "RtDiskNearlyFull": ([disk(40, "0.9"), disk(40, "0")], [disk(60, "0.9"), disk(60, "0")]),
     "RtSubscriberOvertaken": (
-        [nodes("rt_subscribers_overtaken_total", "0x25 1x15")],
+        [nodes("rt_subscriber_gaps_total", "0x25 1x15")],
         [
-            nodes("rt_subscribers_overtaken_total", "0x40"),
-            nodes("rt_subscribers_overtaken_total", "0x3 1x37"),
+            nodes("rt_subscriber_gaps_total", "0x40"),
+            nodes("rt_subscriber_gaps_total", "0x3 1x37"),
         ],
     ),
     "RtHoldOverridden": (
@@ -115,15 +118,15 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [nodes("rt_holds_refused", "0x40", "0x40")],
     ),
     "RtHoldLimit": (
-        [{**nodes("rt_held_bytes", "8x40"), **nodes("rt_policy_hold_limit_bytes", "10x40")}],
+        [{**nodes("rt_held_bytes", "8x40"), **nodes("rt_hold_max_bytes", "10x40")}],
         [
-            {**nodes("rt_held_bytes", "7x40"), **nodes("rt_policy_hold_limit_bytes", "10x40")},
-            {**nodes("rt_held_bytes", "11x40"), **nodes("rt_policy_hold_limit_bytes", "0x40")},
+            {**nodes("rt_held_bytes", "7x40"), **nodes("rt_hold_max_bytes", "10x40")},
+            {**nodes("rt_held_bytes", "11x40"), **nodes("rt_hold_max_bytes", "0x40")},
         ],
     ),
     "RtSubscriberLag": (
-        [{**nodes("rt_subscriber_lag_bytes", "90x40"), **nodes("rt_kept_bytes", "100x40")}],
-        [{**nodes("rt_subscriber_lag_bytes", "70x40"), **nodes("rt_kept_bytes", "100x40")}],
+        [{**nodes("rt_subscriber_lag_bytes", "90x40"), **nodes("rt_retained_bytes", "100x40")}],
+        [{**nodes("rt_subscriber_lag_bytes", "70x40"), **nodes("rt_retained_bytes", "100x40")}],
     ),
     "RtCertificateExpires": ([certificate(13)], [certificate(15), certificate(2)]),
     "RtCertificateExpiresSoon": ([certificate(2), certificate(-1)], [certificate(4)]),
@@ -164,9 +167,9 @@ def test_names_are_given_once_and_what_can_go_wrong_has_an_alert() -> None:
     for metric in (
         *("rt_merge_lag_bytes", "rt_replication_lag_seconds", "rt_has_leader", "rt_member_stopped"),
         *(
-            "rt_policy_disk_ratio",
+            "rt_retention_disk_ratio",
             "rt_certificate_expiry_timestamp_seconds",
-            "rt_subscribers_overtaken_total",
+            "rt_subscriber_gaps_total",
         ),
     ):
         assert metric in asked

@@ -13,8 +13,8 @@ from chart_bench import one
 from chart_pods import Pods
 
 import rt
-from rt.log.reader import LogReader
-from sequencer.testing.leftovers import nothing_left
+from rt.log.read.reader import LogReader
+from sequencer.localcluster.leftovers import nothing_left
 
 pytestmark = pytest.mark.slow
 VALUES = {
@@ -86,7 +86,7 @@ def grown() -> Iterator[tuple[Pods, Feed]]:
 
 
 def grow(pods: Pods, feed: Feed) -> None:
-    """The procedure of the chart's README."""
+    """The procedure of docs/kubernetes.md."""
     pods.upgrade({"replicaCount": 3})
     first, *others = pods.names
     pods.start(*others)
@@ -123,7 +123,7 @@ def test_a_changed_value_restarts_node_after_node_under_load_without_losing_a_me
     """Nor does it when, in the midst of that, a host is lost with its volume."""
     pods, feed = grown
     checksum, lost = pods.checksum, pods.names[1]
-    pods.upgrade({"config": {"rollBytes": "64Mi", "archive": {"timeMinutes": 600}}})
+    pods.upgrade({"config": {"rollBytes": "64Mi", "retention": {"minutes": 600}}})
     assert pods.checksum != checksum
 
     for pod in reversed(pods.names):  # As the controller of StatefulSets does.

@@ -9,9 +9,9 @@ import pytest
 from chart_bench import Object, objects, one, values_of
 
 from rt.net.identity import identity_from_uris
-from rt.net.wanted import Order, read_order
-from sequencer.config import NodeConfig
-from sequencer.config_sources import node_config
+from rt.net.k8s_certs import CertificateRequest, read_order
+from sequencer.config.config import NodeConfig
+from sequencer.config.config_loader import node_config
 
 CLIENTS = [
     {"name": "feed1", "role": "publisher", "dedupIds": ["feed"], "leases": ["readers"]},
@@ -25,7 +25,7 @@ def with_source(source: str) -> list[Object]:
     return objects(VALUES | {"tls": {**VALUES["tls"], "source": source}})
 
 
-def order_of(found: list[Object]) -> Order:
+def order_of(found: list[Object]) -> CertificateRequest:
     text = one(found, "ConfigMap", "trades-rt-certificates")["data"]["wanted.json"]
     return read_order(text, where="wanted.json")
 
@@ -115,10 +115,10 @@ def test_every_setting_of_the_chart_reaches_the_node(tmp_path: Any) -> None:
     assert config.replicated == {
         "roll_bytes": 256 * 2**20,
         "roll_minutes": 60,
-        "time_minutes": 1440,
-        "limit_bytes": 8 * 2**30,
-        "disk_percent": 80,
-        "hold_limit_bytes": 2 * 2**30,
+        "retention_minutes": 1440,
+        "retention_bytes": 8 * 2**30,
+        "retention_disk_percent": 80,
+        "hold_bytes_max": 2 * 2**30,
     }
     assert (config.data_port, config.raft_port, config.rest_port, config.health_port) == (
         *(15002, 17000),

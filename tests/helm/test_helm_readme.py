@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from rt.cli.main import cli
 
 README = (CHART / "README.md").read_text()
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+WORDS = README + PAGE
 META: dict[str, Any] = next(load_yaml((CHART / "Chart.yaml").read_text()))
 
 
@@ -30,7 +32,7 @@ def test_the_table_of_values_is_made_of_the_values(request: pytest.FixtureReques
 
 def test_every_value_that_the_readme_sets_or_names_exists() -> None:
     known = json.loads((CHART / "values.schema.json").read_text())["properties"]
-    named = re.findall(r"--set '?([\w.\[\]]+)=", README) + re.findall(r"`((?:\w+\.)+\w+)=?[^`]*`", README)
+    named = re.findall(r"--set '?([\w.\[\]]+)=", WORDS) + re.findall(r"`((?:\w+\.)+\w+)=?[^`]*`", WORDS)
     paths = [name for name in named if name.split(".")[0] in known and name not in {"tls.crt", "tls.key"}]
 
     assert len(paths) > 20
@@ -42,7 +44,7 @@ def test_every_value_that_the_readme_sets_or_names_exists() -> None:
 
 
 def test_every_command_of_the_program_that_the_readme_shows_takes_these_options() -> None:
-    shown = re.findall(r"^ *(?:\$ )?rt ([^$\n]*)", README.replace("\\\n", " "), re.MULTILINE)
+    shown = re.findall(r"^ *(?:\$ )?rt ([^$\n]*)", PAGE.replace("\\\n", " "), re.MULTILINE)
 
     assert {line.split()[0] for line in shown} == {"certs", "rest", "status"}
     for line in shown:
@@ -56,7 +58,7 @@ def test_what_the_readme_calls_pods_and_secrets_is_what_the_chart_calls_them() -
     names = {each["metadata"]["name"] for each in found}
 
     for name in ("trades-rt", "trades-rt-headless", "trades-rt-tls-0", "trades-rt-tls-ca"):
-        assert f"{name}" in README
+        assert f"{name}" in PAGE
         assert name in names
 
 

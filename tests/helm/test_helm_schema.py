@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chart_bench import CHART, load_yaml, objects, one, refusal
 
-from archiver.units import parse_size
+from rt.units import parse_size
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = next(load_yaml((CHART / "values.yaml").read_text()))
@@ -47,8 +47,8 @@ def test_the_schema_names_every_value_and_no_other() -> None:
         '{"replicas": 3}',
         '{"stream": "no such/name"}',
         '{"config": {"rollBytes": "many"}}',
-        '{"config": {"archive": {"diskPercent": 101}}}',
-        '{"config": {"archive": {"days": 7}}}',
+        '{"config": {"retention": {"diskPercent": 101}}}',
+        '{"config": {"retention": {"days": 7}}}',
         '{"config": {"extra": {"Bad-Key": 1}}}',
         '{"config": {"extra": {"nested": {"a": 1}}}}',
         '{"image": {"digest": "sha256:short"}}',
@@ -119,7 +119,7 @@ def test_values_that_do_not_go_together_are_refused_with_what_to_change(text: st
     [
         "{}",
         '{"persistence": {"existingClaim": "c"}, "replicaCount": 1}',
-        '{"config": {"archive": {"timeMinutes": 0, "limit": "0"}}}',
+        '{"config": {"retention": {"minutes": 0, "bytes": "0"}}}',
         '{"externalAccess": {"enabled": true, "hosts": ["a.example.com", "2001:db8::1", "192.0.2.1"]}}',
         '{"livenessProbe": null, "global": {"ofAnother": "chart"}}',
     ],
@@ -166,4 +166,4 @@ def test_an_upgrade_that_the_nodes_would_refuse_is_refused_before(
 def test_sizes_are_those_that_a_node_takes(size: str) -> None:
     parse_size(size)
 
-    assert refusal({"config": {"rollBytes": size, "archive": {"limit": size}}}) == ""
+    assert refusal({"config": {"rollBytes": size, "retention": {"bytes": size}}}) == ""

@@ -9,7 +9,7 @@ from batches import Said, batch, columns, draft, forge, read_batch_dumbly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.batch import (
+from rt.log.format.batch import (
     BATCH_HEADER_BYTES,
     BATCH_MAGIC,
     BATCH_OVERHEAD_BYTES,
@@ -24,8 +24,8 @@ from rt.log.batch import (
     encode_batch,
     expand,
 )
-from rt.log.checksum import batch_seed, crc32c, segment_seed
-from rt.log.layout import (
+from rt.log.format.checksum import batch_seed, crc32c, segment_seed
+from rt.log.format.constants import (
     BATCH_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     NUMBER_MAX,
@@ -215,8 +215,6 @@ LIES = {
     "cut in its header": (frame(VALUES)[:5], "zstd"),
     "cut after its header": (frame(VALUES)[:9], "zstd"),
     "garbage after its header": (frame(VALUES)[:7] + b"\xff" * 12, "zstd"),
-    "something behind it": (frame(VALUES) + b"more", "unused data"),
-    "another frame behind it": (frame(VALUES) + frame(VALUES), "unused data"),
     "a frame to be skipped before it": (skippable(0) + frame(VALUES), "where 1000 are announced"),
     "a frame to be skipped": (skippable(1000), "zstd"),
     "a block that holds a byte less": (one_block(1000, 999), "zstd"),
@@ -225,6 +223,24 @@ LIES = {
     "no bytes": (b"", "zstd"),
     "no frame": (b"not a frame at all", "zstd"),
 }
+
+
+@pytest.mark.parametrize("rest", [b"more", frame(PLAIN), skippable(10)])
+def test_nothing_may_follow_the_frame_of_the_columns(rest: bytes) -> None:
+    data = forge(
+        frame(PLAIN) + rest, frame(VALUES), flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=1000
+    )
+    with pytest.raises(BadBatch, match="unused data"):
+        expand(memoryview(data), [(0, header_of(data))])
+
+
+@pytest.mark.parametrize("rest", [b"more", frame(VALUES), skippable(10)])
+def test_what_follows_the_frame_of_the_values_is_not_read(rest: bytes) -> None:
+    data = forge(
+        frame(PLAIN), frame(VALUES) + rest, flags=CODEC_ZSTD, columns_bytes=len(PLAIN), values_bytes=1000
+    )
+    plain, _ = expand(memoryview(data), [(0, header_of(data))])
+    assert read_batch_dumbly(plain, 0)[2] == [Said("t", VALUES, 0)]
 
 
 @pytest.mark.parametrize(("stored", "says"), LIES.values(), ids=LIES)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.block import (
+from rt.log.format.block import (
     BLOCK_HEADER_BYTES,
     BLOCK_MAGIC,
     DECLARATION_BYTES_MAX,
@@ -22,8 +22,8 @@ from rt.log.block import (
     encode_block_header,
     encode_declaration,
 )
-from rt.log.checksum import batch_seed, crc32c, segment_seed
-from rt.log.layout import NUMBER_MAX, VERSION, padding
+from rt.log.format.checksum import batch_seed, crc32c, segment_seed
+from rt.log.format.constants import NUMBER_MAX, VERSION, padding
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

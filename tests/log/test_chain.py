@@ -24,14 +24,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.block import BLOCK_HEADER_BYTES, decode_block_header, encode_block_header
-from rt.log.chain import MERGED_CHAIN_START, Mark, chain_behind, chain_of_segment, merged_chain
-from rt.log.checksum import batch_seed
-from rt.log.frames import MergedScanner, PlacedBlock, SessionScanner
-from rt.log.segment import SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
-from rt.log.verify import verify
+from rt.log.check.verify import verify
+from rt.log.format.block import BLOCK_HEADER_BYTES, decode_block_header, encode_block_header
+from rt.log.format.checksum import batch_seed
+from rt.log.format.running_checksum import (
+    MERGED_CHAIN_START,
+    ChecksummedBoundary,
+    chain_behind,
+    chain_of_segment,
+    merged_chain,
+)
+from rt.log.format.segment import SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
+from rt.log.scan.scanner import MergedScanner, PlacedBlock, SessionScanner
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 HEADER = session_header(first=40)
 MERGED = merged_header(first=500)
@@ -45,7 +51,7 @@ RANGES = [
 BLOCKS = merged_bytes(RANGES, first=500)
 
 
-def dumb_marks(header: SegmentHeader, data: bytes) -> list[Mark]:
+def dumb_marks(header: SegmentHeader, data: bytes) -> list[ChecksummedBoundary]:
     """One header after the other, each as the format's diagram says."""
     marks, at, chain = [], 0, crc32c(encode_segment_header(header))
     while at < len(data):
@@ -54,7 +60,7 @@ def dumb_marks(header: SegmentHeader, data: bytes) -> list[Mark]:
         at += int.from_bytes(head[8:12], "little")
         number = int.from_bytes(head[24:32], "little") + int.from_bytes(head[20:24], "little")
         low, high = (int.from_bytes(head[start : start + 8], "little", signed=True) for start in (32, 40))
-        marks.append(Mark(64 + at, number, chain, low, high))
+        marks.append(ChecksummedBoundary(64 + at, number, chain, low, high, crc32c(data[:at])))
     return marks
 
 
@@ -104,10 +110,11 @@ def test_a_scanner_makes_no_marks_unless_it_is_asked() -> None:
     assert SessionScanner(HEADER).scan(memoryview(SESSION)).marks == []
 
 
-def test_a_scanner_that_starts_at_a_mark_goes_on_with_its_chain() -> None:
+def test_a_scanner_that_starts_at_a_mark_goes_on_with_its_checksums() -> None:
     marks = dumb_marks(HEADER, SESSION)
     for index, mark in enumerate(marks):
-        scanner = SessionScanner(HEADER, offset=mark.offset, first=mark.number, marks=True, chain=mark.chain)
+        behind = {"offset": mark.offset, "first": mark.number, "chain": mark.chain, "content": mark.content}
+        scanner = SessionScanner(HEADER, marks=True, **behind)
         assert scanner.scan(memoryview(SESSION[mark.offset - 64 :])).marks == marks[index + 1 :]
     with pytest.raises(ValueError, match="need the chain there"):
         SessionScanner(HEADER, offset=marks[0].offset, marks=True)
@@ -231,7 +238,7 @@ def disk() -> MemoryDisk:
         for index in range(3):
             publisher.publish(b"%d" % index, timestamp_ns=5)
             publisher.flush()
-    with MergedLog("/merged", cluster_id=CLUSTER, stream="s", disk=disk) as merged:
+    with MergedLogBuilder("/merged", cluster_id=CLUSTER, stream="s", disk=disk) as merged:
         source = publisher.directory
         size = len(disk.read(f"{source}/log.0.0"))
         step = (size - 64) // 3
@@ -296,7 +303,7 @@ def test_a_block_moved_within_its_segment_is_damage(disk: MemoryDisk) -> None:
     _, first, second = starts(data)
     disk.write(PATH, data[:first] + data[second:] + data[first:second])
     assert damage(disk) == [(PATH, first)]
-    with rt.LogReader("/merged", disk=disk) as reader, pytest.raises(rt.Damaged):
+    with rt.LogReader("/merged", disk=disk) as reader, pytest.raises(rt.Corrupt):
         list(reader)
 
 

@@ -14,9 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rt
-from rt.log.batch import CODEC_NONE, CODEC_ZSTD, HEADER, BadBatch, BatchHeader, UnknownCodec, check_header
-from rt.log.columns import MessageBatch, Placed, decode, groups
-from rt.log.layout import NUMBER_MAX, TOPICS_MAX, padding
+from rt.log.format.batch import (
+    CODEC_NONE,
+    CODEC_ZSTD,
+    HEADER,
+    BadBatch,
+    BatchHeader,
+    UnknownCodec,
+    check_header,
+)
+from rt.log.format.constants import NUMBER_MAX, TOPICS_MAX, padding
+from rt.log.scan.batch_decoder import MessageBatch, PlacedBatch, decode, groups
 
 SESSIONS = {0: "feed", 1: "feed~backup", 7: "other"}
 
@@ -64,7 +72,7 @@ parts = st.builds(
 
 def placed(
     datas: Sequence[bytes], parts: Sequence[Part] = (), before: int = 0
-) -> tuple[np.ndarray, list[Placed]]:
+) -> tuple[np.ndarray, list[PlacedBatch]]:
     """The batches in one buffer, `before` bytes from its start, as a scanner would place them."""
     found, at = [], before
     for index, data in enumerate(datas):
@@ -72,12 +80,13 @@ def placed(
         check_header(header)
         part = parts[index] if parts else None
         found.append(
-            Placed(
+            PlacedBatch(
                 at,
                 header,
                 part.position if part else header.first,
                 part.skip if part else 0,
                 part.session if part else 0,
+                run=index % 3,
                 offset=64 + at,
             )
         )
@@ -103,11 +112,14 @@ def check_whole(batch: MessageBatch | None) -> None:
     arrow = batch.to_arrow()
     arrow.validate(full=True)
     assert arrow.num_rows == len(batch)
-    for array in (batch.positions, batch.numbers, batch.timestamps_ns):
+    for array in (batch.positions, batch.numbers, batch.timestamps_ns, batch.runs):
         assert (array.dtype, array.shape) == (np.int64, (len(batch),))
     for names, index in ((batch.session_names, batch.session_index), (batch.topic_names, batch.topic_index)):
         assert index is not None or len(names) == 1
         assert index is None or (len(index) == len(batch) and index.max() < len(names))
+    assert len(batch.session_runs) == len(batch.session_names)
+    assert arrow["run"].to_pylist() == batch.runs.tolist()
+    assert arrow["session"].to_pylist() == batch.sessions
     assert len(batch.value_offsets) == len(batch) + 1
     assert batch.value_offsets.dtype == np.int32
     assert batch.value_offsets[-1] <= len(batch.value_bytes)
@@ -247,7 +259,8 @@ def test_a_message_is_a_tuple_of_named_fields() -> None:
     whole = decode(*placed([batch([Said("t", b"v", 5)], first=9)]), SESSIONS)
     assert whole is not None
     (message,) = whole.messages()
-    assert message == rt.Message(position=9, timestamp_ns=5, session="feed", number=9, topic="t", value=b"v")
+    wanted = {"position": 9, "timestamp_ns": 5, "session": "feed", "run": 0, "number": 9}
+    assert message == rt.Message(**wanted, topic="t", value=b"v")
     assert type(message) is rt.Message
 
 
@@ -281,7 +294,7 @@ def header_of_size(plain: int) -> BatchHeader:
 
 @given(st.lists(st.sampled_from([40, 1000, 65_535, 65_536, 65_537, 2**20, 16 * 2**20]), max_size=400))
 def test_groups_are_the_batches_in_order_and_bounded(sizes: list[int]) -> None:
-    batches = [Placed(index, header_of_size(size), 0, 0, 0, 0) for index, size in enumerate(sizes)]
+    batches = [PlacedBatch(index, header_of_size(size), 0, 0, 0, 0, 0) for index, size in enumerate(sizes)]
     found = list(groups(batches))
     assert [one for group in found for one in group] == batches
     for group in found:
@@ -351,6 +364,7 @@ def test_the_schema_is_the_one_that_spark_reads() -> None:
                 pa.field("position", pa.int64(), nullable=False),
                 pa.field("timestamp", pa.timestamp("ns", tz="UTC"), nullable=False),
                 pa.field("session", text, nullable=False),
+                pa.field("run", pa.int64(), nullable=False),
                 pa.field("number", pa.int64(), nullable=False),
                 pa.field("topic", text, nullable=False),
                 pa.field("value", pa.binary(), nullable=False),
@@ -380,8 +394,8 @@ def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.Monk
     whole = decode(*placed([batch([Said("t", b"v")])]), SESSIONS)
     assert whole is not None
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "rt.log.arrow", raising=False)
-    monkeypatch.delattr("rt.log.arrow", raising=False)
+    monkeypatch.delitem(sys.modules, "rt.log.scan.arrow", raising=False)
+    monkeypatch.delattr("rt.log.scan.arrow", raising=False)
     with pytest.raises(rt.RtError, match=r"pip install 'rt-transport\[arrow\]'"):
         whole.to_arrow()
 
@@ -497,7 +511,7 @@ def test_hostile_columns_are_refused_when_compressed_too(hostile: bytes, says: s
         # A scanner refuses what compressing makes larger, as here; the columns must be refused anyway.
         found, at = [], 0
         for one in datas:
-            found.append(Placed(at, BatchHeader._make(HEADER.unpack_from(one)), 0, 0, 0, at))
+            found.append(PlacedBatch(at, BatchHeader._make(HEADER.unpack_from(one)), 0, 0, 0, 0, at))
             at += len(one)
         with pytest.raises(BadBatch, match=says):
             decode(np.frombuffer(b"".join(datas), np.uint8), found, SESSIONS)
@@ -574,7 +588,7 @@ def is_plain(part: Part) -> bool:
 @settings(max_examples=150)
 @given(broken())
 def test_broken_columns_are_refused_or_whole_and_one_and_many_agree(datas: list[bytes]) -> None:
-    def outcome(batches: list[Placed]) -> list[Heard] | str:
+    def outcome(batches: list[PlacedBatch]) -> list[Heard] | str:
         try:
             decoded = decode(buffer, batches, SESSIONS)
         except BadBatch:

@@ -11,15 +11,15 @@ import pytest
 from batches import Said, batch
 
 import rt
-from rt.log.checksum import batch_seed
-from rt.log.compare import PIECE_BYTES, Comparison, compare
-from rt.log.directory import list_segments, read_header, read_table, scans
+from rt.log.check.compare import PIECE_BYTES, Comparison, compare
 from rt.log.disk import REAL
-from rt.log.frames import scanner_for
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason, encode_table
-from rt.log.writer import LogWriter
-from rt.testing.merged import MergedLog
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason, encode_table
+from rt.log.scan.directory import list_segments, read_header, read_table, scans
+from rt.log.scan.scanner import scanner_for
+from rt.log.write.writer import LogWriter
+from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = b"cluster of test."
 
@@ -231,7 +231,7 @@ def test_what_a_copy_had_before_a_gap_and_has_trimmed_is_no_difference(tmp_path:
 
 
 def merged(path: Path, sessions: list[Path], rounds: int, *, upset: bool = False) -> Path:
-    with MergedLog(path, cluster_id=CLUSTER, stream="s") as log:
+    with MergedLogBuilder(path, cluster_id=CLUSTER, stream="s") as log:
         for index in range(rounds):
             for session in reversed(sessions) if upset and index == 2 else sessions:
                 log.merge(session)
@@ -284,7 +284,7 @@ def test_a_log_and_its_copy_that_are_being_written_have_no_difference(
     file = REAL.open(f"{publisher.directory}/log.0.0")
     places = [b.offset for scan in scans(file.pread, scanner_for(header)) for b in scan.batches]
     file.close()
-    logs = [MergedLog(tmp_path / name, cluster_id=CLUSTER, stream="s") for name in ("n1", "n2")]
+    logs = [MergedLogBuilder(tmp_path / name, cluster_id=CLUSTER, stream="s") for name in ("n1", "n2")]
     done: list[bool] = []
 
     def write() -> None:

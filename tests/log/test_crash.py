@@ -7,11 +7,11 @@ what was published next. Recovery is cut as well.
 import pytest
 
 import rt
-from rt.log.opening import empty_segments
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.verify import verify
-from rt.log.writer import LogWriter
+from rt.log.check.verify import verify
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.write.directory_recovery import empty_segments
+from rt.log.write.writer import LogWriter
 from rt.testing.crash import Log, Step, sweep
 from rt.testing.disk import MemoryDisk
 
@@ -146,14 +146,16 @@ def test_a_second_power_cut_during_recovery_loses_nothing_either(run: Step) -> N
 
 
 def test_the_sweep_finds_a_writer_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rt.log.writer.LogWriter.sync_to", lambda self, point: None)
+    monkeypatch.setattr("rt.log.write.writer.LogWriter.sync_to", lambda self, point: None)
     with pytest.raises(AssertionError, match="power cut"):
         sweep(publish_and_flush, check)
 
 
 @pytest.mark.slow
 def test_the_sweep_finds_a_recovery_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rt.log.opening._Recovery._cut_and_sync", lambda self, path, tail, durable_end: None)
+    monkeypatch.setattr(
+        "rt.log.write.directory_recovery._Recovery._cut_and_sync", lambda self, path, tail, durable_end: None
+    )
     with pytest.raises(AssertionError, match="power cut"):
         sweep(publish_and_flush, check, recover=recover, recover_cuts=2)
 

@@ -23,12 +23,12 @@ from batches import (
 )
 from crc32c import crc32c
 
-from rt.log.chain import Mark
-from rt.log.frames import MergedScanner, Scan, Scanner, SessionScanner
-from rt.log.segment import Kind, SegmentHeader, SegmentId, encode_segment_header
-from rt.log.table import Identity, TrimReason
-from rt.log.verify import verify
-from rt.log.writer import CopyRange, Frames, LogWriter
+from rt.log.check.verify import verify
+from rt.log.format.running_checksum import ChecksummedBoundary
+from rt.log.format.segment import LogKind, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
+from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
 from rt.testing.crash import Log, Step, sweep
 from rt.testing.disk import MemoryDisk
 
@@ -44,7 +44,7 @@ def clock() -> int:
 RUNS = [[Said("t", b"%d" % n + bytes(n * 400), n)] * (n + 1) for n in range(4)]
 HEADERS = [session_header(x=x, y=y, first=first) for x, y, first in ((0, 0, 0), (0, 1, 10), (1, 0, 18))]
 COPY = [encode_segment_header(header) + session_bytes(header, RUNS) for header in HEADERS]
-SESSION = Identity(Kind.SESSION, INCARNATION, "feed")
+SESSION = LogIdentity(LogKind.SESSION, INCARNATION, "feed")
 
 
 def batch_at(data: bytes, at: int) -> bytes:
@@ -56,9 +56,9 @@ class Marking(SessionScanner):
 
     def __init__(self, header: SegmentHeader) -> None:
         super().__init__(header, marks=True)
-        self.seen: list[Mark] = []
+        self.seen: list[ChecksummedBoundary] = []
 
-    def scan(self, data: memoryview, *, values: bool = True) -> Scan:
+    def scan(self, data: memoryview, *, values: bool = True) -> ScanResult:
         found = super().scan(data, values=values)
         self.seen += found.marks
         return found
@@ -103,7 +103,7 @@ class Receiving:
                 batch = batch_at(COPY[index], at)
                 stamp = int.from_bytes(batch[32:40], "little", signed=True)
                 end = int.from_bytes(batch[24:32], "little") + int.from_bytes(batch[20:24], "little")
-                self.writer.append([Frames([batch], end, stamp, stamp)])
+                self.writer.append([BatchFrames([batch], end, stamp, stamp)])
                 self.writer.sync()
                 at += len(batch)
             log.append((index, at))
@@ -159,7 +159,7 @@ RANGES = [
     Range(2, tuple(map(tuple, RUNS[:2])), number=5, skip=1),
     Range(3, (tuple(RUNS[3]),), number=10, offset=8192),
 ]
-MERGED = Identity(Kind.MERGED, CLUSTER, "stream")
+MERGED = LogIdentity(LogKind.MERGED, CLUSTER, "stream")
 MERGED_HEADER = merged_header()
 
 
@@ -208,7 +208,7 @@ def merge(disk: MemoryDisk, log: Log, count: int = 99) -> None:
         size = len(block) - 96
         copied = block[96:] if is_declaration else CopyRange(source, source_at, size)
         if at >= writer.offset:
-            runs.append(Frames([block[:96], copied], end, 0, 3, is_declaration=is_declaration))
+            runs.append(BatchFrames([block[:96], copied], end, 0, 3, is_declaration=is_declaration))
         at, source_at = at + len(block), source_at + size
     runs = runs[:count]
     for start in range(0, len(runs), 2):
@@ -265,7 +265,7 @@ def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_goes
     in_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_kernel:
-        monkeypatch.setattr("rt.log.copying.KERNEL_BYTES_MIN", 1)
+        monkeypatch.setattr("rt.log.write.vectored_io.KERNEL_BYTES_MIN", 1)
     assert sweep(merge_in_turns, check_merged, seeds=range(1), prepare=prepare_source) > 60
 
 
@@ -289,6 +289,6 @@ def test_a_second_power_cut_while_a_merger_resumes_loses_nothing_either() -> Non
 
 
 def test_the_sweep_finds_a_writer_that_resumes_without_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rt.log.writer.LogWriter.sync_to", lambda self, point: None)
+    monkeypatch.setattr("rt.log.write.writer.LogWriter.sync_to", lambda self, point: None)
     with pytest.raises(AssertionError, match="power cut"):
         sweep(receive, check_copy, seeds=range(2))

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.checksum import sealed
-from rt.log.durable import RECORD_BYTES, DurableEnd, encode_durable_end, newest_durable_end, record_place
-from rt.log.segment import SegmentId
+from rt.log.format.checksum import sealed
+from rt.log.format.durable_end import (
+    RECORD_BYTES,
+    DurableEnd,
+    encode_durable_end,
+    newest_durable_end,
+    record_place,
+)
+from rt.log.format.segment import SegmentId
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -95,5 +101,5 @@ def test_another_version_is_refused_by_name_and_not_forgotten(version: int, plac
     data = bytearray(file_of(at(6), at(7)))
     struct.pack_into("<H", data, place + 8, version)
     data[place : place + 64] = sealed(bytes(data[place : place + 64]))
-    with pytest.raises(rt.UnknownVersion, match=f"durable.*got {version}, wanted 1"):
+    with pytest.raises(rt.UnknownVersion, match=f"durable.*got {version}, expected 1"):
         newest_durable_end(bytes(data))

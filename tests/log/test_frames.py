@@ -32,19 +32,19 @@ from batches import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.log.batch import CODEC_NONE, CODEC_ZSTD, BadBatch
-from rt.log.block import (
+from rt.log.format.batch import CODEC_NONE, CODEC_ZSTD, BadBatch
+from rt.log.format.block import (
     BLOCK_HEADER_BYTES,
     BlockHeader,
     Declaration,
     decode_block_header,
     encode_block_header,
 )
-from rt.log.checksum import batch_seed, crc32c, segment_seed
-from rt.log.columns import decode, groups
-from rt.log.frames import MergedScanner, Scan, Scanner, SessionScanner, scanner_for
-from rt.log.layout import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, padding
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
+from rt.log.format.checksum import batch_seed, crc32c, segment_seed
+from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, padding
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
+from rt.log.scan.batch_decoder import decode, groups
+from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
 HEADER = session_header(first=40)
 MERGED = merged_header(first=500)
@@ -69,7 +69,7 @@ BLOCKS = merged_bytes(RANGES, first=500)
 
 def read_all(
     header: SegmentHeader, data: bytes, sizes: Iterator[int] | None = None
-) -> tuple[list[Heard], Scanner, Scan]:
+) -> tuple[list[Heard], Scanner, ScanResult]:
     """Every message a scanner finds, reading pieces of `sizes`; with the scanner and its last scan.
 
     A piece that is too small for a frame is read again as large as the frame needs, as a reader does.
@@ -92,7 +92,7 @@ def read_all(
             size = scan.needed
 
 
-def decoded(scanner: Scanner, data: bytes, scan: Scan) -> Iterator[Heard]:
+def decoded(scanner: Scanner, data: bytes, scan: ScanResult) -> Iterator[Heard]:
     names = {0: "s"}
     if isinstance(scanner, MergedScanner):
         names = {number: found.session for number, found in scanner.sessions.items()}
@@ -104,7 +104,7 @@ def decoded(scanner: Scanner, data: bytes, scan: Scan) -> Iterator[Heard]:
 
 
 def read_dumbly(header: SegmentHeader, data: bytes) -> list[Heard]:
-    return list(read_session_dumbly(data) if header.kind is Kind.SESSION else read_merged_dumbly(data))
+    return list(read_session_dumbly(data) if header.kind is LogKind.SESSION else read_merged_dumbly(data))
 
 
 topics = st.sampled_from(["", "a", "trade", "größe"])
@@ -148,7 +148,7 @@ def test_a_scanner_finds_what_a_dumb_parser_finds(segment: tuple[SegmentHeader, 
     assert (scan.problem, scan.needed, scan.consumed) == (None, 0, len(data))
     assert scanner.offset == scanner.boundary == SEGMENT_HEADER_BYTES + len(data)
     assert scanner.next == header.first + len(found)
-    if header.kind is Kind.MERGED:
+    if header.kind is LogKind.MERGED:
         assert [one.position for one in found] == [*range(header.first, scanner.next)]
 
 
@@ -208,14 +208,14 @@ def test_batches_with_unknown_flags_are_carried() -> None:
 def test_an_empty_buffer_changes_nothing() -> None:
     for header in (HEADER, MERGED):
         scanner = scanner_for(header)
-        assert scanner.scan(memoryview(b"")) == Scan()
+        assert scanner.scan(memoryview(b"")) == ScanResult()
         assert (scanner.offset, scanner.next) == (64, header.first)
 
 
 def test_the_kind_of_the_segment_chooses_the_scanner() -> None:
     assert isinstance(scanner_for(HEADER), SessionScanner)
     assert isinstance(scanner_for(MERGED), MergedScanner)
-    assert isinstance(scanner_for(merged_header(kind=Kind.FILTERED)), MergedScanner)
+    assert isinstance(scanner_for(merged_header(kind=LogKind.FILTERED)), MergedScanner)
 
 
 def test_a_scan_may_begin_at_any_batch_of_a_session() -> None:
@@ -259,7 +259,7 @@ def block_at(data: bytes, at: int) -> BlockHeader:
 
 def ends_of(header: SegmentHeader, data: bytes) -> tuple[list[int], list[int]]:
     """Where the frames end that can be handed out, and where the segment may be cut."""
-    if header.kind is Kind.SESSION:
+    if header.kind is LogKind.SESSION:
         return SESSION_ENDS, SESSION_ENDS
     frames, boundaries, at = [0], [0], 0
     while at < len(data):
@@ -452,21 +452,21 @@ def test_a_batch_that_comes_from_elsewhere_than_its_block_says_is_refused(fields
 
 
 @pytest.mark.parametrize("position", [499, 501, 0, NUMBER_MAX - 10])
-@pytest.mark.parametrize("kind", [Kind.MERGED, Kind.FILTERED])
+@pytest.mark.parametrize("kind", [LogKind.MERGED, LogKind.FILTERED])
 def test_a_block_at_another_position_is_refused_unless_a_filter_may_have_left_some_out(
-    position: int, kind: Kind
+    position: int, kind: LogKind
 ) -> None:
     header = merged_header(kind=kind, first=500)
     for blocks in ([DECLARE, block_of(PART, position=position)], [declaration_block(1, position=position)]):
         problem = merged_problem(*blocks, header=header)
-        if kind is Kind.FILTERED and position > 500:
+        if kind is LogKind.FILTERED and position > 500:
             assert problem is None
         else:
             assert problem == f"position {position} where 500 must follow"
 
 
 def test_a_filtered_log_goes_on_behind_each_jump() -> None:
-    header = merged_header(kind=Kind.FILTERED, first=500)
+    header = merged_header(kind=LogKind.FILTERED, first=500)
     blocks = [DECLARE, *(block_of(PART, position=position) for position in (510, 514, 600))]
     scanner = MergedScanner(header)
     data = in_place(*blocks)

@@ -31,26 +31,33 @@ from batches import (
 )
 from dump import Dump, diagram
 
-import rt.log.batch
-import rt.log.block
-import rt.log.durable
-import rt.log.index
-import rt.log.segment
-import rt.log.table
-from rt.log.batch import BATCH_OVERHEAD_BYTES, CODEC_NONE, CODEC_ZSTD
-from rt.log.checksum import batch_seed
-from rt.log.columns import decode, groups
-from rt.log.durable import DurableEnd, encode_durable_end, newest_durable_end
-from rt.log.frames import MergedScanner, scanner_for
-from rt.log.index import EntryKind, IndexEntry, decode_entries, encode_entry
-from rt.log.segment import (
-    Kind,
+import rt.log.format.batch
+import rt.log.format.block
+import rt.log.format.durable_end
+import rt.log.format.index
+import rt.log.format.segment
+import rt.log.format.segment_table
+from rt.log.format.batch import BATCH_OVERHEAD_BYTES, CODEC_NONE, CODEC_ZSTD
+from rt.log.format.checksum import batch_seed
+from rt.log.format.durable_end import DurableEnd, encode_durable_end, newest_durable_end
+from rt.log.format.index import EntryKind, IndexEntry, decode_entries, encode_entry
+from rt.log.format.segment import (
+    LogKind,
     SegmentHeader,
     SegmentId,
     decode_segment_header,
     encode_segment_header,
 )
-from rt.log.table import Identity, SealedSegment, Table, TrimReason, decode_table, encode_table
+from rt.log.format.segment_table import (
+    LogIdentity,
+    SealedSegment,
+    SegmentTable,
+    TrimReason,
+    decode_table,
+    encode_table,
+)
+from rt.log.scan.batch_decoder import decode, groups
+from rt.log.scan.scanner import MergedScanner, scanner_for
 
 GOLDEN = Path(__file__).parents[1] / "testdata" / "format"
 FOLDER = "format/v1"
@@ -58,14 +65,14 @@ FOLDER = "format/v1"
 SEGMENT, BATCH, BLOCK, DECLARATION, DURABLE, ENTRY, TABLE_HEADER, TABLE_ENTRY = (
     diagram(module, which)
     for module, which in (
-        (rt.log.segment, 0),
-        (rt.log.batch, 0),
-        (rt.log.block, 0),
-        (rt.log.block, 1),
-        (rt.log.durable, 0),
-        (rt.log.index, 0),
-        (rt.log.table, 0),
-        (rt.log.table, 1),
+        (rt.log.format.segment, 0),
+        (rt.log.format.batch, 0),
+        (rt.log.format.block, 0),
+        (rt.log.format.block, 1),
+        (rt.log.format.durable_end, 0),
+        (rt.log.format.index, 0),
+        (rt.log.format.segment_table, 0),
+        (rt.log.format.segment_table, 1),
     )
 )
 
@@ -113,10 +120,10 @@ def dump_segment(data: bytes) -> str:
     dump = Dump(data)
     dump.title("the segment's header")
     kind = dump.fields(SEGMENT)["kind"]
-    while kind == Kind.SESSION and dump.at < len(data):
+    while kind == LogKind.SESSION and dump.at < len(data):
         dump.title("a batch")
         dump_batch(dump)
-    if kind != Kind.SESSION:
+    if kind != LogKind.SESSION:
         dump_blocks(dump)
     return dump.text()
 
@@ -188,8 +195,8 @@ KEPT = SealedSegment(
     SegmentId(3, 1), 1000, 1500, 2**27, CREATED_NS, CREATED_NS - 5, CREATED_NS + 9, CREATED_NS + 60, LIFE
 )
 TRIMMED = replace(KEPT, id=SegmentId(3, 0), first=0, end=1000).trimmed(TrimReason.MERGED, CREATED_NS + 99)
-TABLE = Table(Identity(Kind.SESSION, INCARNATION, "feed~backup", "twins"), (TRIMMED, KEPT))
-MERGED_TABLE = Table(Identity(Kind.MERGED, CLUSTER, "stream"))
+TABLE = SegmentTable(LogIdentity(LogKind.SESSION, INCARNATION, "feed~backup", "twins"), (TRIMMED, KEPT))
+MERGED_TABLE = SegmentTable(LogIdentity(LogKind.MERGED, CLUSTER, "stream"))
 
 
 def whole(header: SegmentHeader, content: bytes) -> bytes:
@@ -200,7 +207,7 @@ FILES: dict[str, tuple[bytes, Callable[[bytes], str]]] = {
     **{name: (batch(said, first=1000, seed=PLACE), dump_one_batch) for name, said in BATCHES.items()},
     "segment_session": (whole(SESSION, session_bytes(SESSION, RUNS)), dump_segment),
     "segment_merged": (whole(MERGED, merged_bytes(RANGES, first=2**40)), dump_segment),
-    "segment_filtered": (whole(merged_header(kind=Kind.FILTERED), b""), dump_segment),
+    "segment_filtered": (whole(merged_header(kind=LogKind.FILTERED), b""), dump_segment),
     "durable": (b"".join(map(encode_durable_end, DURABLES)), dump_records),
     "index": (b"".join(encode_entry(entry, SESSION.seed) for entry in INDEX), dump_index),
     "segments_session": (encode_table(TABLE), dump_table),
@@ -270,14 +277,14 @@ def test_a_golden_batch_says_what_was_published(name: str) -> None:
 def test_the_golden_session_is_read_as_it_was() -> None:
     data = read("segment_session")
     header = decode_segment_header(data, path="log.3.1")
-    assert header == SegmentHeader(Kind.SESSION, SegmentId(3, 1), 1000, CREATED_NS, INCARNATION, LIFE)
+    assert header == SegmentHeader(LogKind.SESSION, SegmentId(3, 1), 1000, CREATED_NS, INCARNATION, LIFE)
     assert messages_of(header, data[64:]) == numbered(RUNS[0] + RUNS[1], 1000)
 
 
 def test_the_golden_merged_log_is_read_as_it_was() -> None:
     data = read("segment_merged")
     header = decode_segment_header(data, path="log.0.7")
-    assert header == SegmentHeader(Kind.MERGED, SegmentId(0, 7), 2**40, CREATED_NS, CLUSTER)
+    assert header == SegmentHeader(LogKind.MERGED, SegmentId(0, 7), 2**40, CREATED_NS, CLUSTER)
     assert messages_of(header, data[64:]) == [
         Heard(2**40, 1001, "session-1", RUNS[0][1]),
         Heard(2**40 + 1, 1002, "session-1", RUNS[1][0]),
@@ -293,7 +300,7 @@ def test_the_golden_merged_log_is_read_as_it_was() -> None:
 
 def test_the_other_golden_files_are_read_as_they_were() -> None:
     assert decode_segment_header(read("segment_filtered"), path="log.0.7") == merged_header(
-        kind=Kind.FILTERED
+        kind=LogKind.FILTERED
     )
     assert newest_durable_end(read("durable")) == DURABLES[1]
     assert newest_durable_end(read("durable")[:64]) == DURABLES[0]
@@ -315,14 +322,14 @@ def test_one_golden_message_costs_little() -> None:
 @pytest.mark.parametrize(
     ("module", "which", "size"),
     [
-        (rt.log.segment, 0, 64),
-        (rt.log.batch, 0, 64),
-        (rt.log.block, 0, 96),
-        (rt.log.block, 1, 20),
-        (rt.log.durable, 0, 64),
-        (rt.log.index, 0, 32),
-        (rt.log.table, 0, 64),
-        (rt.log.table, 1, 88),
+        (rt.log.format.segment, 0, 64),
+        (rt.log.format.batch, 0, 64),
+        (rt.log.format.block, 0, 96),
+        (rt.log.format.block, 1, 20),
+        (rt.log.format.durable_end, 0, 64),
+        (rt.log.format.index, 0, 32),
+        (rt.log.format.segment_table, 0, 64),
+        (rt.log.format.segment_table, 1, 88),
     ],
 )
 def test_a_diagram_says_every_byte(module: ModuleType, which: int, size: int) -> None:

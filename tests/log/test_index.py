@@ -7,8 +7,9 @@ from batches import merged_header, session_header
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.checksum import crc32c
-from rt.log.index import (
+from rt.log.format.checksum import crc32c
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.index import (
     ENTRY_BYTES,
     EntryKind,
     IndexEntry,
@@ -16,8 +17,7 @@ from rt.log.index import (
     encode_entry,
     index_file_name,
 )
-from rt.log.layout import NUMBER_MAX
-from rt.log.segment import SegmentId, parse_segment_name
+from rt.log.format.segment import SegmentId, parse_segment_name
 
 SEED = session_header().seed
 ENTRIES = [

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.log.checksum import batch_seed, crc32c
-from rt.log.joint_checksums import Stretches
+from rt.log.format.checksum import batch_seed, crc32c
+from rt.log.scan.small_batches import BatchRuns
 
 
 @given(
@@ -35,7 +35,7 @@ def test_stretches_hold_together_when_each_holds_alone(
                 data[draw.randrange(start, end)] ^= draw.randint(1, 255)
             else:
                 checksums[place] ^= np.uint32(draw.randint(1, 2**32 - 1))
-    stretches = Stretches(starts, ends, checksums, offsets)
+    stretches = BatchRuns(starts, ends, checksums, offsets)
     assert stretches.hold(np.frombuffer(bytes(data), "<u8"), seed) == all(is_good)
     assert stretches.held(memoryview(bytes(data)), seed).tolist() == is_good
 
@@ -46,7 +46,7 @@ def test_what_is_good_elsewhere_does_not_hold_here() -> None:
     starts = 1 + 4 * np.arange(count)
     offsets = 8 * starts
     checksums = [crc32c(data[8 * a : 8 * a + 32], batch_seed(seed, 8 * a)) for a in starts.tolist()]
-    stretches = Stretches(starts, starts + 4, np.array(checksums, np.uint32), offsets)
+    stretches = BatchRuns(starts, starts + 4, np.array(checksums, np.uint32), offsets)
     words = np.frombuffer(data, "<u8")
     assert stretches.hold(words, seed)
     assert not stretches._replace(offsets=offsets + 4096).hold(words, seed)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from receiving import MERGED, SESSION, WHOLE, merge, publish
 
-from rt.errors import Damaged, Diverged
-from rt.log.catalog import segment_path
+from rt.errors import Corrupt, Diverged
 from rt.log.disk import File
-from rt.log.mending import check_segment, mend_segment, sound_end, synced_end
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.writer import LogWriter
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.catalog import segment_path
+from rt.log.write.segment_repair import check_segment, mend_segment, sound_end, synced_end
+from rt.log.write.writer import LogWriter
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
 
@@ -49,7 +49,7 @@ def problem(disk: MemoryDisk, segment: SegmentId = FIRST, path: str = MERGED) ->
     """Where a segment is damaged."""
     try:
         list(check_segment(disk, path, segment, synced_end(disk, path, segment)))
-    except Damaged as error:
+    except Corrupt as error:
         return error.offset
     return None
 

@@ -9,8 +9,8 @@ import pytest
 from merged_logs import Feeds
 
 from rt.log.disk import REAL
-from rt.log.outline import outline
-from rt.log.waypoints import Waypoint
+from rt.log.read.outline import outline
+from rt.log.read.waypoint import Waypoint
 
 
 @pytest.fixture(scope="module")

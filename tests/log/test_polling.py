@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rt
-from rt.log import polling, watch
-from rt.log.polling import POLL_SECONDS_MIN, LogPoll
-from rt.log.watch import DirectoryWatch
+from rt.log.read import watch
+from rt.log.read import watch as watch_module
+from rt.log.read.watch import POLL_SECONDS_MIN, DirectoryWatch, LogPoll
 
 WAIT_SECONDS = 120
 
@@ -21,14 +21,14 @@ def test_a_write_a_roll_and_the_end_of_the_directory_are_noticed_and_nothing_els
 ) -> None:
     lists = 0
 
-    def counted(*arguments: object) -> list[rt.log.segment.SegmentId]:  # type: ignore[name-defined]
+    def counted(*arguments: object) -> list[rt.log.format.segment.SegmentId]:  # type: ignore[name-defined]
         nonlocal lists
         lists += 1
         return listing(*arguments)  # type: ignore[arg-type]
 
-    listing = polling.list_segments
-    monkeypatch.setattr(polling, "list_segments", counted)
-    monkeypatch.setattr(polling, "_TICK_NS", -(2**62))
+    listing = watch_module.list_segments
+    monkeypatch.setattr(watch_module, "list_segments", counted)
+    monkeypatch.setattr(watch_module, "_TICK_NS", -(2**62))
     with rt.Publisher(tmp_path, "s", publisher_id="feed", roll_bytes=10_000, fsync="never") as publisher:
         publisher.publish(b"one")
         publisher.flush()
@@ -58,13 +58,13 @@ def test_a_write_a_roll_and_the_end_of_the_directory_are_noticed_and_nothing_els
 def test_what_comes_in_the_tick_of_the_last_look_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "_TICK_NS", 2**62)
+    monkeypatch.setattr(watch_module, "_TICK_NS", 2**62)
     (tmp_path / "log.0.0").write_bytes(bytes(100))
     poll = LogPoll(str(tmp_path))
     modified_ns = tmp_path.stat().st_mtime_ns
     assert not poll.is_changed()
     (tmp_path / "log.0.1").write_bytes(b"")
-    monkeypatch.setattr(polling.os, "stat", _with_time(polling.os.stat, tmp_path, modified_ns))
+    monkeypatch.setattr(watch_module.os, "stat", _with_time(watch_module.os.stat, tmp_path, modified_ns))
     assert poll.is_changed()
 
 

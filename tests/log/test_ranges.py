@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from merged_logs import TOPICS, Feeds
 
 import rt
-from rt.errors import Damaged, NotALog
+from rt.errors import Corrupt, LogNotFound
 from rt.events import BadMessage, SkipForward
-from rt.log.interest import EVERYTHING, Interest
-from rt.log.messages import MessageBatch
-from rt.log.ranges import RangeReader
+from rt.log.read.projection import EVERYTHING, Projection
+from rt.log.read.range_reader import RangeReader
+from rt.log.scan.message_batch import MessageBatch
 
 
 def refuse(event: SkipForward | BadMessage) -> None:
@@ -38,7 +38,7 @@ def rows(feeds: Feeds) -> list[rt.Message]:
     return feeds.rows()
 
 
-def read(path: str, start: int, end: int, interest: Interest = EVERYTHING) -> list[rt.Message]:
+def read(path: str, start: int, end: int, interest: Projection = EVERYTHING) -> list[rt.Message]:
     reader = RangeReader(path, start, end, interest=interest, on_loss=refuse, wait_seconds=0)
     batches: list[MessageBatch] = list(reader.batches())
     assert reader.position == end or interest.is_nothing or start >= end
@@ -65,7 +65,7 @@ def test_an_interest_leaves_out_nothing_that_is_wanted_and_without_values_gives_
     topics = data.draw(st.none() | st.frozensets(st.sampled_from(TOPICS)))
     stamps = st.sampled_from([row.timestamp_ns for row in rows])
     low, high = sorted(data.draw(st.tuples(stamps, stamps)))
-    interest = Interest(data.draw(st.booleans()), sessions, topics, low, high)
+    interest = Projection(data.draw(st.booleans()), sessions, topics, low, high)
 
     got = read(feeds.path, start, end, interest)
 
@@ -88,7 +88,7 @@ def test_values_that_nobody_wants_are_not_read(tmp_path: Path) -> None:
     feeds.merge(block_bytes=2**20)
     size = os.path.getsize(f"{feeds.path}/log.0.0")
 
-    reader = RangeReader(feeds.path, 0, 40, interest=Interest(values=False), on_loss=refuse)
+    reader = RangeReader(feeds.path, 0, 40, interest=Projection(values=False), on_loss=refuse)
     assert sum(map(len, reader.batches())) == 40
 
     assert reader.read_bytes < size / 5
@@ -102,7 +102,7 @@ def test_blocks_of_other_sessions_are_not_read(tmp_path: Path) -> None:
     feeds.merge(block_bytes=2**20)
     size = os.path.getsize(f"{feeds.path}/log.0.0")
 
-    reader = RangeReader(feeds.path, 0, 40, interest=Interest(sessions=frozenset("b")), on_loss=refuse)
+    reader = RangeReader(feeds.path, 0, 40, interest=Projection(sessions=frozenset("b")), on_loss=refuse)
     assert sum(map(len, reader.batches())) == 10
 
     assert reader.read_bytes < size / 2
@@ -120,12 +120,12 @@ def test_a_bit_that_flipped_is_found_where_it_is_read(tmp_path: Path, values: bo
     with open(path, "r+b") as file:
         file.seek(os.path.getsize(path) - 100)
         file.write(b"\1")
-    reader = RangeReader(feeds.path, 0, 5, interest=Interest(values=values), on_loss=refuse, wait_seconds=0)
+    reader = RangeReader(feeds.path, 0, 5, interest=Projection(values=values), on_loss=refuse, wait_seconds=0)
     if not values:
         assert sum(map(len, reader.batches())) == 5
         return
     got = []
-    with pytest.raises(Damaged, match="values fail their checksum") as error:
+    with pytest.raises(Corrupt, match="values fail their checksum") as error:
         got += reader.batches()
     assert error.value.path == path
 
@@ -139,8 +139,8 @@ def test_a_flipped_bit_in_the_columns_is_found_without_the_values_as_well(tmp_pa
     content = Path(path).read_bytes()
     at = content.index(b"RTB1") + 64 + 9
     Path(path).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    reader = RangeReader(feeds.path, 0, 1, interest=Interest(values=False), on_loss=refuse, wait_seconds=0)
-    with pytest.raises(Damaged, match="columns fail"):
+    reader = RangeReader(feeds.path, 0, 1, interest=Projection(values=False), on_loss=refuse, wait_seconds=0)
+    with pytest.raises(Corrupt, match="columns fail"):
         list(reader.batches())
 
 
@@ -205,9 +205,9 @@ def test_a_log_that_ends_before_what_was_seen_is_a_loss(tmp_path: Path) -> None:
 def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.fill(1)
-    with pytest.raises(NotALog, match="one session"):
+    with pytest.raises(LogNotFound, match="one session"):
         RangeReader(f"{tmp_path}/sources/s/sessions/a", 0, 1, on_loss=refuse)
-    with pytest.raises(NotALog, match="no log directory"):
+    with pytest.raises(LogNotFound, match="no log directory"):
         RangeReader(tmp_path, 0, 1, on_loss=refuse)
     feeds.close()
 
@@ -221,5 +221,5 @@ def test_a_torn_tail_behind_the_range_does_not_matter(tmp_path: Path) -> None:
     feeds.close()
     path = f"{feeds.path}/log.0.0"
     os.truncate(path, os.path.getsize(path) - 60_000)
-    for interest in (Interest(), Interest(values=False), Interest(sessions=frozenset("a"))):
+    for interest in (Projection(), Projection(values=False), Projection(sessions=frozenset("a"))):
         assert [row.position for row in read(feeds.path, 0, first.stop, interest)] == list(first)

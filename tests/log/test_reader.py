@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import rt
 from rt.events import BadTail, Event, SkipForward
-from rt.log.directory import session_directory
-from rt.log.index import ENTRY_BYTES
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.index import ENTRY_BYTES
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import session_directory
 from rt.testing.disk import MemoryDisk
 
 LONG_MS = 60_000
@@ -91,8 +91,8 @@ def test_a_seek_reads_one_stride_and_not_the_segment(long_log: Path, monkeypatch
         return data
 
     monkeypatch.setattr(disk._RealFile, "pread", counted)
-    monkeypatch.setattr("rt.log.segment_walk.READ_BYTES", 64 * 1024)
-    monkeypatch.setattr("rt.log.directory.READ_BYTES", 64 * 1024)
+    monkeypatch.setattr("rt.log.read.segment_cursor.READ_BYTES", 64 * 1024)
+    monkeypatch.setattr("rt.log.scan.directory.READ_BYTES", 64 * 1024)
     with rt.LogReader(long_log, position=2900) as reader:
         assert reader.poll(1)[0].number == 2900
     assert sum(read) < 1.5 * 2**20
@@ -169,7 +169,7 @@ def test_only_the_wanted_topics_are_handed_out_and_the_position_passes_the_other
 
 def test_no_log_directory_is_named_in_the_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(rt.NotALog, match=str(path)):
+        with pytest.raises(rt.LogNotFound, match=str(path)):
             rt.LogReader(path)
 
 
@@ -250,7 +250,7 @@ def test_without_inotify_a_follower_looks_again_by_itself(
     def exhausted(**_) -> None:
         raise OSError(errno.EMFILE, "too many inotify instances")
 
-    monkeypatch.setattr("rt.log.watch.INotify", exhausted)
+    monkeypatch.setattr("rt.log.read.watch.INotify", exhausted)
     with open_publisher(tmp_path) as publisher, rt.LogReader(publisher.directory, follow=True) as reader:
         writer = threading.Thread(target=lambda: (publisher.publish(b"found"), publisher.flush()))
         writer.start()
@@ -265,7 +265,7 @@ def test_a_directory_that_disappears_ends_a_follower_with_an_error(tmp_path: Pat
     with rt.LogReader(publisher.directory, follow=True) as reader:
         assert reader.poll(timeout=0) == []
         shutil.move(publisher.directory, tmp_path / "elsewhere")
-        with pytest.raises(rt.NotALog, match="removed or renamed"):
+        with pytest.raises(rt.LogNotFound, match="removed or renamed"):
             reader.poll(timeout=120)
     publisher.close()
 
@@ -345,7 +345,7 @@ def test_earliest_is_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_oldest_trimmed_segments_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rt.log.table.Table.forgotten.__kwdefaults__", {"most": 3})
+    monkeypatch.setattr("rt.log.format.segment_table.SegmentTable.forgotten.__kwdefaults__", {"most": 3})
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 40)
         publisher.flush()
@@ -373,7 +373,7 @@ def test_a_flipped_bit_is_never_handed_out_and_everything_before_it_is(tmp_path:
     for offset in range(64, len(good), 997):
         flip(path, offset)
         got: list[rt.Message] = []
-        with rt.LogReader(path.parent) as reader, pytest.raises(rt.Damaged) as caught:
+        with rt.LogReader(path.parent) as reader, pytest.raises(rt.Corrupt) as caught:
             got.extend(reader)
         assert caught.value.path == str(path)
         assert caught.value.offset <= offset < caught.value.offset + 5000
@@ -390,7 +390,7 @@ def test_damage_before_a_later_segment_is_an_error_not_a_skip(tmp_path: Path) ->
     flip(path, path.stat().st_size - 10)
     with rt.LogReader(path.parent) as reader:
         for _ in range(2):
-            with pytest.raises(rt.Damaged):
+            with pytest.raises(rt.Corrupt):
                 numbers(reader)
 
 
@@ -422,7 +422,7 @@ def test_synced_bytes_that_are_missing_are_damage_not_a_wait(tmp_path: Path) -> 
         publisher._abandon()
     path = directory_of(tmp_path) / "log.0.0"
     os.truncate(path, path.stat().st_size - 8)
-    with rt.LogReader(path.parent, follow=True) as reader, pytest.raises(rt.Damaged):
+    with rt.LogReader(path.parent, follow=True) as reader, pytest.raises(rt.Corrupt):
         reader.poll(timeout=120)
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import rt
 from rt.events import Event, Reset, SkipForward
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.testing.merged import MergedLog
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = bytes(range(16))
 
@@ -18,7 +18,7 @@ class Log:
 
     def __init__(self, root: Path, *, is_trimmed: bool) -> None:
         self.path = root / "merged"
-        self.log = MergedLog(self.path, cluster_id=CLUSTER, stream="s")
+        self.log = MergedLogBuilder(self.path, cluster_id=CLUSTER, stream="s")
         with rt.Publisher(root, "s", publisher_id="feed", linger_ms=60_000) as publisher:
             for start in range(0, 40, 10):
                 publisher.publish_many([b"%d" % number for number in range(start, start + 10)])

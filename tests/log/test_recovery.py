@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scripts import Case
 
 import rt
-from rt.log.frames import SessionScanner
-from rt.log.recovery import Tail, judge_tail
+from rt.log.scan.scanner import SessionScanner
+from rt.log.write.torn_tail import TornTail, judge_tail
 
 
 def answer(case: Case) -> str:
@@ -24,7 +24,7 @@ def answer(case: Case) -> str:
             durable_end=case.number("durable"),
             problem=case.arguments.get("problem"),
         )
-    except rt.Damaged as error:
+    except rt.Corrupt as error:
         return f"Damaged\n{error}"
     cut = f"cut {tail.torn_bytes} bytes" if tail.torn_bytes else "keep all"
     return f"{cut}, go on at {tail.end} with {tail.next}"
@@ -80,7 +80,7 @@ def recover(case: Case) -> str:
             durable_end=64 + STARTS[case.number("synced")],
             problem=scan.problem,
         )
-    except rt.Damaged as error:
+    except rt.Corrupt as error:
         return f"damaged at batch {kept}: {error.what}"
     assert (tail.end, tail.next) == (scanner.boundary, 3 * kept)
     return f"keeps {kept} batches, cuts {tail.torn_bytes} bytes"
@@ -97,7 +97,7 @@ places = st.integers(0, 10_000)
 def test_synced_bytes_are_never_cut_and_what_is_kept_verifies(
     verified: int, torn: int, durable: int, problem: str | None
 ) -> None:
-    def judge() -> Tail:
+    def judge() -> TornTail:
         return judge_tail(
             path="log.0.0",
             verified_end=verified,
@@ -108,8 +108,8 @@ def test_synced_bytes_are_never_cut_and_what_is_kept_verifies(
         )
 
     if verified < durable:
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             judge()
         assert (caught.value.path, caught.value.offset) == ("log.0.0", verified)
     else:
-        assert judge() == Tail(verified, 3, torn)
+        assert judge() == TornTail(verified, 3, torn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.copying import KERNEL_BYTES_MIN
-from rt.log.directory import read_durable_end, read_index
+from rt.log.check.verify import verify
 from rt.log.disk import Disk, RealDisk
-from rt.log.frames import Scanner, SessionScanner
-from rt.log.index import index_file_name
-from rt.log.segment import Kind, SegmentHeader, SegmentId, encode_segment_header
-from rt.log.table import Identity, TrimReason
-from rt.log.verify import verify
-from rt.log.writer import CopyRange, Frames, LogWriter
+from rt.log.format.checksum import crc32c
+from rt.log.format.index import index_file_name
+from rt.log.format.running_checksum import Checksums
+from rt.log.format.segment import LogKind, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.scan.directory import read_durable_end, read_index
+from rt.log.scan.scanner import Scanner, SessionScanner
+from rt.log.write.vectored_io import KERNEL_BYTES_MIN, VERIFIED_BYTES_MAX, Scratch, write_pieces
+from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
 from rt.testing.disk import FaultyDisk, MemoryDisk
 
 PATH = "/copy"
-SESSION = Identity(Kind.SESSION, INCARNATION, "feed")
+SESSION = LogIdentity(LogKind.SESSION, INCARNATION, "feed")
 HEADER = session_header(x=0, y=0)
 RUNS = [[Said("t", b"%d" % n * 50, 100 - n)] for n in range(5)]
 BODY = session_bytes(HEADER, RUNS)
@@ -37,7 +40,7 @@ def clock() -> int:
     return 1_700_000_000_000_000_000
 
 
-def open_copy(disk: Disk, path: str = PATH, identity: Identity = SESSION) -> LogWriter:
+def open_copy(disk: Disk, path: str = PATH, identity: LogIdentity = SESSION) -> LogWriter:
     return LogWriter.open(path, identity, resume=True, disk=disk, clock=clock)
 
 
@@ -46,7 +49,7 @@ def begin(writer: LogWriter, header: SegmentHeader = HEADER) -> None:
 
 
 def append(writer: LogWriter, *numbers: int) -> None:
-    writer.append([Frames([BATCHES[n]], n + 1, 100 - n, 100 - n) for n in numbers])
+    writer.append([BatchFrames([BATCHES[n]], n + 1, 100 - n, 100 - n) for n in numbers])
 
 
 @pytest.fixture
@@ -140,7 +143,7 @@ def test_a_torn_tail_is_cut_and_written_again(copy: MemoryDisk, torn: int) -> No
 def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
     copy.flip_bit(f"{PATH}/log.0.0", 64 + SIZE + 70, 1)
     before = copy.read(f"{PATH}/log.0.0")
-    with pytest.raises(rt.Damaged) as caught:
+    with pytest.raises(rt.Corrupt) as caught:
         open_copy(copy)
     assert caught.value.offset == 64 + SIZE
     assert copy.read(f"{PATH}/log.0.0") == before
@@ -149,19 +152,19 @@ def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
 @pytest.mark.parametrize(
     ("identity", "error"),
     [
-        (Identity(Kind.SESSION, CLUSTER, "feed"), rt.ClusterMismatch),
-        (Identity(Kind.SESSION, INCARNATION, "other"), rt.InvalidName),
-        (Identity(Kind.SESSION, INCARNATION, "feed", "twins"), rt.InvalidName),
-        (Identity(Kind.MERGED, INCARNATION, "feed"), rt.InvalidName),
+        (LogIdentity(LogKind.SESSION, CLUSTER, "feed"), rt.ClusterMismatch),
+        (LogIdentity(LogKind.SESSION, INCARNATION, "other"), rt.InvalidName),
+        (LogIdentity(LogKind.SESSION, INCARNATION, "feed", "twins"), rt.InvalidName),
+        (LogIdentity(LogKind.MERGED, INCARNATION, "feed"), rt.InvalidName),
     ],
 )
 @pytest.mark.parametrize("loses_table", [False, True])
 def test_a_directory_of_another_log_is_refused(
-    copy: MemoryDisk, identity: Identity, error: type[Exception], loses_table: bool
+    copy: MemoryDisk, identity: LogIdentity, error: type[Exception], loses_table: bool
 ) -> None:
     if loses_table:
         copy.remove(f"{PATH}/segments")
-        if error is rt.InvalidName and identity.kind is Kind.SESSION:
+        if error is rt.InvalidName and identity.kind is LogKind.SESSION:
             return  # Names stand in the table alone.
     before = copy.read(f"{PATH}/log.0.0")
     with pytest.raises(error):
@@ -173,7 +176,7 @@ def test_a_directory_of_another_log_is_refused(
 def test_the_index_is_made_anew_whatever_a_crash_left_of_it(
     disk: MemoryDisk, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("active", "walk"):
+    for module in ("write.active_segment", "scan.recovery_scan"):
         monkeypatch.setattr(f"rt.log.{module}.INDEX_STRIDE_BYTES", 1)
     for path in ("/whole", PATH):
         writer = open_copy(disk, path)
@@ -218,17 +221,17 @@ def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: Me
 def test_segments_of_one_life_that_overlap_are_damage(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         begin(writer, session_header(x=0, y=1, first=2))
-    with pytest.raises(rt.Damaged, match="numbers do not go on"):
+    with pytest.raises(rt.Corrupt, match="numbers do not continue"):
         open_copy(copy)
 
 
 def test_a_resumed_segment_that_lost_synced_bytes_is_damage(copy: MemoryDisk) -> None:
     content = copy.read(f"{PATH}/log.0.0")
     copy.write(f"{PATH}/log.0.0", content[:-SIZE])
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         open_copy(copy)
     copy.remove(f"{PATH}/log.0.0")
-    with pytest.raises(rt.Damaged, match="synced segments are missing"):
+    with pytest.raises(rt.Corrupt, match="synced segments are missing"):
         open_copy(copy)
 
 
@@ -269,7 +272,7 @@ def test_sealing_goes_on_when_there_is_space_again(copy: MemoryDisk) -> None:
 
 
 def test_a_filtered_log_remembers_what_it_is_complete_to(disk: MemoryDisk) -> None:
-    identity = Identity(Kind.FILTERED, CLUSTER, "stream")
+    identity = LogIdentity(LogKind.FILTERED, CLUSTER, "stream")
     with contextlib.closing(open_copy(disk, identity=identity)) as writer:
         writer.start(SegmentId(0, 0), first=5)
         writer.complete_to(70)
@@ -324,7 +327,7 @@ def test_copied_ranges_are_written_in_their_order(
         writer = open_copy(disk, f"{root}/copy")
         begin(writer)
         parts = [part if isinstance(part, bytes) else CopyRange(source, *part) for part in drawn]
-        writer.append([Frames(parts, 1, 0, 0), Frames([b"end"], 2, 0, 0)])
+        writer.append([BatchFrames(parts, 1, 0, 0), BatchFrames([b"end"], 2, 0, 0)])
         wanted = b"".join(
             part if isinstance(part, bytes) else SOURCE[part[0] : part[0] + part[1]] for part in drawn
         )
@@ -343,9 +346,12 @@ def test_a_source_that_is_too_short_leaves_the_log_as_it_was(copy: MemoryDisk, s
     source = copy.open("/source")
     with contextlib.closing(open_copy(copy)) as writer:
         before = copy.read(f"{PATH}/log.0.0")
-        with pytest.raises(rt.Damaged, match="ends before") as caught:
+        with pytest.raises(rt.Corrupt, match="ends before") as caught:
             writer.append(
-                [Frames([b"good"], 4, 0, 0), Frames([CopyRange(source, 0, size, "/source")], 5, 0, 0)]
+                [
+                    BatchFrames([b"good"], 4, 0, 0),
+                    BatchFrames([CopyRange(source, 0, size, "/source")], 5, 0, 0),
+                ]
             )
         assert (caught.value.path, caught.value.offset) == ("/source", size - 1)
         assert copy.read(f"{PATH}/log.0.0") == before
@@ -359,13 +365,57 @@ def test_a_source_that_is_emptied_meanwhile_leaves_whole_runs(
 ) -> None:
     copy.write("/source", SOURCE[: size // 2])
     source = copy.open("/source")
-    monkeypatch.setattr("rt.log.writer.check_sources", lambda pieces: None)
+    monkeypatch.setattr("rt.log.write.writer.check_sources", lambda pieces: None)
     with contextlib.closing(open_copy(copy)) as writer:
-        with pytest.raises(rt.Damaged, match="ends before"):
-            writer.append([Frames([BATCHES[3]], 4, 0, 0), Frames([CopyRange(source, 0, size)], 9, 0, 0)])
+        with pytest.raises(rt.Corrupt, match="ends before"):
+            writer.append(
+                [BatchFrames([BATCHES[3]], 4, 0, 0), BatchFrames([CopyRange(source, 0, size)], 9, 0, 0)]
+            )
         assert len(copy.read(f"{PATH}/log.0.0")) == writer.offset
         assert writer.end in {3, 4}
         assert writer.offset == 64 + writer.end * SIZE
+
+
+@pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN, 3 * 2**20 + 5, VERIFIED_BYTES_MAX + 9])
+@pytest.mark.parametrize("kind", ["memory", "real"])
+def test_a_range_with_checksums_is_copied_if_they_hold_and_else_not_one_byte_of_it_is_written(
+    kind: str, size: int, tmp_path: Path
+) -> None:
+    disk, root = disk_of(kind, tmp_path)
+    bytes_ = random.Random(size).randbytes(size + 5)
+    source = disk.create(f"{root}/source")
+    source.pwritev([bytes_], 0)
+    before = crc32c(b"what comes before")
+    checked = CopyRange(source, 5, size, "/source", Checksums(before, crc32c(bytes_[5:], before)))
+    with contextlib.closing(open_copy(disk, f"{root}/copy")) as writer:
+        begin(writer)
+        writer.append([BatchFrames([b"head", checked, checked, b"tail"], 1, 0, 0)])
+        whole = b"head" + 2 * bytes_[5:] + b"tail"
+        source.pwritev([bytes([bytes_[-1] ^ 1])], len(bytes_) - 1)
+        with pytest.raises(rt.Corrupt, match="other bytes than were verified") as caught:
+            writer.append([BatchFrames([b"head", checked], 2, 0, 0)])
+        assert (caught.value.path, caught.value.offset) == ("/source", 5)
+        assert (writer.end, writer.offset) == (1, 64 + len(whole))
+        source.pwritev([bytes_[-1:]], len(bytes_) - 1)
+        writer.append([BatchFrames([b"head", checked], 2, 0, 0)])
+    source.close()
+    file = disk.open(f"{root}/copy/log.0.0")
+    assert file.pread(3 * len(whole), 64) == whole + b"head" + bytes_[5:]
+    file.close()
+
+
+@pytest.mark.parametrize("size", [1000, 2 * KERNEL_BYTES_MIN, VERIFIED_BYTES_MAX + 9])
+def test_of_a_range_that_does_not_verify_nothing_is_written_even_for_a_moment(
+    disk: MemoryDisk, size: int
+) -> None:
+    source, target = disk.create("/source"), disk.create("/target")
+    source.pwritev([bytes(size)], 0)
+    disk.fail("pwritev")
+    disk.fail("copy_from")
+    bad = CopyRange(source, 0, size, "/source", Checksums(0, 1))
+    written, error = write_pieces(target, [bad], 0, Scratch())
+    assert written == 0
+    assert isinstance(error, rt.Corrupt)
 
 
 @pytest.mark.parametrize("room", [0, 3, 4, 1000, KERNEL_BYTES_MIN + 4, 2 * KERNEL_BYTES_MIN + 7])
@@ -376,7 +426,7 @@ def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
     copy.write("/source", SOURCE)
     source = copy.open("/source")
     run = [b"head", CopyRange(source, 5, size)]
-    runs = [Frames(run, 4, 0, 0), Frames(run, 5, 0, 0)]
+    runs = [BatchFrames(run, 4, 0, 0), BatchFrames(run, 5, 0, 0)]
     whole = 2 * (b"head" + SOURCE[5 : 5 + size])
     with contextlib.closing(open_copy(copy)) as writer:
         at = writer.offset
@@ -397,7 +447,7 @@ def test_a_copy_that_fails_is_the_writers_end(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         copy.fail("copy_from")
         with pytest.raises(rt.StorageFailed):
-            writer.append([Frames([CopyRange(source, 0, KERNEL_BYTES_MIN)], 4, 0, 0)])
+            writer.append([BatchFrames([CopyRange(source, 0, KERNEL_BYTES_MIN)], 4, 0, 0)])
         with pytest.raises(rt.StorageFailed):
             append(writer, 3)
 

@@ -8,11 +8,11 @@ from batches import columns as columns_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.batch import CODEC_ZSTD, BadBatch
-from rt.log.checksum import batch_seed
-from rt.log.frames import read_batch
-from rt.log.runs import BATCHES_MIN, find_run
-from rt.log.segment import SEGMENT_HEADER_BYTES
+from rt.log.format.batch import CODEC_ZSTD, BadBatch
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import SEGMENT_HEADER_BYTES
+from rt.log.scan.scanner import read_batch
+from rt.log.scan.small_batches import BATCHES_MIN, find_run
 
 HEADER = session_header(first=7)
 

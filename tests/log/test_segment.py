@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.checksum import crc32c, sealed
-from rt.log.layout import NUMBER_MAX
-from rt.log.segment import (
+from rt.log.format.checksum import crc32c, sealed
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import (
     SEGMENT_HEADER_BYTES,
-    Kind,
+    LogKind,
     SegmentHeader,
     SegmentId,
     decode_segment_header,
@@ -29,7 +29,7 @@ firsts = st.integers(0, NUMBER_MAX - 1)
 headers = st.one_of(
     st.builds(
         SegmentHeader,
-        st.just(Kind.SESSION),
+        st.just(LogKind.SESSION),
         ids,
         firsts,
         i64,
@@ -38,7 +38,7 @@ headers = st.one_of(
     ),
     st.builds(
         SegmentHeader,
-        st.sampled_from([Kind.MERGED, Kind.FILTERED]),
+        st.sampled_from([LogKind.MERGED, LogKind.FILTERED]),
         ids,
         firsts,
         i64,
@@ -130,7 +130,7 @@ def test_every_flipped_bit_of_a_header_is_damage() -> None:
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             decode_segment_header(flipped, path="/log.3.1")
         assert (caught.value.path, caught.value.offset) == ("/log.3.1", 0)
 
@@ -138,15 +138,15 @@ def test_every_flipped_bit_of_a_header_is_damage() -> None:
 def test_a_header_cut_anywhere_is_damage() -> None:
     data = encode_segment_header(merged_header())
     for size in range(len(data)):
-        with pytest.raises(rt.Damaged, match="cut short"):
+        with pytest.raises(rt.Corrupt, match="cut short"):
             decode_segment_header(data[:size], path="log.0.7")
 
 
 @given(st.binary(min_size=64, max_size=64))
 def test_garbage_is_no_header(data: bytes) -> None:
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         decode_segment_header(data, path="log.0.0")
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         decode_segment_header(b"RTSEGMNT" + data[8:], path="log.0.0")
 
 
@@ -155,7 +155,7 @@ def test_what_is_accepted_is_written_back_byte_for_byte(rest: bytes, version: in
     data = sealed(struct.pack("<8sHHI", b"RTSEGMNT", version, kind, 0) + rest)
     try:
         header = decode_segment_header(data, path="log.0.0")
-    except (rt.Damaged, rt.UnknownVersion):
+    except (rt.Corrupt, rt.UnknownVersion):
         return
     assert encode_segment_header(header) == data
 
@@ -163,7 +163,7 @@ def test_what_is_accepted_is_written_back_byte_for_byte(rest: bytes, version: in
 @pytest.mark.parametrize("version", [0, 2, 65_535])
 def test_another_version_is_refused_by_name(version: int) -> None:
     data = changed(encode_segment_header(session_header()), 8, "<H", version)
-    with pytest.raises(rt.UnknownVersion, match=f"log.3.1.*got {version}, wanted 1.*newer rt"):
+    with pytest.raises(rt.UnknownVersion, match=f"log.3.1.*got {version}, expected 1.*newer rt"):
         decode_segment_header(data, path="log.3.1")
 
 
@@ -177,13 +177,13 @@ def test_another_kind_is_refused_by_name(kind: int) -> None:
 @pytest.mark.parametrize("first", [-1, NUMBER_MAX, 2**63 - 1, -(2**63)])
 def test_a_first_number_out_of_range_is_damage(first: int) -> None:
     data = changed(encode_segment_header(session_header()), 24, "<q", first)
-    with pytest.raises(rt.Damaged, match="out of range"):
+    with pytest.raises(rt.Corrupt, match="out of range"):
         decode_segment_header(data, path="log.3.1")
 
 
 def test_a_life_in_a_merged_header_is_damage() -> None:
     data = changed(encode_segment_header(merged_header()), 56, "<Q", 1)
-    with pytest.raises(rt.Damaged, match="life id in a merged log"):
+    with pytest.raises(rt.Corrupt, match="life id in a merged log"):
         decode_segment_header(data, path="log.0.7")
 
 
@@ -202,8 +202,8 @@ def test_a_life_in_a_merged_header_is_damage() -> None:
         {"id": SegmentId(0, 2**32)},
         {"created_ns": 2**63},
         {"created_ns": -(2**63) - 1},
-        {"kind": Kind.MERGED},
-        {"kind": Kind.FILTERED},
+        {"kind": LogKind.MERGED},
+        {"kind": LogKind.FILTERED},
     ],
 )
 def test_an_illegal_header_cannot_be_made(fields: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_an_illegal_header_cannot_be_made(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("created_ns", [-(2**63), 2**63 - 1])
 def test_the_limits_themselves_are_allowed(first: int, coordinate: int, created_ns: int) -> None:
     segment = SegmentId(coordinate, coordinate)
-    header = SegmentHeader(Kind.SESSION, segment, first, created_ns, INCARNATION, LIFE)
+    header = SegmentHeader(LogKind.SESSION, segment, first, created_ns, INCARNATION, LIFE)
     assert decode_segment_header(encode_segment_header(header), path=str(segment)) == header
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rt.log.skips import Skip, note_skip, read_skips, reason_of
-from rt.log.table import TrimReason
+from rt.log.format.segment_table import TrimReason
+from rt.log.read.gaps import GapReport, note_skip, read_skips, reason_of
 from rt.testing.disk import MemoryDisk
 
 
@@ -19,16 +19,20 @@ def disk() -> MemoryDisk:
 def test_skips_are_kept_in_order_and_the_newest_of_too_many(
     disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rt.log.skips.SKIPS_MAX", 20)
+    monkeypatch.setattr("rt.log.read.gaps.SKIPS_MAX", 20)
     assert read_skips(disk, "/copy") == []
-    noted = [Skip(at, at + 1, TrimReason(1 + at % 3)) for at in range(22)]
+    noted = [GapReport(at, at + 1, TrimReason(1 + at % 3)) for at in range(22)]
     for one in noted:
         note_skip(disk, "/copy", one)
     assert read_skips(disk, "/copy") == noted[2:]
 
 
 def test_the_newest_skip_that_touches_a_range_says_why() -> None:
-    skips = [Skip(0, 10, TrimReason.TIME), Skip(20, 30, TrimReason.SIZE), Skip(20, 40, TrimReason.DISK)]
+    skips = [
+        GapReport(0, 10, TrimReason.TIME),
+        GapReport(20, 30, TrimReason.SIZE),
+        GapReport(20, 40, TrimReason.DISK),
+    ]
     ranges = [(0, 1), (9, 20), (10, 20), (25, 26), (5, 50), (40, 50)]
     assert [reason_of(skips, *one) for one in ranges] == [
         *(TrimReason.TIME, TrimReason.TIME, None),
@@ -53,5 +57,5 @@ def test_the_newest_skip_that_touches_a_range_says_why() -> None:
 def test_what_cannot_be_read_explains_nothing_and_is_written_anew(disk: MemoryDisk, content: bytes) -> None:
     disk.write("/copy/skips", content)
     assert read_skips(disk, "/copy") == []
-    note_skip(disk, "/copy", Skip(1, 2, TrimReason.SIZE))
-    assert read_skips(disk, "/copy") == [Skip(1, 2, TrimReason.SIZE)]
+    note_skip(disk, "/copy", GapReport(1, 2, TrimReason.SIZE))
+    assert read_skips(disk, "/copy") == [GapReport(1, 2, TrimReason.SIZE)]

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.checksum import sealed
-from rt.log.layout import NUMBER_MAX
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import (
+from rt.log.format.checksum import sealed
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import (
     TRIMMED_ENTRIES_MAX,
-    Identity,
+    LogIdentity,
     SealedSegment,
-    Table,
+    SegmentTable,
     TrimReason,
     decode_table,
     encode_table,
@@ -29,8 +29,8 @@ names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True)
 session_names = st.one_of(names, st.builds("{}~{}".format, names, names))
 origins = st.binary(min_size=16, max_size=16)
 identities = st.one_of(
-    st.builds(Identity, st.just(Kind.SESSION), origins, session_names, st.none() | names),
-    st.builds(Identity, st.sampled_from([Kind.MERGED, Kind.FILTERED]), origins, names),
+    st.builds(LogIdentity, st.just(LogKind.SESSION), origins, session_names, st.none() | names),
+    st.builds(LogIdentity, st.sampled_from([LogKind.MERGED, LogKind.FILTERED]), origins, names),
 )
 
 
@@ -50,15 +50,15 @@ def sealed_segments(draw: st.DrawFn, segment: SegmentId) -> SealedSegment:
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def tables(draw: st.DrawFn) -> SegmentTable:
     ids = sorted(draw(st.sets(st.builds(SegmentId, u32, u32), max_size=5)))
-    return Table(draw(identities), tuple(draw(sealed_segments(segment)) for segment in ids))
+    return SegmentTable(draw(identities), tuple(draw(sealed_segments(segment)) for segment in ids))
 
 
-IDENTITY = Identity(Kind.SESSION, INCARNATION, "feed~backup", "twins")
+IDENTITY = LogIdentity(LogKind.SESSION, INCARNATION, "feed~backup", "twins")
 KEPT = SealedSegment(SegmentId(0, 1), 100, 200, 4096, 1, 2, 3, 4, LIFE)
 TRIMMED = replace(KEPT, id=SegmentId(0, 0), first=0, end=100).trimmed(TrimReason.MERGED, 99)
-TABLE = Table(IDENTITY, (TRIMMED, KEPT))
+TABLE = SegmentTable(IDENTITY, (TRIMMED, KEPT))
 DATA = encode_table(TABLE)
 ENTRIES_AT = 64 + 16
 
@@ -74,7 +74,7 @@ def changed(at: int, kind: str, value: int, data: bytes = DATA) -> bytes:
 
 
 @given(tables())
-def test_a_table_is_read_as_it_was_written(table: Table) -> None:
+def test_a_table_is_read_as_it_was_written(table: SegmentTable) -> None:
     data = encode_table(table)
     assert len(data) % 8 == 0
     assert decode_table(data, path="segments") == table
@@ -84,21 +84,21 @@ def test_every_flipped_bit_is_damage() -> None:
     for bit in range(8 * len(DATA)):
         flipped = bytearray(DATA)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             decode_table(bytes(flipped), path="/segments")
         assert (caught.value.path, caught.value.offset) == ("/segments", 0)
 
 
 def test_a_table_cut_anywhere_is_damage() -> None:
     for size in range(len(DATA)):
-        with pytest.raises(rt.Damaged):
+        with pytest.raises(rt.Corrupt):
             decode_table(DATA[:size], path="segments")
 
 
 @given(st.binary(max_size=300))
 def test_garbage_is_damage(data: bytes) -> None:
     for garbage in (data, DATA[:8] + data, DATA + data + b"\1"):
-        with pytest.raises(rt.Damaged):
+        with pytest.raises(rt.Corrupt):
             decode_table(garbage, path="segments")
 
 
@@ -106,7 +106,7 @@ def test_garbage_is_damage(data: bytes) -> None:
 def test_another_version_is_refused_by_name(version: int) -> None:
     longer = changed(8, "<H", version) + b"what a newer version adds"
     for data in (changed(8, "<H", version), sealed(longer)):
-        with pytest.raises(rt.UnknownVersion, match=f"at segments.*got {version}, wanted 1.*newer rt"):
+        with pytest.raises(rt.UnknownVersion, match=f"at segments.*got {version}, expected 1.*newer rt"):
             decode_table(data, path="segments")
 
 
@@ -129,11 +129,11 @@ def test_another_reason_of_a_trim_is_refused_by_name(reason: int) -> None:
         (32, "<I", 3, "wrong length"),
         (32, "<I", 2**32 - 1, "wrong length"),
         (36, "<H", 65_535, "wrong length"),
-        (36, "<H", 5, "not a name for a session"),
-        (64 + 11, "<5s", b"a/../", "not a name for a dedup id"),
-        (64, "<4s", b"../x", "not a name"),
+        (36, "<H", 5, "not a valid name for a session"),
+        (64 + 11, "<5s", b"a/../", "not a valid name for a dedup id"),
+        (64, "<4s", b"../x", "not a valid name"),
         (64, "<1s", b"\xff", "utf-8"),
-        (10, "<H", Kind.MERGED, "not a name for a stream"),
+        (10, "<H", LogKind.MERGED, "not a valid name for a stream"),
         (ENTRIES_AT + 0, "<I", 1, "segments out of order: log.1.0 before log.0.1"),
         (ENTRIES_AT + 4, "<I", 1, "segments out of order"),
         (ENTRIES_AT + 8, "<Q", 101, "out of range"),
@@ -146,7 +146,7 @@ def test_another_reason_of_a_trim_is_refused_by_name(reason: int) -> None:
     ],
 )
 def test_a_hostile_table_whose_checksum_holds_is_damage(at: int, kind: str, value: Any, says: str) -> None:
-    with pytest.raises(rt.Damaged, match=says):
+    with pytest.raises(rt.Corrupt, match=says):
         decode_table(changed(at, kind, value), path="segments")
 
 
@@ -157,7 +157,7 @@ def test_any_other_byte_in_it_raises_nothing_else(at: int, value: int, size: int
     for data in (sealed(bytes(forged)), changed(at, "<B", value)):
         try:
             decode_table(data, path="segments")
-        except (rt.Damaged, rt.UnknownVersion):
+        except (rt.Corrupt, rt.UnknownVersion):
             continue
 
 
@@ -172,18 +172,18 @@ def test_any_other_byte_in_it_raises_nothing_else(at: int, value: int, size: int
         {"name": "a~b~c"},
         {"dedup_id": "a/b"},
         {"dedup_id": ""},
-        {"kind": Kind.MERGED},
+        {"kind": LogKind.MERGED},
     ],
 )
 def test_an_illegal_identity_cannot_be_made(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"not a name|16 bytes"):
+    with pytest.raises(ValueError, match=r"not a valid name|16 bytes"):
         replace(IDENTITY, **fields)
 
 
 def test_only_a_session_may_have_a_suffix() -> None:
-    assert Identity(Kind.MERGED, CLUSTER, "stream").name == "stream"
+    assert LogIdentity(LogKind.MERGED, CLUSTER, "stream").name == "stream"
     with pytest.raises(rt.InvalidName, match="stream"):
-        Identity(Kind.MERGED, CLUSTER, "stream~1")
+        LogIdentity(LogKind.MERGED, CLUSTER, "stream~1")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_illegal_entry_cannot_be_made(fields: dict[str, Any]) -> None:
 )
 def test_a_table_out_of_order_cannot_be_made(ids: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="out of order"):
-        Table(IDENTITY, tuple(replace(KEPT, id=SegmentId(*segment)) for segment in ids))
+        SegmentTable(IDENTITY, tuple(replace(KEPT, id=SegmentId(*segment)) for segment in ids))
 
 
 @pytest.mark.parametrize("now_ns", [-5, 0, 1, 10**18])
@@ -228,7 +228,7 @@ def test_a_sealed_segment_is_added_once() -> None:
     assert TABLE.with_sealed(again).segments == (TRIMMED, again)
     with pytest.raises(ValueError, match="out of order"):
         TABLE.with_sealed(TRIMMED)
-    assert Table(IDENTITY).with_sealed(KEPT).segments == (KEPT,)
+    assert SegmentTable(IDENTITY).with_sealed(KEPT).segments == (KEPT,)
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 12))
@@ -236,7 +236,7 @@ def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most:
     segments = tuple(
         replace(TRIMMED if trimmed else KEPT, id=SegmentId(0, y)) for y, trimmed in enumerate(trims)
     )
-    table, gone = Table(IDENTITY, segments).forgotten(most=most)
+    table, gone = SegmentTable(IDENTITY, segments).forgotten(most=most)
     trimmed = [segment for segment in segments if segment.is_trimmed]
     expected = trimmed[: len(trimmed) - most] if len(trimmed) > most else []
     assert list(gone) == [segment.id for segment in expected]
@@ -244,8 +244,8 @@ def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most:
 
 
 def test_ten_thousand_trimmed_segments_are_remembered() -> None:
-    def table_of(count: int) -> Table:
-        return Table(IDENTITY, tuple(replace(TRIMMED, id=SegmentId(0, y)) for y in range(count)))
+    def table_of(count: int) -> SegmentTable:
+        return SegmentTable(IDENTITY, tuple(replace(TRIMMED, id=SegmentId(0, y)) for y in range(count)))
 
     assert TRIMMED_ENTRIES_MAX == 10_000
     assert table_of(10_000).forgotten() == (table_of(10_000), [])

@@ -8,15 +8,15 @@ import errno
 import pytest
 from batches import CLUSTER
 
-from rt.errors import Damaged, DiskFull
-from rt.log.index import index_file_name
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import Identity, SealedSegment, TrimReason
-from rt.log.writer import LogWriter
+from rt.errors import Corrupt, DiskFull
+from rt.log.format.index import index_file_name
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
+from rt.log.write.writer import LogWriter
 from rt.testing.disk import MemoryDisk
 
 PATH = "/merged"
-IDENTITY = Identity(Kind.MERGED, CLUSTER, "s")
+IDENTITY = LogIdentity(LogKind.MERGED, CLUSTER, "s")
 FIRST, SECOND, THIRD = (SegmentId(0, y) for y in range(3))
 
 
@@ -108,7 +108,7 @@ def test_what_others_trimmed_is_not_looked_at_and_listed_as_they_have_it(
     damaged: SegmentId, disk: MemoryDisk
 ) -> None:
     disk.write(f"{PATH}/{damaged.file_name}", b"x" * 63)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         opened(disk)
     writer = opened(disk, tuple(trimmed(SegmentId(0, y)) for y in range(damaged.y + 1)))
     assert sizes(disk) == [0 if y <= damaged.y else 64 for y in range(3)]

@@ -7,11 +7,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.active import UNCACHE_STEP_BYTES, ActiveSegment
 from rt.log.disk import REAL
-from rt.log.segment import Kind, SegmentHeader, SegmentId
+from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
+from rt.log.write.active_segment import UNCACHE_STEP_BYTES, ActiveSegment
 
-HEADER = SegmentHeader(Kind.SESSION, SegmentId(0, 0), 0, 1, bytes(16))
+HEADER = SegmentHeader(LogKind.SESSION, SegmentId(0, 0), 0, 1, bytes(16))
 
 
 class Recording:

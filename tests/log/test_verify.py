@@ -12,22 +12,24 @@ from typing import Any
 
 import pytest
 from batches import columns, forge
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rt
-from rt.log.block import BLOCK_HEADER_BYTES
-from rt.log.checksum import batch_seed, crc32c
-from rt.log.directory import list_segments, read_header, read_table, scans
+from rt.log.check.status import SegmentState
+from rt.log.check.verify import Report, Severity, verify
 from rt.log.disk import REAL, Disk, File, Lock
-from rt.log.durable import DURABLE_FILE, RECORD_BYTES
-from rt.log.frames import scanner_for
-from rt.log.index import ENTRY_BYTES, IndexEntry, encode_entry
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
-from rt.log.status import State
-from rt.log.table import TABLE_FILE, Identity, TrimReason, encode_table
-from rt.log.verify import Report, Severity, verify
-from rt.log.writer import Frames, LogWriter
+from rt.log.format.block import BLOCK_HEADER_BYTES
+from rt.log.format.checksum import batch_seed, crc32c
+from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES
+from rt.log.format.index import ENTRY_BYTES, IndexEntry, encode_entry
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
+from rt.log.format.segment_table import TABLE_FILE, LogIdentity, TrimReason, encode_table
+from rt.log.scan.directory import list_segments, read_header, read_table, scans
+from rt.log.scan.scanner import scanner_for
+from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing.disk import FaultyDisk, MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 DIRECTORY = "/root/stream/sessions/feed"
 MERGED = "/merged"
@@ -75,7 +77,7 @@ def frame_starts(disk: Disk, directory: str, segment: SegmentId) -> list[int]:
     scanner = scanner_for(header)
     for scan in scans(file.pread, scanner):
         starts += [batch.offset for batch in scan.batches]
-    if header.kind is Kind.MERGED:
+    if header.kind is LogKind.MERGED:
         at = SEGMENT_HEADER_BYTES
         while at < file.size():
             starts.append(at)
@@ -117,11 +119,11 @@ def test_a_whole_log_is_told_segment_by_segment(disk: MemoryDisk) -> None:
         )
         for segment in report.segments
     ] == [
-        ("log.0.0", State.SEALED, 0, 3, 3, 1),
-        ("log.0.1", State.SEALED, 3, 6, 3, 1),
-        ("log.0.2", State.SEALED, 6, 9, 3, 1),
-        ("log.0.3", State.SEALED, 9, 12, 3, 1),
-        ("log.1.0", State.ACTIVE, 12, 18, 6, 2),
+        ("log.0.0", SegmentState.SEALED, 0, 3, 3, 1),
+        ("log.0.1", SegmentState.SEALED, 3, 6, 3, 1),
+        ("log.0.2", SegmentState.SEALED, 6, 9, 3, 1),
+        ("log.0.3", SegmentState.SEALED, 9, 12, 3, 1),
+        ("log.1.0", SegmentState.ACTIVE, 12, 18, 6, 2),
     ]
     assert [segment.size_bytes for segment in report.segments] == [
         len(disk.read(f"{DIRECTORY}/{segment.id}")) for segment in report.segments
@@ -157,7 +159,7 @@ def test_progress_ends_at_the_bytes_there_are(disk: MemoryDisk) -> None:
 
 def test_what_is_no_log_is_told_so(disk: MemoryDisk, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(rt.NotALog):
+        with pytest.raises(rt.LogNotFound):
             verify(path)
 
 
@@ -209,7 +211,7 @@ def test_each_flipped_bit_of_a_sealed_segment_is_found_at_its_batch(disk: Memory
 
 def test_each_flipped_bit_of_a_merged_segment_is_found_at_its_frame(disk: MemoryDisk) -> None:
     sessions = [publish(disk, 2, "a", size=1), publish(disk, 1, "b", size=1)]
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge_all(sessions, block_bytes=4096)
     assert_each_flipped_bit_is_found(disk, MERGED, SegmentId(0, 0))
 
@@ -453,7 +455,7 @@ def test_a_table_that_leaves_a_sealed_segment_out_is_damage(disk: MemoryDisk) ->
 
 def start_at(disk: MemoryDisk, segment: SegmentId, first: int, *, dedup_id: str | None = None) -> None:
     """Begin a segment whose numbers need not follow."""
-    identity = Identity(Kind.SESSION, bytes(16), "feed", dedup_id)
+    identity = LogIdentity(LogKind.SESSION, bytes(16), "feed", dedup_id)
     writer = LogWriter.open(DIRECTORY, identity, disk=disk)
     writer.start(segment, first=first, life=b"8 bytes.")
     writer.sync()
@@ -483,13 +485,17 @@ def test_numbers_of_a_dedup_session_may_jump_over_x(disk: MemoryDisk) -> None:
 # Contents
 
 
+def bad_messages(report: Report) -> list[tuple[str, int]]:
+    return [(problem.path, problem.offset) for problem in report.bad_messages]
+
+
 def forged_log(disk: MemoryDisk, content: Callable[[int], bytes]) -> None:
     """A session with one batch whose checksums hold: `content` gets the seed."""
-    writer = LogWriter.open(DIRECTORY, Identity(Kind.SESSION, bytes(16), "feed"), disk=disk)
+    writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
     assert writer.active is not None
     seed = batch_seed(writer.active.seed, writer.offset)
-    writer.append([Frames([content(seed)], 1, 5, 5)])
+    writer.append([BatchFrames([content(seed)], 1, 5, 5)])
     writer.sync()
     writer.close()
 
@@ -505,18 +511,20 @@ def forged_log(disk: MemoryDisk, content: Callable[[int], bytes]) -> None:
         ([0, 8], [0, 1], b"t", 6, False),
     ],
 )
-def test_contents_that_no_reader_would_take_are_damage(
+def test_contents_that_no_reader_would_take_are_bad_messages_and_no_damage(
     disk: MemoryDisk, offsets: list[int], topic_offsets: list[int], text: bytes, stamp: int, is_good: bool
 ) -> None:
     forged = columns(offsets, [stamp], [], topic_offsets, text)
     forged_log(
         disk, lambda seed: forge(forged, b"8 bytes.", seed=seed, timestamp_low_ns=5, timestamp_high_ns=5)
     )
-    assert damage(verify(DIRECTORY, disk=disk)) == ([] if is_good else [(segment_path(DIRECTORY, 0, 0), 64)])
+    report = verify(DIRECTORY, disk=disk)
+    assert not report.is_damaged
+    assert bad_messages(report) == ([] if is_good else [(segment_path(DIRECTORY, 0, 0), 64)])
 
 
 def test_a_bad_batch_among_small_ones_is_told_by_its_own_offset(disk: MemoryDisk) -> None:
-    writer = LogWriter.open(DIRECTORY, Identity(Kind.SESSION, bytes(16), "feed"), disk=disk)
+    writer = LogWriter.open(DIRECTORY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
     writer.start(SegmentId(0, 0), first=0)
     places = []
     for number in range(5):
@@ -531,11 +539,12 @@ def test_a_bad_batch_among_small_ones_is_told_by_its_own_offset(disk: MemoryDisk
             timestamp_low_ns=5,
             timestamp_high_ns=5,
         )
-        writer.append([Frames([batch], number + 1, 5, 5)])
+        writer.append([BatchFrames([batch], number + 1, 5, 5)])
     writer.sync()
     writer.close()
     report = verify(DIRECTORY, disk=disk)
-    assert damage(report) == [(segment_path(DIRECTORY, 0, 0), places[number]) for number in (1, 3)]
+    assert bad_messages(report) == [(segment_path(DIRECTORY, 0, 0), places[number]) for number in (1, 3)]
+    assert not report.is_damaged
     assert report.segments[0].message_count == 5
 
 
@@ -556,10 +565,10 @@ def test_trimmed_segments_are_told_and_are_no_damage(disk: MemoryDisk) -> None:
     report = verify(DIRECTORY, disk=disk)
     assert report.all_problems == []
     assert [(segment.state, segment.message_count) for segment in report.segments] == [
-        (State.TRIMMED, 0),
-        (State.TRIMMED, 0),
-        (State.SEALED, 3),
-        (State.SEALED, 3),
+        (SegmentState.TRIMMED, 0),
+        (SegmentState.TRIMMED, 0),
+        (SegmentState.SEALED, 3),
+        (SegmentState.SEALED, 3),
     ]
     assert [segment.first for segment in report.segments] == [0, 3, 6, 9]
 
@@ -612,7 +621,7 @@ def test_a_batch_that_was_being_written_when_it_was_read_is_read_again(
 ) -> None:
     publish(disk, 2)
     session = publish(disk, 1)
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge_all([session])
     for directory, count in ((DIRECTORY, 9), (MERGED, 9)):
         report = verify(directory, disk=LaggingDisk(disk, short_by=short_by))
@@ -650,7 +659,7 @@ def sessions(disk: MemoryDisk) -> list[str]:
 def test_a_merged_log_of_several_sessions_blocks_and_segments_is_whole(
     disk: MemoryDisk, sessions: list[str]
 ) -> None:
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(sessions[1])
         merged.roll()
         merged.merge_all(sessions, block_bytes=12_000)
@@ -659,13 +668,17 @@ def test_a_merged_log_of_several_sessions_blocks_and_segments_is_whole(
         merged.merge_all(sessions)
     report = verify(MERGED, disk=disk)
     assert report.all_problems == []
-    assert [segment.state for segment in report.segments] == [State.SEALED, State.SEALED, State.ACTIVE]
+    assert [segment.state for segment in report.segments] == [
+        SegmentState.SEALED,
+        SegmentState.SEALED,
+        SegmentState.ACTIVE,
+    ]
     assert sum(segment.message_count for segment in report.segments) == 2 * 18 + 9 + 3
     assert sum(segment.batch_count for segment in report.segments) == 2 * 6 + 3 + 1
 
 
 def test_a_trimmed_merged_log_is_whole(disk: MemoryDisk, sessions: list[str]) -> None:
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         for _ in range(3):
             merged.merge(sessions[0])
             merged.merge(sessions[1])
@@ -682,7 +695,7 @@ def batch_places(disk: Disk, session: str) -> list[int]:
 def test_a_gap_between_source_ranges_is_damage_at_its_block(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     first, second, third, end = batch_places(disk, session)
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(session, first, second)
         place = merged.writer.offset
         merged.merge(session, third, end)
@@ -694,7 +707,7 @@ def test_a_gap_between_source_ranges_is_damage_at_its_block(disk: MemoryDisk) ->
 def test_an_overlap_of_source_ranges_is_damage_at_its_block(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     first, second, third, end = batch_places(disk, session)
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(session, first, third)
         place = merged.writer.offset
         merged.merge(session, second, end)
@@ -702,7 +715,7 @@ def test_an_overlap_of_source_ranges_is_damage_at_its_block(disk: MemoryDisk) ->
 
 
 def test_a_source_segment_left_out_is_damage(disk: MemoryDisk, sessions: list[str]) -> None:
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(sessions[0], segment=SegmentId(0, 0))
         merged.roll()
         merged.merge(sessions[0], segment=SegmentId(0, 2))
@@ -712,7 +725,7 @@ def test_a_source_segment_left_out_is_damage(disk: MemoryDisk, sessions: list[st
 def test_a_dedup_group_is_whole_with_skips_and_ranges_left_out(disk: MemoryDisk) -> None:
     twins = [publish(disk, 4, name, dedup_id="twins") for name in ("a", "b")]
     ends = batch_places(disk, twins[0])
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         merged.merge(twins[0], ends[0], ends[1])
         assert merged.merge(twins[1], ends[0], ends[2]) == range(3, 6)
         assert merged.merge(twins[0], ends[1], ends[2]) == range(6, 6)
@@ -725,19 +738,74 @@ def test_a_dedup_group_is_whole_with_skips_and_ranges_left_out(disk: MemoryDisk)
         assert [message.number for message in reader] == list(range(12))
 
 
+def test_a_dedup_group_is_whole_when_the_rest_of_a_segment_had_come_from_elsewhere(disk: MemoryDisk) -> None:
+    twins = [publish(disk, 6, name, size=1500, roll_bytes=12_000, dedup_id="twins") for name in ("a", "b")]
+    ends = batch_places(disk, twins[0])
+    assert len(list_segments(disk, twins[0])) > 2
+    for is_rolled in (False, True):
+        path = f"/merged-{is_rolled}"
+        with MergedLogBuilder(path, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+            assert merged.merge(twins[0], ends[0], ends[1]) == range(3)
+            if is_rolled:
+                merged.roll()
+            merged.merge(twins[1])
+            assert not merged.merge(twins[0], ends[1])
+            assert merged.merge(twins[0], segment=SegmentId(0, 1))
+            merged.merge_all(twins)
+        report = verify(path, disk=disk)
+        assert report.all_problems == []
+        assert sum(segment.message_count for segment in report.segments) == 18
+
+
+def batch_ranges(disk: Disk, session: str) -> list[tuple[SegmentId, int, int]]:
+    """The segment, the start and the end of each batch of a session."""
+    found = []
+    for segment in list_segments(disk, session):
+        _, *starts = frame_starts(disk, session, segment)
+        ends = [*starts[1:], disk.size(f"{session}/{segment}") or 0]
+        found += [(segment, start, end) for start, end in zip(starts, ends, strict=True)]
+    return found
+
+
+@given(st.data())
+def test_a_dedup_group_is_whole_however_its_sessions_take_turns(data: st.DataObject) -> None:
+    """Segments, runs, rolls and turns are drawn; the watermark decides what is merged."""
+    disk = MemoryDisk()
+    twins: dict[str, list[tuple[SegmentId, int, int]]] = {}
+    for name in ("a", "b", "c"):
+        roll_bytes = data.draw(st.sampled_from([4_096, 8_000, 2**20]), label="roll_bytes")
+        for batches in data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3), label=name):
+            directory = publish(disk, batches, name, size=500, roll_bytes=roll_bytes, dedup_id="twins")
+        twins[directory] = batch_ranges(disk, directory)
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+        for turn in data.draw(st.lists(st.integers(0, 8), max_size=40), label="turns"):
+            directory = list(twins)[turn % 3]
+            if turn > 5 and merged.position:
+                merged.roll()
+            first = 3 * (len(batch_ranges(disk, directory)) - len(twins[directory]))
+            if twins[directory] and first <= merged.position:
+                segment, start, end = twins[directory].pop(0)
+                merged.merge(directory, start, end, segment=segment)
+        merged.merge_all(list(twins))
+        end = merged.position
+    assert verify(MERGED, disk=disk).all_problems == []
+    with rt.LogReader(MERGED, disk=disk) as reader:
+        assert [message.number for message in reader] == list(range(end))
+
+
 def test_a_wrong_skip_is_damage(disk: MemoryDisk) -> None:
     twins = [publish(disk, 2, name, dedup_id="twins") for name in ("a", "b")]
     ends = batch_places(disk, twins[0])
     for skip in (0, 2, 4):
         path = f"/merged{skip}"
-        with MergedLog(path, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+        with MergedLogBuilder(path, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
             merged.merge(twins[0], ends[0], ends[1])
             merged.merge(twins[1], ends[0], ends[2], skip=skip)
         assert [where for where, _ in damage(verify(path, disk=disk))] == [segment_path(path, 0, 0)], skip
 
 
 def test_behind_a_damaged_segment_sources_need_not_join(disk: MemoryDisk, sessions: list[str]) -> None:
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk) as merged:
         for _ in range(3):
             merged.merge(sessions[0])
             merged.roll()
@@ -748,7 +816,7 @@ def test_behind_a_damaged_segment_sources_need_not_join(disk: MemoryDisk, sessio
 def test_a_block_that_is_cut_short_counts_nothing(disk: MemoryDisk) -> None:
     session = publish(disk, 3)
     ends = batch_places(disk, session)
-    merged = MergedLog(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk)
+    merged = MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="stream", disk=disk)
     merged.merge(session, ends[0], ends[1])
     merged.sync()
     place = merged.writer.offset
@@ -812,7 +880,7 @@ def test_a_merged_log_that_is_being_written_rolled_and_trimmed_is_never_damaged(
         for _ in range(40):
             publisher.publish_many([bytes(1000)] * 100)
     stop = threading.Event()
-    merged = MergedLog(tmp_path / "merged", cluster_id=CLUSTER, stream="s")
+    merged = MergedLogBuilder(tmp_path / "merged", cluster_id=CLUSTER, stream="s")
     places = [batch.offset for scan in session_scans(publisher.directory) for batch in scan.batches]
 
     def write() -> None:
@@ -846,7 +914,7 @@ def test_what_is_trimmed_while_it_is_read_leaves_nothing_to_be_missed_in_the_nex
         for _ in range(40):
             publisher.publish_many([bytes(1000)] * 200)
     places = [batch.offset for scan in session_scans(publisher.directory) for batch in scan.batches]
-    with MergedLog(tmp_path / "merged", cluster_id=CLUSTER, stream="s") as merged:
+    with MergedLogBuilder(tmp_path / "merged", cluster_id=CLUSTER, stream="s") as merged:
         for index, (start, end) in enumerate(itertools.pairwise(places)):
             merged.merge(publisher.directory, start, end)
             if index in {0, 50}:
@@ -860,7 +928,11 @@ def test_what_is_trimmed_while_it_is_read_leaves_nothing_to_be_missed_in_the_nex
 
         report = verify(tmp_path / "merged", on_progress=on_progress)
     assert len(walked) > 2
-    assert [segment.state for segment in report.segments] == [State.SEALED, State.TRIMMED, State.ACTIVE]
+    assert [segment.state for segment in report.segments] == [
+        SegmentState.SEALED,
+        SegmentState.TRIMMED,
+        SegmentState.ACTIVE,
+    ]
     assert report.damage == []
 
 

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rt.errors import CertificateError, StorageError
-from rt.net.certs import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, Issued, init_ca, issue
+from rt.net.cert_files import check
+from rt.net.dev_pki import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, IssuedCertificate, init_ca, issue
 from rt.net.identity import ROLES, Identity, identity_of
-from rt.net.material import check
 from rt.net.tls import TLS
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -165,7 +165,7 @@ def test_the_longest_name_fits(pki: Path) -> None:
 @pytest.mark.parametrize("name", ["ca", "CA", "Ca"])
 def test_nobody_is_named_like_the_cas_files(pki: Path, name: str) -> None:
     before = listing(pki)
-    with pytest.raises(CertificateError, match="taken"):
+    with pytest.raises(CertificateError, match="reserved"):
         issue(pki, Identity("s", "publisher", name), renew=True)
     assert listing(pki) == before
 
@@ -280,7 +280,7 @@ def test_a_renewal_of_what_is_not_there_issues_it(pki: Path) -> None:
 
 
 def test_two_who_issue_the_same_name_at_once_get_one_pair(pki: Path) -> None:
-    def attempt(_: int) -> Issued | None:
+    def attempt(_: int) -> IssuedCertificate | None:
         try:
             return issue(pki, PUBLISHER)
         except CertificateError:

@@ -17,11 +17,10 @@ from click.testing import CliRunner
 
 from rt.cli.main import cli
 from rt.errors import CertificateError
-from rt.net.certs import init_ca, issue
-from rt.net.cluster_secrets import ApiRefused, ClusterApi, Secret, api_of, keep
+from rt.net.cert_files import check
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
-from rt.net.material import check
-from rt.net.wanted import read_order, why_anew
+from rt.net.k8s_certs import ApiRejected, ClusterApi, Secret, api_of, keep, read_order, why_anew
 
 DAY = timedelta(days=1)
 NO_GRANTS: dict[str, list[str]] = {"dedup": [], "lease": []}
@@ -115,11 +114,11 @@ def test_what_fails_half_way_goes_on_with_the_same_ca_when_it_is_run_again(stops
     class Failing(Secrets):
         def fill(self, name: str, data: Any, *, version: str) -> None:
             if name == stops_at:
-                raise ApiRefused("no", where=name)
+                raise ApiRejected("no", where=name)
             super().fill(name, data, version=version)
 
     secrets, order_of_secrets = Failing(), ["rt-ca", "rt-0", "feed"]
-    with pytest.raises(ApiRefused):
+    with pytest.raises(ApiRejected):
         kept(secrets)
     again = Secrets()
     again.data, again.versions = secrets.data, secrets.versions
@@ -243,15 +242,15 @@ def test_the_command_fills_the_secrets_of_its_own_namespace(
     server, account = cluster
     path = tmp_path / "wanted.json"
     path.write_text(json.dumps(ORDER))
-    monkeypatch.setattr("rt.cli.certs.api_of", lambda variables: api_of(variables, account=account))
+    monkeypatch.setattr("rt.cli.commands.certs.api_of", lambda variables: api_of(variables, account=account))
 
     runs = [
         CliRunner().invoke(cli, ["certs", "kubernetes", str(path)], env=environment(server)) for _ in range(2)
     ]
 
     assert [run.exit_code for run in runs] == [0, 0], runs[0].output
-    assert "Made rt-ca, rt-0, feed; 0 stayed" in runs[0].stderr
-    assert "Made none; 3 stayed" in runs[1].stderr
+    assert "Made rt-ca, rt-0, feed; kept 0." in runs[0].stderr
+    assert "Made none; kept 3." in runs[1].stderr
     assert b"BEGIN CERTIFICATE" in base64.b64decode(Answers.secrets["feed"]["data"]["tls.crt"])
 
 
@@ -261,20 +260,20 @@ def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHT
     version = api.get("rt-0").version
     api.fill("rt-0", {"a": b"b"}, version=version)
 
-    with pytest.raises(ApiRefused, match="409"):
+    with pytest.raises(ApiRejected, match="409"):
         api.fill("rt-0", {"a": b"c"}, version=version)
-    with pytest.raises(ApiRefused, match="The chart makes it"):
+    with pytest.raises(ApiRejected, match="The chart creates it"):
         api.get("other")
     (account / "token").write_text("wrong")
-    with pytest.raises(ApiRefused, match="The Role of the service account"):
+    with pytest.raises(ApiRejected, match="The Role of the service account"):
         api_of(environment(server), account=account).get("rt-0")
     Answers.secrets["rt-0"] = {"data": {"a": "?"}, "metadata": {"resourceVersion": "1"}}
-    with pytest.raises(ApiRefused, match="no Secret"):
+    with pytest.raises(ApiRejected, match="no Secret"):
         api.get("rt-0")
 
 
 def test_outside_of_a_pod_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ApiRefused, match="does not run in a pod"):
+    with pytest.raises(ApiRejected, match="does not run in a pod"):
         api_of({})
-    with pytest.raises(ApiRefused, match="no service account"):
+    with pytest.raises(ApiRejected, match="no service account"):
         ClusterApi("127.0.0.1", 1, account=tmp_path)

@@ -26,25 +26,26 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import rt
 from rt.errors import RtError
-from rt.net import rpc_validity
-from rt.net.certs import Issued, init_ca, issue
-from rt.net.identity import Identity
-from rt.net.material import certificates_in, private_key_in
-from rt.net.rpc import (
+from rt.net import cert_validity
+from rt.net.cert_files import certificates_in, private_key_in
+from rt.net.dev_pki import IssuedCertificate, init_ca, issue
+from rt.net.grpc_channel import (
     Channel,
     RpcServer,
     StreamCaps,
     caller,
+    end_call,
     open_channel,
     serve,
 )
-from rt.net.rpc_errors import Unreachable, asking
-from rt.net.rpc_options import (
+from rt.net.grpc_errors import Unreachable, asking
+from rt.net.grpc_options import (
     MESSAGE_BYTES_MAX,
     STREAMS_PER_CONNECTION_MAX,
     channel_options,
     server_options,
 )
+from rt.net.identity import Identity
 from rt.net.tls import TLS
 
 WAIT_S = 120
@@ -94,7 +95,7 @@ class Talk:
 
     async def fail(self, request: bytes, context: object) -> bytes:
         if request == b"ours":
-            raise rt.Diverged("it differs", where="here", got=1, wanted=2)
+            raise rt.Diverged("it differs", where="here", got=1, expected=2)
         raise KeyError("a secret")
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -199,7 +200,7 @@ def test_an_error_of_a_handler_arrives_as_it_is_and_a_crash_says_nothing(
 ) -> None:
     async def run() -> None:
         async with talking(pki) as (_, channel):
-            with pytest.raises(rt.Diverged, match=r"it differs \(at here\): got 1, wanted 2"):
+            with pytest.raises(rt.Diverged, match=r"it differs \(at here\): got 1, expected 2"):
                 await ask(channel, b"ours", "Fail")
             with pytest.raises(RtError) as caught:
                 await ask(channel, b"crash", "Fail")
@@ -208,6 +209,34 @@ def test_an_error_of_a_handler_arrives_as_it_is_and_a_crash_says_nothing(
 
     asyncio.run(run())
     assert "a secret" in caplog.text
+
+
+class Refusing(Talk):
+    """Says more than is read, and takes no more in the middle of what is said."""
+
+    async def echo(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        await context.read()
+        for _more in range(3):
+            await context.write(b"a reply")
+        await context.read()
+        raise rt.Overloaded("no more")
+
+
+def test_a_call_that_ends_while_it_is_written_takes_no_place_of_its_connection() -> None:
+    async def run() -> None:
+        async with (
+            serving(None, Refusing(), insecure_as=lambda: FEED) as server,
+            open_channel(f"localhost:{server.port}", None, insecure=True) as channel,
+        ):
+            for _call in range(STREAMS_PER_CONNECTION_MAX + 10):
+                call = echo(channel)
+                assert await asyncio.wait_for(echoed(call, b"hello"), WAIT_S) == b"a reply"
+                with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+                    while True:
+                        await call.write(bytes(2**20))
+                end_call(call)
+
+    asyncio.run(run())
 
 
 def test_a_call_that_is_cancelled_ends_its_handler_and_frees_its_place(pki: Path) -> None:
@@ -374,7 +403,7 @@ def test_only_strong_tls_is_spoken(
 
 
 def test_the_environment_does_not_weaken_the_ciphers() -> None:
-    code = "import os, rt.net.rpc, rt.v1; print(os.environ['GRPC_SSL_CIPHER_SUITES'])"
+    code = "import os, rt.net.grpc_channel, rt.v1; print(os.environ['GRPC_SSL_CIPHER_SUITES'])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"GRPC_SSL_CIPHER_SUITES": "AES128-SHA"},
@@ -469,8 +498,8 @@ def test_a_port_that_is_taken_is_an_error_also_for_a_second_server_of_ours(pki: 
 
 HOLDER = """
 import asyncio, sys
-from rt.net.rpc import serve
-from rt.net.rpc_options import server_options
+from rt.net.grpc_channel import serve
+from rt.net.grpc_options import server_options
 from rt.net.tls import TLS
 
 async def main():
@@ -561,7 +590,7 @@ async def serial_shown(port: int, tls: TLS) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def serial_in(pair: Issued) -> int:
+def serial_in(pair: IssuedCertificate) -> int:
     return certificates_in(pair.cert.read_bytes(), where="")[0].serial_number
 
 
@@ -601,8 +630,8 @@ def test_calls_end_with_the_certificate_of_their_connection_and_go_on_with_a_new
     node = issue(tmp_path, NODE, loopback=True)
     feed = issue(tmp_path, FEED, days=1)
     clock_s = time.time()
-    monkeypatch.setattr(rpc_validity, "LOOK_S", 0.01)
-    monkeypatch.setattr(rpc_validity, "clock_s", lambda: clock_s)
+    monkeypatch.setattr(cert_validity, "LOOK_S", 0.01)
+    monkeypatch.setattr(cert_validity, "clock_s", lambda: clock_s)
 
     async def run() -> None:
         nonlocal clock_s
@@ -618,10 +647,10 @@ def test_calls_end_with_the_certificate_of_their_connection_and_go_on_with_a_new
 
             clock_s += 2 * 3600
             for ended in (call, other):
-                with pytest.raises(Unreachable, match="has ended"), asking("the server"):
+                with pytest.raises(Unreachable, match="has expired"), asking("the server"):
                     await asyncio.wait_for(ended.read(), WAIT_S)
             await until(lambda: talk.inside == 0)
-            with pytest.raises(Unreachable, match="has ended"):
+            with pytest.raises(Unreachable, match="has expired"):
                 await ask(channel)
             assert talk.entered == 2
             if is_set_back:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import rt
 import rt.errors
-from rt.errors import RtError
+from rt.errors import CorruptRange, RtError
 from rt.events import SkipForward
-from rt.net.rpc_errors import (
+from rt.net.grpc_errors import (
     ERROR_BYTES_MAX,
     ERROR_KEY,
     Unreachable,
@@ -30,13 +30,13 @@ from rt.net.rpc_errors import (
 PLAIN = [
     kind
     for kind in vars(rt.errors).values()
-    if isinstance(kind, type) and issubclass(kind, RtError) and kind not in {rt.Gap, rt.Damaged}
+    if isinstance(kind, type) and issubclass(kind, RtError) and kind not in {rt.Gap, rt.Corrupt}
 ] + [Unreachable]
 TEXTS = st.text(max_size=80) | st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=600)
 VALUES = st.none() | TEXTS | st.integers() | st.lists(st.integers(), max_size=3)
-FIELDS = ("what", "where", "got", "wanted", "hint")
+FIELDS = ("what", "where", "got", "expected", "hint")
 ERRORS = st.builds(
-    lambda kind, what, where, got, wanted, hint: kind(what, where=where, got=got, wanted=wanted, hint=hint),
+    lambda kind, what, where, got, wanted, hint: kind(what, where=where, got=got, expected=wanted, hint=hint),
     st.sampled_from(PLAIN),
     TEXTS,
     VALUES,
@@ -98,7 +98,7 @@ LONG = st.text(min_size=1, max_size=20).map(lambda text: text * 2000)
 def test_an_error_of_any_length_fits_and_keeps_the_start_of_what_it_says(
     kind: type[RtError], what: str, got: str
 ) -> None:
-    error = kind(what, where=got, got=got, wanted=what, hint=got)
+    error = kind(what, where=got, got=got, expected=what, hint=got)
     item = encode_error(error)
     assert len(item) <= ERROR_BYTES_MAX
     back = decode_error(item)
@@ -115,7 +115,7 @@ def test_every_class_travels_under_its_own_status(kind: type[RtError]) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (rt.Damaged("bad", path="/secret/log.0.0", offset=8), rt.FormatError),
+        (rt.Corrupt("bad", path="/secret/log.0.0", offset=8), rt.FormatError),
         (rt.Gap("gone", event=SkipForward(1, 5, "time")), RtError),
         (type("New", (RtError,), {})("of a newer rt"), RtError),
         (rt.DiskFull("full", accepted=range(3)), rt.DiskFull),
@@ -255,3 +255,14 @@ def test_an_abort_and_a_cancellation_pass_through(caplog: pytest.LogCaptureFixtu
                 asyncio.run(handle(raised))
     assert context.ended is None
     assert not [record for record in caplog.records if record.name == "rt.net"]
+
+
+def test_the_positions_of_a_corrupt_range_travel_and_such_as_cannot_be_do_not() -> None:
+    error = decode_error(encode_error(CorruptRange("damaged here", start=7, end=90, where="n1")))
+    assert isinstance(error, CorruptRange)
+    assert (error.start, error.end, error.where) == (7, 90, "n1")
+    for start, end in ((-1, 5), (9, 8), (0, 2**70), (True, 5), ("0", 5), (0.0, 5)):
+        item = json.dumps({"class": "CorruptRange", "what": "x", "start": start, "end": end}).encode()
+        error = decode_error(item)
+        assert isinstance(error, CorruptRange)
+        assert (error.start, error.end) == (0, 0)

@@ -37,9 +37,9 @@ from shadowing import shadow
 from rt.errors import CertificateError, InvalidName
 from rt.names import is_name
 from rt.net import tls as module
-from rt.net.certs import Issued, init_ca, issue
+from rt.net.cert_files import FILE_BYTES_MAX, check
+from rt.net.dev_pki import IssuedCertificate, init_ca, issue
 from rt.net.identity import ROLES, Identity, identity_from_uris, identity_of
-from rt.net.material import FILE_BYTES_MAX, check
 from rt.net.tls import TLS
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -362,7 +362,7 @@ def test_a_mutated_certificate_is_refused_by_no_other_error(data: st.DataObject)
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Issued]:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, IssuedCertificate]:
     """Pairs of one CA by name; `stranger` is of another CA, `late` has expired. Never changed by a test."""
     directory = tmp_path_factory.mktemp("pki")
     start = datetime.now(UTC) - 10 * DAY
@@ -380,7 +380,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Issued]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Issued:
+def pair(tmp_path: Path) -> IssuedCertificate:
     """A pair of one's own, to be changed."""
     init_ca(tmp_path)
     return issue(tmp_path, Identity("s", "publisher", "f1"))
@@ -391,11 +391,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSES_S", ())
 
 
-def test_tls_says_whose_it_is(pair: Issued) -> None:
+def test_tls_says_whose_it_is(pair: IssuedCertificate) -> None:
     assert TLS(*pair).identity == Identity("s", "publisher", "f1")
 
 
-def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: Issued) -> None:
+def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: IssuedCertificate) -> None:
     tls = TLS(*map(str, pair))
     assert pickle.loads(pickle.dumps(tls)) == tls  # noqa: S301 - our own bytes
     with pytest.raises(FrozenInstanceError):
@@ -414,7 +414,9 @@ def test_tls_takes_text_and_paths_is_frozen_and_pickles(pair: Issued) -> None:
         ("too large", "too large"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(pair: Issued, place: int, kind: str, what: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    pair: IssuedCertificate, place: int, kind: str, what: str
+) -> None:
     path = pair[place]
     path.unlink()
     match kind:
@@ -432,7 +434,9 @@ def test_a_file_that_cannot_be_read_is_named(pair: Issued, place: int, kind: str
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_bytes_of_a_key_reach_no_error_log_or_repr(pair: Issued, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_of_a_key_reach_no_error_log_or_repr(
+    pair: IssuedCertificate, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     pair.key.chmod(0o644)
     tls = TLS(*pair)
@@ -454,7 +458,7 @@ def test_bytes_of_a_key_reach_no_error_log_or_repr(pair: Issued, caplog: pytest.
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
 def test_a_key_that_others_can_read_is_warned_of_not_refused(
-    pair: Issued, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
+    pair: IssuedCertificate, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair.key.chmod(mode)
     TLS(*pair)
@@ -463,14 +467,14 @@ def test_a_key_that_others_can_read_is_warned_of_not_refused(
 
 
 def test_importing_tls_does_not_import_grpc() -> None:
-    code = "import sys, rt.net.tls, rt.net.certs; sys.exit('grpc' in sys.modules)"
+    code = "import sys, rt.net.tls, rt.net.dev_pki; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- rotation ---------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_is_seen_and_loaded(pair: Issued) -> None:
+def test_a_renewal_is_seen_and_loaded(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     before = tls.load()
     assert not tls.changed(before)
@@ -482,7 +486,7 @@ def test_a_renewal_is_seen_and_loaded(pair: Issued) -> None:
     assert not tls.changed(after)
 
 
-def test_a_change_of_the_ca_alone_is_seen(pair: Issued, tmp_path: Path) -> None:
+def test_a_change_of_the_ca_alone_is_seen(pair: IssuedCertificate, tmp_path: Path) -> None:
     tls = TLS(*pair)
     before = tls.load()
     pair.ca.write_bytes(before.ca + init_ca(tmp_path / "new").read_bytes())
@@ -490,7 +494,7 @@ def test_a_change_of_the_ca_alone_is_seen(pair: Issued, tmp_path: Path) -> None:
     assert tls.load().fingerprint == before.fingerprint
 
 
-def test_files_that_cannot_be_read_count_as_changed(pair: Issued) -> None:
+def test_files_that_cannot_be_read_count_as_changed(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     before = tls.load()
     pair.cert.unlink()
@@ -498,7 +502,7 @@ def test_files_that_cannot_be_read_count_as_changed(pair: Issued) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_rotation_cannot_turn_one_identity_into_another(pair: Issued) -> None:
+def test_a_rotation_cannot_turn_one_identity_into_another(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     other = issue(pair.ca.parent, Identity("s", "publisher", "f2"))
     other.key.replace(pair.key)
@@ -510,7 +514,7 @@ def test_a_rotation_cannot_turn_one_identity_into_another(pair: Issued) -> None:
 
 @pytest.mark.parametrize("torn", ["ca", "cert", "key"])
 def test_a_renewal_between_two_reads_is_read_again(
-    pair: Issued, torn: str, monkeypatch: pytest.MonkeyPatch
+    pair: IssuedCertificate, torn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = TLS(*pair)
     before = tls.load()
@@ -531,7 +535,7 @@ def test_a_renewal_between_two_reads_is_read_again(
 
 
 def test_a_file_written_in_place_is_read_again_when_whole(
-    pair: Issued, monkeypatch: pytest.MonkeyPatch
+    pair: IssuedCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pair.cert.read_bytes()
     pauses: list[float] = []
@@ -546,7 +550,7 @@ def test_a_file_written_in_place_is_read_again_when_whole(
     assert len(pauses) == 4
 
 
-def test_every_load_beside_a_renewer_is_consistent(pair: Issued) -> None:
+def test_every_load_beside_a_renewer_is_consistent(pair: IssuedCertificate) -> None:
     tls = TLS(*pair)
     enough = threading.Event()
 
@@ -610,7 +614,7 @@ def client_without_certificate(ca: Path) -> ssl.SSLContext:
     return context
 
 
-def raw(protocol: int, issued: Issued, ca: Path) -> ssl.SSLContext:
+def raw(protocol: int, issued: IssuedCertificate, ca: Path) -> ssl.SSLContext:
     """A context such as a peer without scruples makes, trusting `ca`."""
     context = ssl.SSLContext(protocol)
     context.load_cert_chain(issued.cert, issued.key)
@@ -622,32 +626,36 @@ VERIFY_CODE = {"expired": 10, "unknown CA": 20, "purpose": 26, "host name": 62, 
 
 
 @pytest.mark.parametrize("host", ["n1", "localhost", "127.0.0.1", "::1"])
-def test_two_certificates_of_one_ca_meet_over_tls_1_3(pki: dict[str, Issued], host: str) -> None:
+def test_two_certificates_of_one_ca_meet_over_tls_1_3(pki: dict[str, IssuedCertificate], host: str) -> None:
     server, client = TLS(*pki["node"]), TLS(*pki["publisher"])
     seen = handshake(server.ssl_server_context(), client.ssl_client_context(), host)
     assert seen["version"] == "TLSv1.3"
     assert identity_of(x509.load_der_x509_certificate(seen["peer"])) == client.identity
 
 
-def test_certificates_of_the_development_pki_pass_the_strict_checks(pki: dict[str, Issued]) -> None:
+def test_certificates_of_the_development_pki_pass_the_strict_checks(
+    pki: dict[str, IssuedCertificate],
+) -> None:
     server, client = TLS(*pki["node"]).ssl_server_context(), TLS(*pki["publisher"]).ssl_client_context()
     for context in (server, client):
         context.verify_flags |= ssl.VERIFY_X509_STRICT
     handshake(server, client)
 
 
-def test_nodes_call_each_other(pki: dict[str, Issued]) -> None:
+def test_nodes_call_each_other(pki: dict[str, IssuedCertificate]) -> None:
     node = TLS(*pki["node"])
     handshake(node.ssl_server_context(), node.ssl_client_context())
 
 
-def test_a_client_without_certificate_is_refused(pki: dict[str, Issued]) -> None:
+def test_a_client_without_certificate_is_refused(pki: dict[str, IssuedCertificate]) -> None:
     with pytest.raises(ssl.SSLError, match="PEER_DID_NOT_RETURN_A_CERTIFICATE"):
         handshake(TLS(*pki["node"]).ssl_server_context(), client_without_certificate(pki["node"].ca))
 
 
 @pytest.mark.parametrize(("who", "why"), [("stranger", "unknown CA"), ("late", "expired")])
-def test_a_client_with_a_bad_certificate_is_refused(pki: dict[str, Issued], who: str, why: str) -> None:
+def test_a_client_with_a_bad_certificate_is_refused(
+    pki: dict[str, IssuedCertificate], who: str, why: str
+) -> None:
     client = raw(ssl.PROTOCOL_TLS_CLIENT, pki[who], pki["node"].ca)
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         handshake(TLS(*pki["node"]).ssl_server_context(), client)
@@ -665,7 +673,7 @@ def test_a_client_with_a_bad_certificate_is_refused(pki: dict[str, Issued], who:
     ],
 )
 def test_a_server_with_a_bad_certificate_is_refused(
-    pki: dict[str, Issued], who: str, host: str, why: str
+    pki: dict[str, IssuedCertificate], who: str, host: str, why: str
 ) -> None:
     server = raw(ssl.PROTOCOL_TLS_SERVER, pki[who], pki["node"].ca)
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
@@ -673,21 +681,21 @@ def test_a_server_with_a_bad_certificate_is_refused(
     assert caught.value.verify_code == VERIFY_CODE[why]
 
 
-def test_a_client_that_knows_only_tls_1_2_is_refused(pki: dict[str, Issued]) -> None:
+def test_a_client_that_knows_only_tls_1_2_is_refused(pki: dict[str, IssuedCertificate]) -> None:
     client = TLS(*pki["publisher"]).ssl_client_context()
     client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
         handshake(TLS(*pki["node"]).ssl_server_context(), client)
 
 
-def test_a_server_that_knows_only_tls_1_2_is_refused(pki: dict[str, Issued]) -> None:
+def test_a_server_that_knows_only_tls_1_2_is_refused(pki: dict[str, IssuedCertificate]) -> None:
     server = TLS(*pki["node"]).ssl_server_context()
     server.minimum_version = server.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError, match="PROTOCOL"):
         handshake(server, TLS(*pki["publisher"]).ssl_client_context())
 
 
-def test_both_cas_work_while_they_rotate(pki: dict[str, Issued], tmp_path: Path) -> None:
+def test_both_cas_work_while_they_rotate(pki: dict[str, IssuedCertificate], tmp_path: Path) -> None:
     both = tmp_path / "ca.crt"
     both.write_bytes(
         "# CAs für heute\n".encode() + pki["node"].ca.read_bytes() + pki["stranger"].ca.read_bytes()
@@ -705,14 +713,14 @@ def test_an_intermediate_is_sent_along(tmp_path: Path) -> None:
         "n1", middle, uris=[], start=start, end=end, extensions=[x509.SubjectAlternativeName(names)]
     )
     root = Holder("root", ca=True, key=ROOT.key, start=start, end=end)
-    paths = Issued(tmp_path / "ca.crt", tmp_path / "n1.crt", tmp_path / "n1.key")
+    paths = IssuedCertificate(tmp_path / "ca.crt", tmp_path / "n1.crt", tmp_path / "n1.key")
     for path, content in zip(paths, (root.pem, leaf.pem + middle.pem, leaf.key_pem), strict=True):
         path.write_bytes(content)
     node = TLS(*paths)
     handshake(node.ssl_server_context(), node.ssl_client_context(), "127.0.0.1")
 
 
-def test_a_key_too_weak_for_openssl_is_our_error(tmp_path: Path, pki: dict[str, Issued]) -> None:
+def test_a_key_too_weak_for_openssl_is_our_error(tmp_path: Path, pki: dict[str, IssuedCertificate]) -> None:
     ca_key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - its being weak is the point
     start, end = datetime.now(UTC) - DAY, datetime.now(UTC) + DAY
     leaf = Holder(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rt.cli.bench import objects
+from rt.cli.commands.bench import objects
 from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
 
 
 def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(
-        objects, ["--dir", str(tmp_path), "--rounds", "2", "--items", "1000", "--json"]
+        objects, ["--directory", str(tmp_path), "--rounds", "2", "--items", "1000", "--json"]
     )
     assert result.exit_code == 0, result.output
     names = [json.loads(line)["name"] for line in result.stdout.splitlines()]

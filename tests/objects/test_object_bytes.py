@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rt.objects import ANY, BytesSerializer, JsonSerializer, NotSerializable, Serializers, StateDamaged
-from rt.objects.pairs import Pairs
-from rt.objects.slot_keys import NUMBER_MAX, decode, encode
+from rt.objects.collections.dictionary import Pairs
+from rt.objects.core.slot_keys import NUMBER_MAX, decode, encode
 
 SCALARS = (
     st.none()
@@ -135,7 +135,7 @@ def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
 def test_a_stored_value_of_another_type_is_refused() -> None:
     serializers = Serializers()
     for kind, data in ((int, b'"1"'), (int, b"true"), (str, b"1"), (bool, b"1"), (float, b'"x"')):
-        with pytest.raises(StateDamaged, match="another type"):
+        with pytest.raises(StateDamaged, match="wrong type"):
             serializers.of(kind).load(data)
     own = JsonSerializer(
         "own", complex, to_plain=lambda z: [z.real, z.imag], from_plain=lambda plain: complex(*plain)

@@ -1,36 +1,27 @@
-"""The example in README, run as it stands: stopped, and gone on with."""
+"""The program in docs/object-space.md, run as it stands, and once more."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from rt.log.columns import Message
+import pytest
+
 from rt.objects import PersistedObjectSpace, SqliteStore
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "object-space.md"
 
 
-def message(position: int) -> Message:
-    return Message(position, 0, "feed", position, f"t{position % 2}", b"%d" % position)
-
-
-def test_the_example_in_the_readme_goes_on_where_it_was(tmp_path: Path) -> None:
-    section = README.read_text().split("\n## The object space\n")[1].split("\n## ")[0]
-    program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
-    asked: list[int] = []
-
-    def messages(start: int) -> Iterator[Message]:
-        asked.append(start)
-        return map(message, range(start, start + 1500))
-
+def test_the_program_of_the_page_continues_after_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        exec(program, {"directory": str(tmp_path), "messages": messages})  # noqa: S102 - our README
-    assert asked == [0, 1500]
+        exec(program, {})  # noqa: S102 - our own page
     with SqliteStore(tmp_path / "state.db") as store:
         space = PersistedObjectSpace()
         space.load(store.reader())
         assert space.get_value("position").value == 3000
-        assert space.get_dictionary("counts", keys=str, values=int) == {"t0": 1500, "t1": 1500}
-        assert list(space.get_queue("window")) == [("t1", b"2997"), ("t0", b"2998"), ("t1", b"2999")]
+        assert space.get_dictionary("counts", keys=str, values=int) == {"AAPL": 1500, "IBM": 1500}
+        assert list(space.get_queue("window")) == [("IBM", b"747"), ("IBM", b"748"), ("IBM", b"749")]

@@ -105,7 +105,7 @@ def test_elements_of_another_type_are_refused(twin: Any) -> None:
     assert numbers == [1]
     assert twin.get_list("numbers") is numbers
     assert twin.get_list("numbers", of=int) is numbers
-    with pytest.raises(WrongType, match="got str, wanted int"):
+    with pytest.raises(WrongType, match="got str, expected int"):
         twin.get_list("numbers", of=str)
     with pytest.raises(WrongType, match="no serializer"):
         twin.create_list("other", of=complex)
@@ -191,7 +191,7 @@ def test_an_object_is_read_at_its_first_get(store: MemoryStore) -> None:
     damaged = MemoryStore(content)
     again = new(damaged)
     for _ in range(2):
-        with pytest.raises(StateDamaged, match="0 items where 1 must be"):
+        with pytest.raises(StateDamaged, match="0 items, expected 1"):
             again.get_list("it")
     assert "it" in again
 
@@ -239,7 +239,7 @@ def damaged(change: Callable[[dict[str, dict[str, bytes]]], object]) -> MemorySt
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(rt.UnknownVersion, match="wanted 1"):
+    with pytest.raises(rt.UnknownVersion, match="expected 1"):
         new(damaged(lambda content: content["state"].update(version=b"2")))
 
 
@@ -316,7 +316,7 @@ def test_the_outcome_of_a_save_is_told_once(store: MemoryStore) -> None:
     space.save(writer)
     writer.commit()
     other = store.begin(DIFFERENTIAL)
-    with pytest.raises(OutOfTurn, match="not told"):
+    with pytest.raises(OutOfTurn, match="outcome of the last save is missing"):
         space.save(other)
     space.on_saved()
     with pytest.raises(OutOfTurn):
@@ -327,12 +327,12 @@ def test_the_outcome_of_a_save_is_told_once(store: MemoryStore) -> None:
 def test_differences_go_only_to_the_store_that_they_are_to(store: MemoryStore) -> None:
     space = PersistedObjectSpace()
     space.create_value("it", 1)
-    with pytest.raises(OutOfTurn, match="does not come from"):
+    with pytest.raises(OutOfTurn, match="was not loaded from"):
         space.checkpoint(store)
     space.checkpoint(store, FULL)
     space.checkpoint(store)
     other = MemoryStore()
-    with pytest.raises(OutOfTurn, match="does not come from"):
+    with pytest.raises(OutOfTurn, match="was not loaded from"):
         space.checkpoint(other)
     assert other.content() == {}
     space.checkpoint(other, FULL)
@@ -711,7 +711,7 @@ def test_an_object_of_an_unknown_kind_is_kept_as_it_is(store: MemoryStore) -> No
     content["state/item/new/cells"] = {"0": b"1", "1": b"2"}
     newer = MemoryStore(content)
     again = new(newer)
-    with pytest.raises(WrongKind, match="wanted Matrix"):
+    with pytest.raises(WrongKind, match="expected Matrix"):
         again.get_list("new")
     with pytest.raises(ObjectExists):
         again.create_list("new")

@@ -102,7 +102,7 @@ def test_a_newer_version_is_refused_by_its_number(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(rt.UnknownVersion, match="got 7, wanted 1"):
+    with pytest.raises(rt.UnknownVersion, match="got 7, expected 1"):
         SqliteStore(path)
 
 
@@ -217,7 +217,7 @@ def test_a_write_that_fails_in_the_commit_leaves_the_outcome_unknown_and_the_sto
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "on_save_failed" in str(caught.value)
     space.on_save_failed(unknown_outcome=True)
-    with pytest.raises(rt.StorageFailed, match="failed before"):
+    with pytest.raises(rt.StorageFailed, match="failed earlier"):
         store.begin(DIFFERENTIAL)
     store.close()
     with SqliteStore(path) as store:

@@ -9,7 +9,7 @@ import pytest
 
 import rt
 from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, SqliteStore, Store
-from rt.objects.storing import StateReader
+from rt.objects.core.store import StateReader
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
 
@@ -112,13 +112,13 @@ def test_a_writer_is_spent_after_its_end(store: Store) -> None:
             lambda spent=spent: spent.delete_many("a", []),
             lambda spent=spent: spent.clear("a"),
         ):
-            with pytest.raises(OutOfTurn, match="spent"):
+            with pytest.raises(OutOfTurn, match="committed or rolled back"):
                 use()
 
 
 def test_there_is_one_writer_at_a_time(store: Store) -> None:
     first = store.begin(DIFFERENTIAL)
-    with pytest.raises(OutOfTurn, match="another commit is open"):
+    with pytest.raises(OutOfTurn, match="another writer is open"):
         store.begin(DIFFERENTIAL)
     first.put("a", "1", b"one")
     first.commit()

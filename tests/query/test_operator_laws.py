@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from rt.query import Observable, Source, creation
+from rt.query import Observable, Source
 from rt.query import operators as ops
+from rt.query.operators import creation
 from rt.query.operators.table import rows
-from rt.testing.queries import Event, MarbleError, check_laws, cold, hot
+from rt.testing.queries import MarbleError, MarbleEvent, check_laws, cold, hot
 
 IN = Source("in")
 OTHER = Source("other")
 
 
-def outcome(events: list[Event]) -> str:
+def outcome(events: list[MarbleEvent]) -> str:
     """Values and the end, without times."""
     marks = {"completed": "|", "error": "#"}
     return " ".join(marks.get(event.kind) or str(event.value) for event in events)

@@ -10,22 +10,22 @@ import pytest
 
 from rt.objects import MemoryStore, NotSerializable
 from rt.query import (
-    Inner,
     LimitExceeded,
     Observable,
     QueryError,
     QueryFailed,
     Source,
+    Subject,
     VirtualScheduler,
     WrongCount,
-    creation,
 )
 from rt.query import operators as ops
-from rt.query.artifact import Artifact
-from rt.query.host import Host
-from rt.query.operators.asking import next_tick_ns
-from rt.query.scheduling import NS_PER_S
-from rt.testing.queries import Event, check_laws, cold, hot, rows_written, run
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import NS_PER_S
+from rt.query.operators import creation
+from rt.query.operators.user_functions import next_tick_ns
+from rt.testing.queries import MarbleEvent, check_laws, cold, hot, rows_written, run
 
 IN = Source("in")
 
@@ -51,7 +51,7 @@ def listed(window: Observable[Any]) -> Observable[Any]:
     ],
 )
 def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) -> None:
-    events = {"in": [Event(at / 100, "next", at) for at in range(400)]}
+    events = {"in": [MarbleEvent(at / 100, "next", at) for at in range(400)]}
     few, many = (rows_written(query, {"in": events["in"][:count]}, last=4) for count in (60, 400))
     assert few == many <= 16
 
@@ -172,27 +172,27 @@ def test_windows_that_were_missed_are_left_out_but_for_the_one_that_is_not_over(
 
 
 def test_groups_outlive_who_wanted_no_more_of_them_and_end_with_their_last_listener() -> None:
-    host = Host(VirtualScheduler())
-    feed, heard = host.add_feed("in"), _Heard()
+    runtime = QueryRuntime(VirtualScheduler())
+    feed, heard = runtime.add_feed("in"), _Heard()
     query = IN.pipe(
         ops.group_by(lambda x: x % 2), ops.take(1), ops.flat_map(lambda group: group.pipe(ops.take(2)))
     )
-    root = _started(query, host.scheduler, heard, host)
+    root = _started(query, runtime.scheduler, heard, runtime)
     for number, value in enumerate((1, 2, 3, 5)):
         assert not root.is_finished or number == 3
         feed.on_next(number, value)
     assert heard.values == [1, 3, "|"]
     assert root.is_finished
-    assert host.space.ids() == []
-    assert host.inners == {}
+    assert runtime.space.ids() == []
+    assert runtime.subjects == {}
 
 
 def test_an_action_at_the_end_is_called_once_and_not_when_the_query_is_let_go_of() -> None:
     calls: list[str] = []
     query = IN.pipe(ops.finally_action(lambda: calls.append("ended")), ops.take(1))
-    host = Host(VirtualScheduler())
-    host.add_feed("in")
-    _started(query, host.scheduler, _Heard(), host).abandon()
+    runtime = QueryRuntime(VirtualScheduler())
+    runtime.add_feed("in")
+    _started(query, runtime.scheduler, _Heard(), runtime).abandon()
     assert calls == []
     run(query, {"in": hot("123|")})
     assert calls == ["ended"]
@@ -216,7 +216,7 @@ def test_a_window_nobody_subscribes_to_costs_nothing_and_stays_silent() -> None:
         IN.pipe(ops.window_with_count(2), ops.do_action(seen.append), ops.count()), {"in": hot("123|")}
     )
     assert [event.value for event in output] == [2, None]
-    assert all(type(each) is Inner and not each.has_subscribers for each in seen)
+    assert all(type(each) is Subject and not each.has_subscribers for each in seen)
 
 
 class _Heard:
@@ -233,10 +233,12 @@ class _Heard:
         self.values.append("|")
 
 
-def _started(query: Observable[Any], scheduler: Any, out: _Heard, host: Host | None = None) -> Artifact:
-    host = host or Host(scheduler)
-    host.load(MemoryStore().reader())
-    root = host.roots["q"] = Artifact(host, "q")
+def _started(
+    query: Observable[Any], scheduler: Any, out: _Heard, runtime: QueryRuntime | None = None
+) -> OperatorGroup:
+    runtime = runtime or QueryRuntime(scheduler)
+    runtime.load(MemoryStore().reader())
+    root = runtime.roots["q"] = OperatorGroup(runtime, "q")
     root.build(query, out)
     root.open()
     root.start()

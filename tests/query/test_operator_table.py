@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rt.query import creation, operators
+from rt.query import operators
+from rt.query.operators import creation
 from rt.query.operators.table import markdown, rows
 
 DOCS = Path(__file__).parents[2] / "docs" / "operators.md"

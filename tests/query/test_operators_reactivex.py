@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from reactivex import operators as rx
 from reactivex.testing import ReactiveTest, TestScheduler
 
-from rt.query import Observable, Source, creation
+from rt.query import Observable, Source
 from rt.query import operators as ops
-from rt.testing.queries import Event, check_laws, cold, run
+from rt.query.operators import creation
+from rt.testing.queries import MarbleEvent, check_laws, cold, run
 
 IN = Source("in")
 OTHER = Source("other")
 
-Stream = list[Event]
+Stream = list[MarbleEvent]
 Ours = Observable[Any]
 Theirs = Callable[[Any, Any], Any]
 
@@ -31,11 +32,11 @@ def streams(offset: float) -> st.SearchStrategy[Stream]:
         at, events = offset, []
         for wait, value in steps:
             at += wait
-            events.append(Event(at, "next", value))
+            events.append(MarbleEvent(at, "next", value))
         if end == "completed":
-            events.append(Event(at + 1, "completed"))
+            events.append(MarbleEvent(at + 1, "completed"))
         if end == "error":
-            events.append(Event(at + 1, "error", ValueError("#")))
+            events.append(MarbleEvent(at + 1, "error", ValueError("#")))
         return events
 
     steps = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), max_size=12)
@@ -73,7 +74,13 @@ def ours_of(query: Ours, sources: dict[str, Stream]) -> list[tuple[float, str, A
 
 def echo(value: int) -> Ours:
     """At times whose sums are no whole seconds: what comes first of two at one time is another with RxPY."""
-    return cold([Event(0.317, "next", value), Event(1.713, "next", -value), Event(2.371, "completed")])
+    return cold(
+        [
+            MarbleEvent(0.317, "next", value),
+            MarbleEvent(1.713, "next", -value),
+            MarbleEvent(2.371, "completed"),
+        ]
+    )
 
 
 def rx_echo(value: int) -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from rt.cli.bench import queries
+from rt.cli.commands.bench import queries
 
 
 def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
-    arguments = ["--dir", str(tmp_path), "--rounds", "2", "--queries", "20", "--json"]
+    arguments = ["--directory", str(tmp_path), "--rounds", "2", "--queries", "20", "--json"]
     result = CliRunner().invoke(queries, arguments)
     assert result.exit_code == 0, result.output
     names = [json.loads(line)["name"] for line in result.stdout.splitlines()]

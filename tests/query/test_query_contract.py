@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from rt.errors import UnknownVersion
 from rt.objects import CheckpointKind, MemoryStore
-from rt.query.artifact import Artifact
-from rt.query.errors import StateMismatch
-from rt.query.host import Host
-from rt.query.observing import Observable, Transform, applied
+from rt.query.core.errors import StateMismatch
+from rt.query.core.observable import Observable, Transform, applied
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import VirtualScheduler
+from rt.query.core.source import Source
 from rt.query.operators import buffer_with_count, buffer_with_time_or_count, take, where
-from rt.query.operators.filtering import Take
-from rt.query.scheduling import VirtualScheduler
-from rt.query.taps import Source
-from rt.testing.queries import Event, MarbleError, check_laws, cold, hot, rows_written
+from rt.query.operators.filter import Take
+from rt.testing.queries import MarbleError, MarbleEvent, check_laws, cold, hot, rows_written
 
 IN = Source("in")
 
 
-def outcome(events: list[Event]) -> str:
+def outcome(events: list[MarbleEvent]) -> str:
     """Values and the end, without times."""
     marks = {"completed": "|", "error": "#"}
     return " ".join(marks.get(event.kind) or str(event.value) for event in events)
@@ -70,8 +70,8 @@ def test_the_models_keep_the_laws_on_any_input(
     at, events = 0.0, []
     for wait, value in steps:
         at += wait
-        events.append(Event(at, "next", value))
-    events.append(Event(at + 1, "completed"))
+        events.append(MarbleEvent(at, "next", value))
+    events.append(MarbleEvent(at + 1, "completed"))
     query = IN.pipe(
         where(lambda x: x != 5), buffer_with_count(count, skip), buffer_with_time_or_count(span, 3), take(5)
     )
@@ -79,31 +79,31 @@ def test_the_models_keep_the_laws_on_any_input(
 
 
 def test_a_checkpoint_of_a_long_buffer_costs_what_changed() -> None:
-    events = [Event(number, "next", number) for number in range(300)]
+    events = [MarbleEvent(number, "next", number) for number in range(300)]
     assert rows_written(IN.pipe(buffer_with_count(1000)), {"in": events}, last=5) <= 6
 
 
 def _saved(query: Observable[Any]) -> MemoryStore:
-    store, host = MemoryStore(), Host(VirtualScheduler())
-    host.add_feed("in")
-    host.load(store.reader())
-    root = host.roots["q"] = Artifact(host, "q")
+    store, runtime = MemoryStore(), QueryRuntime(VirtualScheduler())
+    runtime.add_feed("in")
+    runtime.load(store.reader())
+    root = runtime.roots["q"] = OperatorGroup(runtime, "q")
     root.build(query, _Nobody())
     root.open()
     root.start()
     writer = store.begin(CheckpointKind.FULL)
-    host.save(writer)
+    runtime.save(writer)
     writer.commit()
     return store
 
 
 def _load(query: Observable[Any], store: MemoryStore) -> None:
-    host = Host(VirtualScheduler())
-    host.add_feed("in")
-    host.load(store.reader())
-    root = Artifact(host, "q")
+    runtime = QueryRuntime(VirtualScheduler())
+    runtime.add_feed("in")
+    runtime.load(store.reader())
+    root = OperatorGroup(runtime, "q")
     root.build(query, _Nobody())
-    root.load(host.take_stored("q"))
+    root.load(runtime.pop_stored("q"))
 
 
 class _Nobody:
@@ -116,7 +116,7 @@ def test_state_of_other_operators_is_refused() -> None:
     store = _saved(IN.pipe(take(3)))
     with pytest.raises(StateMismatch, match="another operator"):
         _load(IN.pipe(where(bool)), store)
-    with pytest.raises(StateMismatch, match="another number"):
+    with pytest.raises(StateMismatch, match="wrong number"):
         _load(IN.pipe(take(3), where(bool)), store)
 
 
@@ -124,7 +124,7 @@ def test_state_of_a_newer_operator_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Take, "VERSION", 2)
     store = _saved(IN.pipe(take(3)))
     monkeypatch.undo()
-    with pytest.raises(UnknownVersion, match="newer take"):
+    with pytest.raises(UnknownVersion, match="newer operator take"):
         _load(IN.pipe(take(3)), store)
 
 
@@ -150,7 +150,7 @@ class Flawed(Take[int]):
 
     def on_next(self, value: int, /) -> None:
         if self._flaw == "objects left":
-            self._artifact.host.space.get_or_create_value("query#left", 0).value = value
+            self._group.runtime.space.get_or_create_value("query#left", 0).value = value
         if self._flaw == "chance":
             value = next(CHANCE)
         super().on_next(value)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rt.objects import VolatileObjectSpace
-from rt.query.edges import InputEdge, OutputEdge, Release
-from rt.query.errors import NotInBuffer, QueryExists, SequenceGap
-from rt.query.reliable import NOTHING, RESUME, ReliableObserver
-from rt.query.replay import ReplayBuffer
-from rt.query.taps import Feed
+from rt.query.checkpoint.edge import InputEdge, OutputEdge, Release
+from rt.query.checkpoint.replay_buffer import ReplayBuffer
+from rt.query.core.errors import NotInBuffer, QueryExists, SequenceGap
+from rt.query.core.reliable import NOTHING, RESUME, ReliableObserver
+from rt.query.core.source import ValueFeed
 
 
 class Scripted:
@@ -57,14 +57,14 @@ class Consumer:
 
 
 def edge(source: Scripted, **more: Any) -> InputEdge:
-    made = InputEdge(source, Feed("in"), **more)
+    made = InputEdge(source, ValueFeed("in"), **more)
     made.start()
     return made
 
 
 def test_an_input_edge_asks_for_what_lies_behind_its_watermark_and_drops_what_it_has() -> None:
     source = Scripted()
-    feed = Feed("in")
+    feed = ValueFeed("in")
     feed.watermark = 4
     made = InputEdge(source, feed)
     made.start()
@@ -119,13 +119,13 @@ def test_a_source_is_let_go_by_the_checkpoint_that_says_so_and_not_before() -> N
 
 def test_a_source_that_was_never_started_is_let_go_at_once() -> None:
     source = Scripted()
-    InputEdge(source, Feed("in")).dispose()
+    InputEdge(source, ValueFeed("in")).dispose()
     assert source.calls == ["dispose"]
 
 
 def test_a_source_that_has_ended_is_not_asked_again() -> None:
     source = Scripted()
-    feed = Feed("in")
+    feed = ValueFeed("in")
     feed.on_completed()
     InputEdge(source, feed).start()
     assert source.calls == []

@@ -13,10 +13,11 @@ import pytest
 from rt.errors import DiskFull, InvalidName
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore, NotSerializable, StateDamaged
 from rt.query import operators as ops
-from rt.query.definitions import Factories
-from rt.query.edges import Release
-from rt.query.engine import QueryEngine
-from rt.query.errors import (
+from rt.query.checkpoint.edge import Release
+from rt.query.checkpoint.factories import Factories
+from rt.query.checkpoint.recovery import Mitigation
+from rt.query.checkpoint.transaction_log import LOG, Change, LogEntry, coalesce, combine
+from rt.query.core.errors import (
     Backlogged,
     LogConflict,
     NoSuchQuery,
@@ -25,16 +26,15 @@ from rt.query.errors import (
     StateMismatch,
     WrongState,
 )
-from rt.query.observing import Observable, applied
-from rt.query.operator import Operator
+from rt.query.core.observable import Observable, applied
+from rt.query.core.operator import Operator
+from rt.query.core.reliable import RESUME, ReliableObserver
+from rt.query.core.scheduler import VirtualScheduler
+from rt.query.core.source import Source
+from rt.query.engine import QueryEngine
+from rt.query.lifecycle import EngineState
 from rt.query.operators import buffer_with_count, buffer_with_time, take, where
-from rt.query.queries import Start
-from rt.query.recovery import Mitigation
-from rt.query.reliable import RESUME, ReliableObserver
-from rt.query.scheduling import VirtualScheduler
-from rt.query.states import EngineState
-from rt.query.taps import Source
-from rt.query.transaction_log import LOG, Change, Entry, coalesce, together
+from rt.query.query_registry import Start
 
 factories = Factories()
 
@@ -515,7 +515,7 @@ def test_what_an_interrupt_broke_off_is_never_saved(breaks: type[BaseException])
     with pytest.raises(breaks):
         life.run(5)
     before = life.store.content()
-    with pytest.raises(WrongState, match="broken off"):
+    with pytest.raises(WrongState, match="was interrupted"):
         life.engine.checkpoint()
     assert life.store.content() == before
     life.engine.unload()
@@ -703,16 +703,16 @@ def test_changes_are_coalesced_to_what_they_are_together(earlier: Change | None,
         outcomes[there] = None if between is None else apply(later, between)
     if outcomes == {0: None, 1: None}:
         with pytest.raises(LogConflict):
-            together(earlier, later, "q")
+            combine(earlier, later, "q")
         return
-    as_one = together(earlier, later, "q")
+    as_one = combine(earlier, later, "q")
     assert outcomes == {there: apply(as_one, there) if as_one else (there or None) for there in (0, 1)} or (
         as_one is None and outcomes == {0: 0, 1: None}
     )
 
 
 def test_entries_of_other_keys_do_not_matter() -> None:
-    entries = [Entry("query", "a", b"1"), Entry("query", "b", None), Entry("query", "a", None)]
+    entries = [LogEntry("query", "a", b"1"), LogEntry("query", "b", None), LogEntry("query", "a", None)]
     assert [(each.key, each.change) for each in coalesce(entries)] == [("b", Change.DELETE)]
 
 
@@ -721,7 +721,7 @@ def test_a_log_that_contradicts_the_checkpoint_fails_the_recovery() -> None:
     life.engine.start("q", "every", {"count": 1}, sink="out")
     life.engine.checkpoint()
     content = life.store.content()
-    content[LOG] = {"000000000009": Entry("query", "none", None).encode()}
+    content[LOG] = {"000000000009": LogEntry("query", "none", None).encode()}
     life.store = MemoryStore(content)
     with pytest.raises(LogConflict):
         life.crash()

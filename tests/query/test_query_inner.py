@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rt.query.errors import LateSubscription
-from rt.query.inner import Inner
-from rt.query.observing import Applied, Observable, applied
-from rt.query.operator import Operator
+from rt.query.core.errors import LateSubscription
+from rt.query.core.observable import Applied, Observable, applied
+from rt.query.core.operator import Operator
+from rt.query.core.source import Source
+from rt.query.core.subject import Subject
 from rt.query.operators import buffer_with_count, take
-from rt.query.taps import Source
-from rt.testing.queries import Event, check_laws, cold, hot, run
+from rt.testing.queries import MarbleEvent, check_laws, cold, hot, run
 
 IN = Source("in")
 
@@ -54,14 +54,14 @@ class Flat(Operator[Any, Any]):
         self._ended = state
 
 
-class Parity(Operator[int, Inner]):
+class Parity(Operator[int, Subject]):
     """A group of odd and one of even values."""
 
     __slots__ = ("_groups",)
     NAME = "parity"
 
     def __init__(self) -> None:
-        self._groups: dict[int, Inner] = {}
+        self._groups: dict[int, Subject] = {}
 
     def on_next(self, value: int, /) -> None:
         odd = value % 2
@@ -83,7 +83,7 @@ class Parity(Operator[int, Inner]):
         self._groups = {odd: self.make_inner(str(odd), odd) for odd in state}
 
 
-def values(events: list[Event]) -> list[Any]:
+def values(events: list[MarbleEvent]) -> list[Any]:
     return [event.value for event in events if event.kind == "next"]
 
 

@@ -18,8 +18,8 @@ from query_driver import RunningQueries
 import rt
 from rt.errors import WriteConflict
 from rt.objects import MemoryStore
-from sequencer.testing.leftovers import nothing_left
-from sequencer.testing.nodes import Nodes
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,10 +30,10 @@ WAIT_S = 240
 
 
 @pytest.fixture
-def node() -> Iterator[Nodes]:
+def node() -> Iterator[LocalCluster]:
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:
-        with nothing_left(), Nodes(root, 1) as nodes:
+        with nothing_left(), LocalCluster(root, 1) as nodes:
             nodes.start()
             nodes.wait_ready()
             yield nodes
@@ -41,12 +41,14 @@ def node() -> Iterator[Nodes]:
         shutil.rmtree(root)
 
 
-def merged(node: Nodes) -> list[bytes]:
+def merged(node: LocalCluster) -> list[bytes]:
     with rt.LogReader(node.merged_directory("n1")) as reader:
         return [each.value for each in reader]
 
 
-def test_an_engine_killed_at_random_moments_publishes_each_result_once(tmp_path: Path, node: Nodes) -> None:
+def test_an_engine_killed_at_random_moments_publishes_each_result_once(
+    tmp_path: Path, node: LocalCluster
+) -> None:
     feeds = Feeds(tmp_path, ["a"])
     feeds.publish("a", [b"%d" % n for n in range(COUNT)], "t", [BASE_NS + n * 10**8 for n in range(COUNT)])
     feeds.merge()

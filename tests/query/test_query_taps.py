@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rt.query.creation import merge
-from rt.query.observing import Observable, applied
-from rt.query.operator import Operator
+from rt.query.core.observable import Observable, applied
+from rt.query.core.operator import Operator
+from rt.query.core.source import Source
 from rt.query.operators import flat_map, switch_map
 from rt.query.operators import map as mapped
-from rt.query.taps import Source
+from rt.query.operators.creation import merge
 from rt.testing.queries import check_laws, hot
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rt.query.scheduling import VirtualScheduler
+from rt.query.core.scheduler import VirtualScheduler
 
 
 def test_cancelled_timers_are_forgotten_long_before_they_are_due() -> None:

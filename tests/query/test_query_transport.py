@@ -13,9 +13,9 @@ from query_driver import RunningQueries
 import rt
 from rt.errors import WriteConflict
 from rt.objects import CheckpointKind, MemoryStore
-from rt.query.edges import Release
-from rt.query.errors import Backlogged, QueryExists, SequenceGap
-from rt.query.transport import MessageSource, Outgoing, as_message
+from rt.query.checkpoint.edge import Release
+from rt.query.core.errors import Backlogged, QueryExists, SequenceGap
+from rt.query.messages import MessageSource, OutgoingMessage, as_message
 
 
 class Machine(RunningQueries):
@@ -161,7 +161,7 @@ def test_a_lost_store_is_noticed_before_anything_is_published_under_old_numbers(
     fill(feeds, 9)
     Machine(tmp_path, MemoryStore(), log=feeds.path).finish(9)
     assert published(tmp_path)
-    with pytest.raises(WriteConflict, match="do not belong together"):
+    with pytest.raises(WriteConflict, match="does not match the output"):
         Machine(tmp_path, MemoryStore(), log=feeds.path)
 
 
@@ -181,14 +181,16 @@ def test_a_full_checkpoint_holds_the_output_as_well(tmp_path: Path) -> None:
     [
         (b"x", (b"x", "", None)),
         ("ä", ("ä".encode(), "", None)),
-        (Outgoing(b"x", "topic", 5), (b"x", "topic", 5)),
+        (OutgoingMessage(b"x", "topic", 5), (b"x", "topic", 5)),
     ],
 )
 def test_what_is_published_of_a_value(value: Any, wanted: Any) -> None:
     assert as_message(value) == wanted
 
 
-@pytest.mark.parametrize("value", [7, Outgoing(b"", "t" * 2000), Outgoing(b"", "", 2**70), None])
+@pytest.mark.parametrize(
+    "value", [7, OutgoingMessage(b"", "t" * 2000), OutgoingMessage(b"", "", 2**70), None]
+)
 def test_what_cannot_be_published_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         as_message(value)

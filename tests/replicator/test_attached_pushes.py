@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 import rt
-from replicator.attached_pushes import SERVED, AttachedPushes
-from replicator.push_client import PushClient
-from rt.push_requests import Finish, Serve
+from replicator.push.client import PushClient
+from replicator.push.sidecar import SERVED, PushSidecar
+from rt.sidecar.push_protocol import FinishRequested, PushRequested
 
 WAIT_SECONDS = 120
 
@@ -19,7 +19,7 @@ WAIT_SECONDS = 120
 class FakeClient:
     """Runs until it is told to finish, or as its directory says."""
 
-    def __init__(self, asked: Serve, log: list[str]) -> None:
+    def __init__(self, asked: PushRequested, log: list[str]) -> None:
         self.directory, self._log = asked.directory, log
         self._finishing = asyncio.Event()
 
@@ -33,7 +33,9 @@ class FakeClient:
             case "fenced":
                 raise rt.Fenced("a newer one took over")
             case "bad" if len(self._log) < 3 or self._finishing.is_set():
-                raise rt.NotALog("no log")
+                raise rt.StorageFailed("a disk fails")
+            case "removed":
+                raise rt.LogNotFound("the directory was removed")
             case "broken":
                 raise AssertionError
         await self._finishing.wait()
@@ -46,13 +48,13 @@ class Pushes:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.ended: list[int] = []
-        self.pushes = AttachedPushes(self._make, self.ended.append)
+        self.pushes = PushSidecar(self._make, self.ended.append)
 
-    def _make(self, asked: Serve) -> PushClient:
+    def _make(self, asked: PushRequested) -> PushClient:
         return cast(PushClient, FakeClient(asked, self.log))
 
     def serve(self, number: int, directory: str) -> None:
-        self.pushes.take(Serve(number, directory, "s", (), "", "", ""))
+        self.pushes.take(PushRequested(number, directory, "s", (), "", "", ""))
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -81,8 +83,8 @@ def test_each_is_finished_for_itself_and_the_end_finishes_all() -> None:
     async def test(made: Pushes) -> None:
         for number, name in enumerate("abc"):
             made.serve(number, name)
-        made.pushes.take(Finish(1))
-        made.pushes.take(Finish(7))
+        made.pushes.take(FinishRequested(1))
+        made.pushes.take(FinishRequested(7))
         await made.until(lambda: made.ended == [1])
         assert made.pushes.directories == ["a", "c"]
 
@@ -102,6 +104,19 @@ def test_a_fenced_one_is_over_at_once_and_ends_no_other(caplog: pytest.LogCaptur
     assert "push_failed" not in caplog.text
 
 
+def test_one_whose_directory_was_removed_is_over_at_once_and_ends_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(pushes: Pushes) -> None:
+        pushes.serve(1, "removed")
+        pushes.serve(2, "good")
+        await pushes.until(lambda: pushes.ended == [1])
+
+    pushes = run(test)
+    assert pushes.log == ["removed begins", "good begins", "good ends"]
+    assert "push_ended path=removed reason=the directory was removed" in caplog.text
+
+
 def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -110,10 +125,10 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
         await made.until(lambda: made.log == ["bad begins"] * 3)  # The third time all is well.
         made.serve(2, "broken")
         await made.until(lambda: made.log.count("broken begins") == 2)
-        made.pushes.take(Finish(2))
+        made.pushes.take(FinishRequested(2))
         await made.until(lambda: made.ended == [2])
         assert made.log.count("broken begins") == 3
-        made.pushes.take(Finish(1))
+        made.pushes.take(FinishRequested(1))
 
     assert run(test).ended == [2, 1]
     assert caplog.text.count("push_failed path=bad") == 2
@@ -122,7 +137,7 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
 def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "a")
-        made.pushes.take(Finish(1))
+        made.pushes.take(FinishRequested(1))
         await made.until(lambda: made.ended == [1])
 
     assert run(test).log == ["a begins", "a ends"]

@@ -10,15 +10,15 @@ import pytest
 from batches import CLUSTER
 from receiving import publish
 
-from replicator.epoch_check import check_epoch, check_line
-from replicator.handshake import PullStart, PushProgress, PushStart
-from replicator.items import Place
-from replicator.pull_copy import EPOCH_FILE, PullCopy
-from replicator.pushed_log import PushedLog
-from rt.epochs import epoch_of, line_of
-from rt.errors import ClusterMismatch, Damaged, RtError
+from replicator.protocol.epoch_check import check_epoch, check_line
+from replicator.protocol.handshake import PullStart, PushProgress, PushStart
+from replicator.protocol.messages import LogOffset
+from replicator.pull.local_copy import EPOCH_FILE, LocalCopy
+from replicator.push.session_source import SessionSource
+from rt.cluster_epoch import epoch_of, line_of
+from rt.errors import ClusterMismatch, Corrupt, RtError
 from rt.log.disk import REAL
-from rt.net.rpc_errors import Unreachable
+from rt.net.grpc_errors import Unreachable
 
 FORCED = epoch_of(1 << 16, 5)
 RIVAL = epoch_of(1 << 16, 6)
@@ -62,7 +62,7 @@ def test_a_node_takes_bytes_of_its_own_line_only() -> None:
 
 
 def start(epoch: int) -> PullStart:
-    return PullStart(CLUSTER, epoch, "n1", Place(0, 0, 0), 0)
+    return PullStart(CLUSTER, epoch, "n1", LogOffset(0, 0, 0), 0)
 
 
 def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> 
         (FORCED_AGAIN, {FORCED: Unreachable}),
         (FORCED_AGAIN, {FORCED + 1: Unreachable, RIVAL: Unreachable}),
     ):
-        copy = PullCopy(tmp_path, "s")
+        copy = LocalCopy(tmp_path, "s")
         copy.open()
         for epoch, error in refused.items():
             with pytest.raises(error):
@@ -84,25 +84,25 @@ def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b'"1"', b"9223372036854775808"])
 def test_an_epoch_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
-    copy = PullCopy(tmp_path, "s")
+    copy = LocalCopy(tmp_path, "s")
     copy.begin(start(1))
     copy.close()
     (tmp_path / EPOCH_FILE).write_bytes(content)
-    with pytest.raises(Damaged):
-        PullCopy(tmp_path, "s").open()
+    with pytest.raises(Corrupt):
+        LocalCopy(tmp_path, "s").open()
 
 
 # Pushes
 
 
 def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) -> None:
-    said = PushProgress(Place(0, 0, 128), 10)
+    said = PushProgress(LogOffset(0, 0, 128), 10)
 
     def begins(node: str, epoch: int) -> PushStart:
         return PushStart(CLUSTER, epoch, 3, node)
 
     async def play() -> None:
-        log = PushedLog(publish(REAL, 10, root=str(tmp_path)), "s")
+        log = SessionSource(publish(REAL, 10, root=str(tmp_path)), "s")
         log.start(begins("n1", 1))
         log.start(begins("n2", 2))
         log.report("n1", said)
@@ -126,11 +126,11 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
 
 
 def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behind_one(tmp_path: Path) -> None:
-    end = Place(0, 0, 128)
+    end = LogOffset(0, 0, 128)
     merged = PushProgress(end, 10, merged=end, merged_x=0, merged_number=10)
 
     async def play() -> None:
-        log = PushedLog(publish(REAL, 10, root=str(tmp_path)), "s")
+        log = SessionSource(publish(REAL, 10, root=str(tmp_path)), "s")
         log.start(PushStart(CLUSTER, 1, 3, "n1"))
         log.report("n1", merged)
         assert log.levels.safe("n2") == end, "others bring it"

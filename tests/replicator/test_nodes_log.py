@@ -15,15 +15,15 @@ from merged_logs import Feeds
 from range_nodes import RangeNodes, range_nodes
 
 import rt
-from replicator.nodes_log import NodesLog
+from replicator.pull.remote_log import RemoteLog
 from rt.events import BadMessage, SkipForward
 from rt.log.disk import REAL
-from rt.log.interest import EVERYTHING, Interest
-from rt.log.outline import outline
-from rt.log.ranges import RangeReader
-from rt.net.rpc_errors import NothingYet, Unreachable
-from rt.spark.local_log import LocalLog
-from rt.spark.times import first_at
+from rt.log.read.outline import outline
+from rt.log.read.projection import EVERYTHING, Projection
+from rt.log.read.range_reader import RangeReader
+from rt.net.grpc_errors import NothingMergedYet, Unreachable
+from rt.spark.source.local_log import LocalLog
+from rt.spark.source.timestamp_seek import first_at
 
 SHORT = 0.5
 """For tests of what happens when no node is left."""
@@ -61,21 +61,21 @@ def nodes(root: Path, feeds: Feeds) -> Iterator[RangeNodes]:
 
 
 @pytest.fixture
-def log(nodes: RangeNodes) -> Iterator[NodesLog]:
+def log(nodes: RangeNodes) -> Iterator[RemoteLog]:
     log = open_log(nodes)
     yield log
     log.close()
 
 
-def open_log(nodes: RangeNodes, *, patience_seconds: float = 60.0, **options: str) -> NodesLog:
-    return NodesLog(nodes.endpoints, "s", patience_seconds=patience_seconds, **{**nodes.files, **options})
+def open_log(nodes: RangeNodes, *, patience_seconds: float = 60.0, **options: str) -> RemoteLog:
+    return RemoteLog(nodes.endpoints, "s", patience_seconds=patience_seconds, **{**nodes.files, **options})
 
 
-def read(log: NodesLog, start: int, end: int, interest: Interest = EVERYTHING) -> list[rt.Message]:
+def read(log: RemoteLog, start: int, end: int, interest: Projection = EVERYTHING) -> list[rt.Message]:
     return [message for batch in log.read(start, end, interest, refuse) for message in batch.messages()]
 
 
-def test_bounds_and_outline_are_those_of_the_nodes_files(feeds: Feeds, log: NodesLog) -> None:
+def test_bounds_and_outline_are_those_of_the_nodes_files(feeds: Feeds, log: RemoteLog) -> None:
     end = feeds.rows()[-1].position + 1
     assert log.bounds() == (0, end)
     told = list(log.outline(70, end))
@@ -91,7 +91,7 @@ def test_any_range_holds_what_the_nodes_files_hold(
     rows = feeds.rows()
     start = data.draw(st.integers(0, len(rows)))
     end = data.draw(st.integers(start, len(rows)))
-    interest = Interest(
+    interest = Projection(
         data.draw(st.booleans()),
         data.draw(st.none() | st.frozensets(st.sampled_from("abc"))),
         data.draw(st.none() | st.frozensets(st.sampled_from(["trade", "small", "large"]))),
@@ -105,7 +105,7 @@ def test_any_range_holds_what_the_nodes_files_hold(
     assert got == [message for batch in reader.batches() for message in batch.messages()]
 
 
-def test_a_small_range_in_the_middle_of_a_segment_costs_little(feeds: Feeds, log: NodesLog) -> None:
+def test_a_small_range_in_the_middle_of_a_segment_costs_little(feeds: Feeds, log: RemoteLog) -> None:
     start = next(row.position for row in feeds.rows() if row.topic == "large") + 300
     got = read(log, start, start + 5)
     assert [row.position for row in got] == list(range(start, start + 5))
@@ -170,7 +170,7 @@ def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes:
     assert nodes.nodes[second].acknowledged == [("sub", 7), ("sub", 9)]
 
 
-def test_nothing_is_held_but_for_the_certificates_own_name(log: NodesLog) -> None:
+def test_nothing_is_held_but_for_the_certificates_own_name(log: RemoteLog) -> None:
     with pytest.raises(rt.CertificateError, match="only a subscriber itself can acknowledge"):
         log.hold("other", 7)
 
@@ -223,7 +223,7 @@ def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) ->
     with range_nodes(tmp_path, 1) as nodes:
         log = open_log(nodes, patience_seconds=SHORT)
         got: list[int] = []
-        with pytest.raises(rt.Damaged, match="a node's bytes do not verify: values fail"):
+        with pytest.raises(rt.Corrupt, match="a node's bytes do not verify: values fail"):
             for batch in log.read(0, 20, EVERYTHING, refuse):
                 got += batch.positions.tolist()
         assert got == [0]
@@ -231,7 +231,7 @@ def test_bytes_that_were_damaged_on_a_node_are_not_handed_out(tmp_path: Path) ->
 
 
 def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
-    feeds: Feeds, log: NodesLog
+    feeds: Feeds, log: RemoteLog
 ) -> None:
     rows = feeds.rows()
     local = LocalLog(feeds.path)
@@ -283,7 +283,7 @@ def test_a_log_that_had_messages_is_not_taken_for_empty(tmp_path: Path) -> None:
         assert log.bounds()[1] > 0
         (tmp_path / "merged").unlink()
         log._bounds = None  # What was asked just now is good for a moment.
-        with pytest.raises(NothingYet):
+        with pytest.raises(NothingMergedYet):
             log.bounds()
         log.close()
 
@@ -323,6 +323,6 @@ def test_fewer_nodes_than_a_majority_are_enough_to_read_and_that_is_told(
         for index in {0, 1, 2} - {left}:
             nodes.stop(index)
         assert log.bounds() == (0, end)
-        assert "no_majority_answers answers=1 nodes=3" in caplog.text
+        assert "no_majority_reachable answers=1 nodes=3" in caplog.text
         log.close()
     feeds.close()

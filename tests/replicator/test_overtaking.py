@@ -7,34 +7,34 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rt
-from replicator.handshake import PullMerged
-from replicator.items import Chunk, Item, Place, Sealed, Trimmed
-from replicator.overtaking import Overtaking
-from replicator.sender import Sender
-from rt.log.catalog import segment_path
-from rt.log.directory import list_segments
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
-from rt.log.table import TrimReason
+from replicator.protocol.handshake import PullMerged
+from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed, SegmentSealed
+from replicator.pull.trim_overtake import TrimOvertake
+from replicator.send.sender import Sender
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = b"c" * 16
 
 
 def chunk(y: int, offset: int = 0) -> Chunk:
-    return Chunk(Place(0, y, offset), b"x" * 100)
+    return Chunk(LogOffset(0, y, offset), b"x" * 100)
 
 
-def sealed(y: int) -> Sealed:
+def sealed(y: int) -> SegmentSealed:
     """Segments of 100 bytes and of 10 positions."""
-    return Sealed(Place(0, y, 100), 10 * (y + 1), is_last_of_x=False, sealed_ns=1)
+    return SegmentSealed(LogOffset(0, y, 100), 10 * (y + 1), is_last_of_x=False, sealed_ns=1)
 
 
-def trimmed(y: int) -> Trimmed:
-    return Trimmed(SegmentId(0, y), 10 * y, TrimReason.TIME)
+def trimmed(y: int) -> LogTrimmed:
+    return LogTrimmed(SegmentId(0, y), 10 * y, TrimReason.TIME)
 
 
-def has_up_to(place: Place, end: int) -> PullMerged:
+def has_up_to(place: LogOffset, end: int) -> PullMerged:
     return PullMerged(CLUSTER, place, end)
 
 
@@ -46,14 +46,14 @@ def has_up_to(place: Place, end: int) -> PullMerged:
         (PullMerged(position=50), 50, False),
         (PullMerged(position=59), 50, False),
         (PullMerged(position=49), 50, True),
-        (has_up_to(Place(0, 4, 100), 50), 50, False),
-        (has_up_to(Place(0, 4, 50), 45), 50, True),
+        (has_up_to(LogOffset(0, 4, 100), 50), 50, False),
+        (has_up_to(LogOffset(0, 4, 50), 45), 50, True),
     ],
 )
 def test_who_begins_behind_what_it_wanted_was_overtaken(
     wanted: PullMerged, first: int, is_overtaken: bool
 ) -> None:
-    assert Overtaking(wanted, Place(0, 5, 0), first).is_overtaken is is_overtaken
+    assert TrimOvertake(wanted, LogOffset(0, 5, 0), first).is_overtaken is is_overtaken
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_who_begins_behind_what_it_wanted_was_overtaken(
 def test_who_is_sent_on_without_what_lies_between_was_overtaken(
     items: list[Item], is_overtaken: bool
 ) -> None:
-    overtaking = Overtaking(PullMerged(), Place(0, 5, 0), 50)
+    overtaking = TrimOvertake(PullMerged(), LogOffset(0, 5, 0), 50)
 
     overtaking.follow(items)
 
@@ -81,13 +81,13 @@ def test_who_is_sent_on_without_what_lies_between_was_overtaken(
 
 def test_a_stream_that_begins_within_a_segment_may_lose_the_rest_of_it() -> None:
     for item, is_overtaken in ((chunk(5, 60), False), (chunk(6), True)):
-        overtaking = Overtaking(has_up_to(Place(0, 5, 60), 55), Place(0, 5, 60), 55)
+        overtaking = TrimOvertake(has_up_to(LogOffset(0, 5, 60), 55), LogOffset(0, 5, 60), 55)
         overtaking.follow([trimmed(6), item])
         assert overtaking.is_overtaken is is_overtaken
 
 
 def test_being_overtaken_is_noted_once_each_time() -> None:
-    overtaking = Overtaking(PullMerged(position=3), Place(0, 5, 0), 50)
+    overtaking = TrimOvertake(PullMerged(position=3), LogOffset(0, 5, 0), 50)
     overtaking.is_overtaken = False
 
     overtaking.follow([chunk(5), sealed(5), chunk(6)])
@@ -102,11 +102,11 @@ def test_being_overtaken_is_noted_once_each_time() -> None:
 @example(["roll", "roll", "take", "trim"])
 def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(script: list[str]) -> None:
     disk = MemoryDisk()
-    merged = MergedLog("/merged", cluster_id=CLUSTER, stream="s", disk=disk)
+    merged = MergedLogBuilder("/merged", cluster_id=CLUSTER, stream="s", disk=disk)
     with rt.Publisher("/root", "s", publisher_id="feed", disk=disk, fsync="never") as publisher:
         publish_and_merge(publisher, merged)
         sender = Sender("/merged", None, disk=disk, watch=False)
-        overtaking = Overtaking(PullMerged(), Place(0, 0, 0), 0)
+        overtaking = TrimOvertake(PullMerged(), LogOffset(0, 0, 0), 0)
         ever: dict[SegmentId, int] = {}
         sent: Counter[SegmentId] = Counter()
 
@@ -139,7 +139,7 @@ def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(scri
     merged.close()
 
 
-def publish_and_merge(publisher: rt.Publisher, merged: MergedLog) -> None:
+def publish_and_merge(publisher: rt.Publisher, merged: MergedLogBuilder) -> None:
     publisher.publish_many([b"x" * 400] * 5)
     publisher.flush()
     merged.merge_all([publisher.directory], block_bytes=1500)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,30 @@ from receiving import files_of, messages, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt
-from replicator import pull_client
-from replicator.attached_copy import AttachedCopy
-from replicator.calls import ROLES, replication_service
-from replicator.items import Place
-from replicator.pull_client import PullClient
-from replicator.pull_copy import PullCopy
-from replicator.wire import decode_pull_request
-from rt.errors import CertificateError, ClusterMismatch, Diverged, InvalidName, RtError, StorageFailed
+from replicator.protocol.codec import decode_pull_request
+from replicator.protocol.grpc_service import ROLES, replication_service
+from replicator.protocol.messages import LogOffset
+from replicator.pull import client as client_module
+from replicator.pull.client import PullClient
+from replicator.pull.local_copy import LocalCopy
+from replicator.pull.sidecar_copy import SidecarCopy
+from rt.client.cursor import ACKNOWLEDGED, BEGUN, acknowledged_path, begun_path, write_position
+from rt.errors import (
+    CertificateError,
+    ClusterMismatch,
+    Corrupt,
+    CorruptRange,
+    Diverged,
+    InvalidName,
+    RtError,
+    StorageFailed,
+)
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.net.rpc import serve
-from rt.positions import ACKNOWLEDGED, BEGUN, acknowledged_path, begun_path, write_position
+from rt.log.format.segment import SegmentId
+from rt.net.grpc_channel import serve
 from rt.testing.disk import FaultyDisk
-from rt.testing.merged import MergedLog
-from sequencer.testing.loopback import free_port
+from rt.testing.merged import MergedLogBuilder
+from sequencer.localcluster.loopback import free_port
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,7 @@ class Source:
     def __init__(self, tmp_path: Path, names: tuple[str, ...] = ("n1",)) -> None:
         self.root = str(tmp_path / "source")
         self.nodes = [FakeNode(tmp_path / name, node=name) for name in names]
-        self.logs = [MergedLog(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
+        self.logs = [MergedLogBuilder(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
 
     def grow(self, *sizes: int, roll: bool = False, only: int | None = None) -> None:
         if sizes:
@@ -64,7 +73,7 @@ class Source:
 
 @asynccontextmanager
 async def pulling(
-    copy: PullCopy, endpoints: list[str], pki: Path, name: str = "sub", **options: Any
+    copy: LocalCopy, endpoints: list[str], pki: Path, name: str = "sub", **options: Any
 ) -> AsyncIterator[PullClient]:
     client = PullClient(copy, "s", endpoints, tls_of(pki, name), draw=lambda low, _: low, **options)
     running = asyncio.ensure_future(client.run())
@@ -77,13 +86,13 @@ async def pulling(
             running.result()
 
 
-def same(copy: PullCopy, path: str) -> Callable[[], bool]:
+def same(copy: LocalCopy, path: str) -> Callable[[], bool]:
     return lambda: Path(copy.path).exists() and files_of(REAL, copy.path) == files_of(REAL, path)
 
 
 def test_a_copy_follows_the_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
-        source, copy = Source(tmp_path), PullCopy(tmp_path / "copy", "s", name="sub")
+        source, copy = Source(tmp_path), LocalCopy(tmp_path / "copy", "s", name="sub")
         source.grow(100, 2000)
         (node,) = source.nodes
         async with node.serving(tls_of(pki, "n1")) as endpoint, pulling(copy, [endpoint], pki) as client:
@@ -111,13 +120,13 @@ def test_a_client_goes_on_exactly_where_its_copy_ends_also_as_another_process(
         (node,) = source.nodes
         async with node.serving(tls_of(pki, "n1")) as endpoint:
             for size in (500, 300_000, 20):
-                copy = PullCopy(tmp_path / "copy", "s")
+                copy = LocalCopy(tmp_path / "copy", "s")
                 async with pulling(copy, [endpoint], pki):
                     await until(same(copy, source.path))
                 sent = sum(pull.sent_bytes for pull in node.pull.pulls.values())
                 source.grow(size, roll=size == 500)
                 assert sent <= sum(map(len, files_of(REAL, source.path).values()))
-            copy = PullCopy(tmp_path / "copy", "s")
+            copy = LocalCopy(tmp_path / "copy", "s")
             async with pulling(copy, [endpoint], pki):
                 await until(same(copy, source.path))
         source.close()
@@ -128,7 +137,7 @@ def test_a_client_goes_on_exactly_where_its_copy_ends_also_as_another_process(
 
 def test_a_node_that_dies_is_left_for_the_next_and_the_bytes_are_the_same(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
-        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100, 2000)
         first, second = source.nodes
         ports = [free_port(), free_port()]
@@ -150,7 +159,7 @@ def test_a_node_that_dies_is_left_for_the_next_and_the_bytes_are_the_same(tmp_pa
 
 def test_a_node_that_has_less_is_left_for_one_that_has_all(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
-        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100)
         behind, ahead = source.nodes
         source.grow(200, 300, only=1)
@@ -159,7 +168,7 @@ def test_a_node_that_has_less_is_left_for_one_that_has_all(tmp_path: Path, pki: 
             async with pulling(copy, [f"localhost:{ports[1]}"], pki):
                 await until(same(copy, ahead.merged))
             source.grow(400, only=1)
-            copy = PullCopy(tmp_path / "copy", "s")
+            copy = LocalCopy(tmp_path / "copy", "s")
             async with (
                 behind.serving(tls_of(pki, "n1"), ports[0]),
                 pulling(copy, [f"localhost:{port}" for port in ports], pki) as client,
@@ -188,7 +197,7 @@ class Silent:
 @pytest.mark.parametrize("kind", ["no answer", "no items"])
 def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str) -> None:
     async def main() -> None:
-        source, copy = Source(tmp_path, ("n1", "n2")), PullCopy(tmp_path / "copy", "s")
+        source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
         source.grow(100)
         good, still = source.nodes
         source.grow(200, only=0)
@@ -208,7 +217,7 @@ def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str)
     asyncio.run(main())
 
 
-async def ended(copy: PullCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
+async def ended(copy: LocalCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
     client = PullClient(copy, "s", endpoints, tls_of(pki, name), draw=lambda low, _: low)
     with pytest.raises(RtError) as caught:
         async with asyncio.timeout(120):
@@ -221,12 +230,12 @@ def test_a_copy_that_differs_stops_the_client_loudly(tmp_path: Path, pki: Path) 
         ours, theirs = Source(tmp_path / "a"), Source(tmp_path / "b")
         ours.grow(100, 200)
         theirs.grow(101, 200)
-        copy = PullCopy(tmp_path / "copy", "s")
+        copy = LocalCopy(tmp_path / "copy", "s")
         async with ours.nodes[0].serving(tls_of(pki, "n1")) as endpoint, pulling(copy, [endpoint], pki):
             await until(same(copy, ours.path))
         before = files_of(REAL, copy.path)
         async with theirs.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
-            assert isinstance(await ended(PullCopy(copy.path, "s"), [endpoint], pki), Diverged)
+            assert isinstance(await ended(LocalCopy(copy.path, "s"), [endpoint], pki), Diverged)
         assert files_of(REAL, copy.path) == before
         ours.close()
         theirs.close()
@@ -239,11 +248,11 @@ def test_what_every_node_refuses_ends_the_client(tmp_path: Path, pki: Path) -> N
         source = Source(tmp_path)
         source.grow(100)
         async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
-            copy = PullCopy(tmp_path / "copy", "s", name="another")
+            copy = LocalCopy(tmp_path / "copy", "s", name="another")
             assert isinstance(await ended(copy, [endpoint, endpoint], pki), CertificateError)
             assert not (tmp_path / "copy").exists()
-            MergedLog(tmp_path / "copy", cluster_id=bytes(16), stream="s").close()
-            copy = PullCopy(tmp_path / "copy", "s")
+            MergedLogBuilder(tmp_path / "copy", cluster_id=bytes(16), stream="s").close()
+            copy = LocalCopy(tmp_path / "copy", "s")
             assert isinstance(await ended(copy, [endpoint], pki), ClusterMismatch)
         source.close()
 
@@ -256,7 +265,7 @@ def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_does_not(tmp_pat
         source.grow(1000, 2000)
         disk = FaultyDisk(REAL)
         async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
-            copy = PullCopy(tmp_path / "copy", "s", disk=disk)
+            copy = LocalCopy(tmp_path / "copy", "s", disk=disk)
             disk.capacity_bytes = 2000
             async with pulling(copy, [endpoint], pki) as client:
                 await until(lambda: client.switches >= 2)
@@ -265,7 +274,7 @@ def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_does_not(tmp_pat
             disk.fail("pwritev", at=1, times=10**6)
             source.grow(10)
             assert isinstance(
-                await ended(PullCopy(copy.path, "s", disk=disk), [endpoint], pki), StorageFailed
+                await ended(LocalCopy(copy.path, "s", disk=disk), [endpoint], pki), StorageFailed
             )
         source.close()
 
@@ -278,14 +287,14 @@ def test_a_filtered_copy_keeps_its_topics(tmp_path: Path, pki: Path) -> None:
         source.grow(10, 20, 30, 40)
         wanted = [message for message in messages(source.path) if message[1] == "t1"]
         async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
-            copy = PullCopy(tmp_path / "copy", "s", topics=["t1"])
+            copy = LocalCopy(tmp_path / "copy", "s", topics=["t1"])
             async with pulling(copy, [endpoint], pki):
                 await until(lambda: copy.position == 4)
             assert messages(copy.path) == wanted
             for topics in (["t2"], []):
                 with pytest.raises(InvalidName):
-                    PullCopy(tmp_path / "copy", "s", topics=topics).open()
-            again = PullCopy(tmp_path / "copy", "s", topics=["t1", "t1"])
+                    LocalCopy(tmp_path / "copy", "s", topics=topics).open()
+            again = LocalCopy(tmp_path / "copy", "s", topics=["t1", "t1"])
             source.grow(50, 60, 70, roll=True)
             async with pulling(again, [endpoint], pki):
                 await until(lambda: again.position == 7)
@@ -299,7 +308,7 @@ def test_a_copy_that_comes_back_too_late_skips_forward_and_its_reader_is_told(
     tmp_path: Path, pki: Path
 ) -> None:
     async def main() -> None:
-        source, copy = Source(tmp_path), PullCopy(tmp_path / "copy", "s")
+        source, copy = Source(tmp_path), LocalCopy(tmp_path / "copy", "s")
         source.grow(100, 200)
         async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
             async with pulling(copy, [endpoint], pki):
@@ -307,7 +316,7 @@ def test_a_copy_that_comes_back_too_late_skips_forward_and_its_reader_is_told(
             source.grow(300, roll=True)
             source.grow(400, roll=True)
             source.logs[0].trim(SegmentId(0, 2))
-            again = PullCopy(tmp_path / "copy", "s")
+            again = LocalCopy(tmp_path / "copy", "s")
             async with pulling(again, [endpoint], pki):
                 await until(same(again, source.path))
         source.close()
@@ -325,12 +334,12 @@ def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None
         source.grow(100, 200)
         source.grow(300, roll=True)
         async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
-            copy = PullCopy(tmp_path / "copy", "s", position="latest")
+            copy = LocalCopy(tmp_path / "copy", "s", position="latest")
             async with pulling(copy, [endpoint], pki):
                 await until(lambda: copy.position == 3)
                 assert copy.receiver is not None
                 assert copy.receiver.place is not None
-                assert copy.receiver.place.segment == Place(0, 1, 0).segment
+                assert copy.receiver.place.segment == LogOffset(0, 1, 0).segment
         source.close()
 
     asyncio.run(main())
@@ -339,18 +348,18 @@ def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None
 # --- acknowledgements -------------------------------------------------------------------------------------
 
 
-def attached(path: Path, **options: Any) -> AttachedCopy:
-    return AttachedCopy(path, "s", on_reached=lambda _: None, subscriber="sub", **options)
+def attached(path: Path, **options: Any) -> SidecarCopy:
+    return SidecarCopy(path, "s", on_reached=lambda _: None, subscriber="sub", **options)
 
 
-def acknowledge(copy: PullCopy, position: int, name: str = "sub") -> None:
+def acknowledge(copy: LocalCopy, position: int, name: str = "sub") -> None:
     write_position(REAL, acknowledged_path(copy.path, name), ACKNOWLEDGED, position)
 
 
 def test_what_a_subscriber_acknowledges_reaches_the_nodes_also_while_nothing_comes(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_client, "ACKNOWLEDGED_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "ACKNOWLEDGED_SECONDS", 0.01)
 
     async def main() -> None:
         source, copy = Source(tmp_path), attached(tmp_path / "copy")
@@ -389,3 +398,88 @@ def test_an_acknowledgement_that_is_damaged_holds_nothing_and_stops_nothing(
     assert caplog.text.count("acknowledgement_unreadable") == 1
     acknowledge(copy, 6)
     assert copy.acknowledged() is not None
+
+
+# Damage on every node
+
+
+class Telling(LocalCopy):
+    """Notes what it is told that no node has good bytes of."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.told: list[tuple[int, int | None, str]] = []
+
+    def on_corrupt(self, start: int, end: int | None, why: str) -> None:
+        self.told.append((start, end, why))
+
+
+@pytest.mark.parametrize(
+    ("at", "is_told_where"),
+    [(119_150, True), (120_000, True), (120_000, False), (3, True), (3, False)],
+    ids=["columns", "values", "values, and not told where", "header", "header, and not told where"],
+)
+def test_what_no_node_has_good_bytes_of_is_told_once_for_each_place_and_waited_for(
+    tmp_path: Path, pki: Path, at: int, *, is_told_where: bool
+) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path, ("n1", "n2")), Telling(tmp_path / "copy", "s")
+        source.grow(*[2000] * 100)
+        source.grow(*[2000] * 10, roll=True)
+        files = [Path(node.merged) / "log.0.0" for node in source.nodes]
+        good = files[0].read_bytes()
+        for file in files:
+            file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        async with AsyncExitStack() as opened:
+            endpoints = []
+            for node in source.nodes:
+                if is_told_where:
+                    node.pull.pull = corrupt_range(node.pull.pull, 100)  # type: ignore[method-assign]
+                endpoints.append(await opened.enter_async_context(node.serving(tls_of(pki, "n1"))))
+            async with pulling(copy, endpoints, pki) as client:
+                # Of bad values a node hears only when the receiver is back.
+                await until(lambda: copy.told and (not is_told_where or copy.told[-1][1] == 100))
+                told, switches = len(copy.told), client.switches
+                await until(lambda: client.switches >= switches + 6)
+                start, end, why = copy.told[-1]
+                assert {one[0] for one in copy.told} == {copy.position}
+                assert (start > 0) == (at > 64)
+                assert end == (100 if is_told_where else None)
+                assert all(endpoint in why for endpoint in endpoints)
+                files[1].write_bytes(good)
+                await until(lambda: copy.position == 110)
+            assert len(copy.told) == told <= 2
+        source.close()
+
+    asyncio.run(main())
+
+
+def corrupt_range(pull: Any, end: int) -> Any:
+    """What a node makes of damage that it meets while it serves a pull."""
+
+    async def told(requests: Any, context: Any) -> None:
+        try:
+            await pull(requests, context)
+        except Corrupt as error:
+            raise CorruptRange("damaged here", start=0, end=end) from error
+
+    return told
+
+
+def test_a_node_that_cannot_be_asked_may_have_good_bytes(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        source, copy = Source(tmp_path), Telling(tmp_path / "copy", "s")
+        source.grow(*[2000] * 10)
+        file = Path(source.path) / "log.0.0"
+        good = file.read_bytes()
+        file.write_bytes(good[:9000] + bytes([good[9000] ^ 1]) + good[9001:])
+        (node,) = source.nodes
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            pulling(copy, [endpoint, f"localhost:{free_port()}"], pki) as client,
+        ):
+            await until(lambda: client.switches >= 8)
+        assert copy.told == []
+        source.close()
+
+    asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 from replicator.cli.pull import pull
 from rt.log.disk import REAL
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 RT = """import sys
 from rt.cli.main import cli, main
@@ -24,6 +25,8 @@ from replicator.cli.pull import pull
 
 cli.add_command(pull)
 """
+
+TLS_FILES = (("ca", "ca.crt"), ("cert", "sub.crt"), ("key", "sub.key"))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ cli.add_command(pull)
         ["copy", "--stream", "../s", "--endpoints", "n1:5002", "--insecure"],
         ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--retention", "never"],
         ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--position", "-1"],
+        ["copy", "--stream", "s", "--endpoints", "n1:5002", "--insecure", "--repair", "--attached"],
     ],
 )
 def test_misuse_is_said_before_anything_is_done(
@@ -60,14 +64,11 @@ def test_it_copies_until_a_signal_ends_it(tmp_path: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         source = publish(REAL, 100, 200, root=str(tmp_path / "source"))
-        merged = MergedLog(node.merged, cluster_id=CLUSTER, stream="s")
+        merged = MergedLogBuilder(node.merged, cluster_id=CLUSTER, stream="s")
         merged.merge_all([source])
         copy = str(tmp_path / "copy")
         async with node.serving(tls_of(pki, "n1")) as endpoint:
-            tls = [
-                f"--{name}={pki / file}"
-                for name, file in (("ca", "ca.crt"), ("cert", "sub.crt"), ("key", "sub.key"))
-            ]
+            tls = [f"--{name}={pki / file}" for name, file in TLS_FILES]
             command = ["pull", copy, "--stream=s", f"--endpoints={endpoint}", *tls, "--name=sub"]
             child = subprocess.Popen([sys.executable, "-c", RT + f"sys.exit(main({command!r}))"])
             try:
@@ -83,5 +84,32 @@ def test_it_copies_until_a_signal_ends_it(tmp_path: Path) -> None:
                 child.kill()
                 child.wait()
         merged.close()
+
+    asyncio.run(main())
+
+
+def test_mend_makes_a_damaged_copy_whole_and_ends(tmp_path: Path) -> None:
+    pki = make_pki(tmp_path / "pki")
+
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        source = publish(REAL, 100, 2000, root=str(tmp_path / "source"))
+        with MergedLogBuilder(node.merged, cluster_id=CLUSTER, stream="s") as merged:
+            merged.merge_all([source])
+        copy = tmp_path / "copy"
+        shutil.copytree(node.merged, copy)
+        file = copy / "log.0.0"
+        data = bytearray(file.read_bytes())
+        data[1500] ^= 1
+        file.write_bytes(bytes(data))
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            tls = [f"--{name}={pki / file}" for name, file in TLS_FILES]
+            arguments = [str(copy), "--stream=s", f"--endpoints={endpoint}", *tls, "--repair"]
+            mended = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
+            again = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
+        assert (mended.exit_code, again.exit_code) == (0, 0), (mended.output, again.output)
+        assert f"repaired {file}: 1 bytes" in mended.output
+        assert "nothing is corrupt" in again.output
+        assert files_of(REAL, str(copy)) == files_of(REAL, node.merged)
 
     asyncio.run(main())

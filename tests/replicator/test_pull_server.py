@@ -29,33 +29,42 @@ from receiving import (
 )
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
-from replicator.filtering import Filtering
-from replicator.handshake import (
+from replicator.protocol.codec import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from replicator.protocol.handshake import (
     Acknowledged,
-    HoldRefused,
+    HoldRejected,
     PullHello,
     PullMerged,
     PullProgress,
     PullSession,
     PullStart,
 )
-from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
-from replicator.merged_receiver import MergedReceiver
-from replicator.pull_server import PullServicer, check_puller
-from replicator.pull_start import begin_filtered, begin_merged, begin_session
-from replicator.sender import Sender
-from replicator.session_receiver import read_marks
-from replicator.wire import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    CompleteUpTo,
+    Item,
+    LogOffset,
+    LogTrimmed,
+    SegmentSealed,
+)
+from replicator.pull.memory_budget import BudgetGrant
+from replicator.pull.negotiation import begin_filtered, begin_merged, begin_session
+from replicator.pull.server import PullServicer, check_puller
+from replicator.receive.merged_receiver import MergedReceiver
+from replicator.receive.session_receiver import read_marks
+from replicator.send.sender import Sender
+from replicator.send.topic_filter import FilteredScan
 from rt.errors import CertificateError, ClusterMismatch, Diverged, ProtocolViolation, RtError
-from rt.log.directory import read_table
+from rt.log.check.verify import verify
 from rt.log.disk import REAL, Disk
-from rt.log.segment import SegmentId
-from rt.log.verify import verify
+from rt.log.format.segment import SegmentId
+from rt.log.scan.directory import read_table
+from rt.net.grpc_channel import open_channel
+from rt.net.grpc_errors import Unreachable, asking
 from rt.net.identity import Identity
-from rt.net.rpc import open_channel
-from rt.net.rpc_errors import Unreachable, asking
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 # isort: split
 import grpc.aio
@@ -71,7 +80,7 @@ class Grown:
 
     def __init__(self, disk: Disk, root: str = "", path: str = MERGED) -> None:
         self.disk, self.root = disk, root or "/data"
-        self.log = MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+        self.log = MergedLogBuilder(path, cluster_id=CLUSTER, stream="s", disk=disk)
         self.is_first = True
 
     def grow(self, *sizes: int, rolls: bool = True, **options: object) -> None:
@@ -119,12 +128,12 @@ def test_a_new_copy_begins_with_the_segment_that_holds_its_position(disk: Memory
     assert table is not None
     first, second = table.segments
     begins = {
-        "earliest": (Place(0, 0, 0), 0),
-        "latest": (Place(0, 2, 0), second.end),
-        0: (Place(0, 0, 0), 0),
-        first.end: (Place(0, 1, 0), first.end),
-        second.end - 1: (Place(0, 1, 0), second.first),
-        10**6: (Place(0, 2, 0), second.end),
+        "earliest": (LogOffset(0, 0, 0), 0),
+        "latest": (LogOffset(0, 2, 0), second.end),
+        0: (LogOffset(0, 0, 0), 0),
+        first.end: (LogOffset(0, 1, 0), first.end),
+        second.end - 1: (LogOffset(0, 1, 0), second.first),
+        10**6: (LogOffset(0, 2, 0), second.end),
     }
     for position, expected in begins.items():
         assert begin_merged(disk, MERGED, PullMerged(position=position)) == expected  # type: ignore[arg-type]
@@ -143,11 +152,11 @@ def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grow
         {"chain": wanted.chain ^ 1},
         {"end": wanted.end + 1},
         {"place": place._replace(offset=place.offset - 8)},
-        {"place": Place(0, 1, 64), "chain": 5, "end": 5},
+        {"place": LogOffset(0, 1, 64), "chain": 5, "end": 5},
     ):
         with pytest.raises(Diverged):
             begin_merged(disk, MERGED, known(receiver, **changes))
-    for changes in ({"place": place._replace(offset=place.offset + 800)}, {"place": Place(0, 9, 64)}):
+    for changes in ({"place": place._replace(offset=place.offset + 800)}, {"place": LogOffset(0, 9, 64)}):
         with pytest.raises(Unreachable):
             begin_merged(disk, MERGED, known(receiver, **changes))
     receiver.close()
@@ -175,9 +184,9 @@ def test_a_copy_behind_the_log_start_begins_there(disk: MemoryDisk, grown: Grown
     table = read_table(disk, MERGED)
     assert table is not None
     start = table.segments[-1].end
-    assert begin_merged(disk, MERGED, known(receiver)) == (Place(0, 2, 0), start)
+    assert begin_merged(disk, MERGED, known(receiver)) == (LogOffset(0, 2, 0), start)
     beginning, middle = begin_filtered(disk, MERGED, known(receiver, topics=("t1",)))
-    assert (beginning, middle) == ((Place(0, 2, 0), start), None)
+    assert (beginning, middle) == ((LogOffset(0, 2, 0), start), None)
     receiver.close()
 
 
@@ -197,7 +206,7 @@ def test_a_copy_that_went_on_in_an_x_which_ended_before_is_not_this_log(
     other.grow(1000, 1000, 1000)
     if is_trimmed:
         other.log.trim(SegmentId(1, 1))
-    place = Place(0, 1, 64)
+    place = LogOffset(0, 1, 64)
     for begin in (begin_merged, begin_filtered):
         for end in (fork + 1, fork + 3):
             with pytest.raises(Diverged, match=f"X 0 ends at position {fork}"):
@@ -217,17 +226,17 @@ def test_nothing_to_pull_yet_is_worth_another_try(disk: MemoryDisk) -> None:
 def test_a_sessions_copy_is_held_against_the_chain(disk: MemoryDisk, grown: Grown) -> None:
     for segment in files_of(disk, SESSION):
         for mark in read_marks(disk, SESSION, segment):
-            place = Place(*segment, mark.offset)
+            place = LogOffset(*segment, mark.offset)
             found = begin_session(disk, SESSION, PullSession(1, place, mark.chain))
             assert found == (place, mark.number)
             for wrong in (
                 PullSession(1, place, mark.chain ^ 1),
-                PullSession(1, Place(*segment, mark.offset - 8), 1),
+                PullSession(1, LogOffset(*segment, mark.offset - 8), 1),
             ):
                 with pytest.raises(Diverged):
                     begin_session(disk, SESSION, wrong)
     with pytest.raises(Unreachable):
-        begin_session(disk, SESSION, PullSession(1, Place(99, 0, 64), 1))
+        begin_session(disk, SESSION, PullSession(1, LogOffset(99, 0, 64), 1))
 
 
 def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
@@ -265,7 +274,7 @@ def filtered_items(disk: Disk, wanted: PullMerged, *, limit: int = 1 << 20) -> t
     source = PullServicer(Logs(), "s", None, disk=disk)._begin(wanted)  # type: ignore[arg-type]
     found: list[Item] = []
     while True:
-        items = source.items(limit)
+        items = source.items(BudgetGrant(limit, CHUNK_BYTES_MAX))
         found += items
         if source.is_idle and not items:
             source.sender.close()
@@ -314,8 +323,8 @@ def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is
 def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complete(disk: MemoryDisk) -> None:
     grown = Grown(disk)
     grown.grow(10, 10)
-    with Sender(MERGED, Place(0, 0, 0), disk=disk, watch=False) as sender:
-        filtering = Filtering(["t2"], scanner=None, header=None, place=None, end=0)
+    with Sender(MERGED, LogOffset(0, 0, 0), disk=disk, watch=False) as sender:
+        filtering = FilteredScan(["t2"], scanner=None, header=None, place=None, end=0)
         receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
 
         def step() -> list[Item]:
@@ -341,8 +350,8 @@ def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complet
 def test_trims_are_told_in_a_filtered_pull(disk: MemoryDisk, grown: Grown) -> None:
     grown.log.trim(SegmentId(0, 1))
     start, items = filtered_items(disk, PullMerged(topics=("t1",)))
-    assert start.place == Place(0, 1, 0)
-    assert isinstance(items[0], Trimmed)
+    assert start.place == LogOffset(0, 1, 0)
+    assert isinstance(items[0], LogTrimmed)
     receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
     receiver.start_at(start.place, start.first)
     give(receiver, items)
@@ -381,7 +390,7 @@ class Puller:
             assert isinstance(data, bytes), "it ended well"
         return decode_pull_reply(data)
 
-    async def hear_until(self, end: Place) -> list[Item]:
+    async def hear_until(self, end: LogOffset) -> list[Item]:
         found: list[Item] = []
         while not (found and isinstance(found[-1], Chunk) and found[-1].end == end):
             answer = await self.hear()
@@ -406,9 +415,9 @@ async def puller_of(endpoint: str, pki: Path, name: str = "sub") -> AsyncIterato
             call.cancel()
 
 
-def end_of(path: str) -> Place:
+def end_of(path: str) -> LogOffset:
     segment, content = max(files_of(REAL, path).items())
-    return Place(*segment, len(content))
+    return LogOffset(*segment, len(content))
 
 
 def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path) -> None:
@@ -420,7 +429,7 @@ def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path)
             await puller.ask(PullMerged(name="sub"))
             start = await puller.hear()
             assert isinstance(start, PullStart)
-            assert replace(start, end=0) == PullStart(CLUSTER, 0, "n1", Place(0, 0, 0), 0)
+            assert replace(start, end=0) == PullStart(CLUSTER, 0, "n1", LogOffset(0, 0, 0), 0)
             assert start.end == messages(node.merged)[-1][0] + 1
             receiver = whole_copy(REAL, str(tmp_path / "copy"))
             give(receiver, await puller.hear_until(end_of(node.merged)))
@@ -456,7 +465,7 @@ def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
             items = await puller.hear_until(end_of(str(path)))
             sent = b"".join(bytes(item.data) for item in items if isinstance(item, Chunk))
             assert sent == b"".join(content for _, content in sorted(files_of(REAL, str(path)).items()))
-            assert any(isinstance(item, Sealed) for item in items)
+            assert any(isinstance(item, SegmentSealed) for item in items)
 
     asyncio.run(main())
 
@@ -467,9 +476,9 @@ def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
         ("sub", PullSession(1), CertificateError),
         ("feed", PullMerged(), CertificateError),
         ("sub", PullMerged(name="another"), CertificateError),
-        ("sub", PullMerged(cluster=bytes(16), place=Place(0, 0, 64)), ClusterMismatch),
-        ("sub", PullMerged(cluster=CLUSTER, place=Place(0, 0, 64), end=7), Diverged),
-        ("sub", PullMerged(cluster=CLUSTER, place=Place(7, 0, 64)), Unreachable),
+        ("sub", PullMerged(cluster=bytes(16), place=LogOffset(0, 0, 64)), ClusterMismatch),
+        ("sub", PullMerged(cluster=CLUSTER, place=LogOffset(0, 0, 64), end=7), Diverged),
+        ("sub", PullMerged(cluster=CLUSTER, place=LogOffset(7, 0, 64)), Unreachable),
     ],
 )
 def test_what_may_not_be_pulled_is_refused(
@@ -521,12 +530,12 @@ def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_p
             node.pull.refuse_hold("other", "no room")
             node.pull.refuse_hold("n1", "no room")
             node.pull.refuse_hold("sub", "no room")  # They have all there is: it comes all the same.
-            while not isinstance(heard := await sub.hear(), HoldRefused):
+            while not isinstance(heard := await sub.hear(), HoldRejected):
                 pass
-            assert heard == HoldRefused("sub", "no room")
+            assert heard == HoldRejected("sub", "no room")
             grown.grow(10)
             while not isinstance(heard := await peer.hear(), Chunk) or heard.place.offset == 0:
-                assert not isinstance(heard, HoldRefused)
+                assert not isinstance(heard, HoldRejected)
         grown.log.close()
 
     asyncio.run(main())

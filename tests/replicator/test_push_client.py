@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,16 @@ from hypothesis import strategies as st
 from push_node import CLUSTER, PushNode
 
 import rt
-from replicator.handshake import NOWHERE, PushProgress
-from replicator.items import CHUNK_BYTES_MAX, Place
-from replicator.levels import NEAR_SEGMENTS, Levels, majority_level
-from replicator.push_client import PushClient
-from replicator.push_lock import is_awaited, lock_push
+from replicator.protocol.handshake import NOWHERE, PushProgress
+from replicator.protocol.messages import CHUNK_BYTES_MAX, LogOffset
+from replicator.push import stream
+from replicator.push.client import PushClient
+from replicator.push.lock import is_awaited, lock_push
+from replicator.push.quorum_progress import NEAR_SEGMENTS, QuorumProgress, majority_level
+from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.progress import NO_LEVEL, Level, PushState, read_progress
+from rt.log.format.segment import SegmentId
+from rt.sidecar.progress_file import NO_LEVEL, Level, PushState, read_progress
 from rt.testing.disk import FaultyDisk
 
 WAIT_SECONDS = 120
@@ -196,8 +200,8 @@ def test_a_node_that_starts_behind_what_it_holds_counts_as_having_what_is_merged
                 publisher.publish(b"%d" % number)
         async with nodes(1, members=1) as made:
             end = len(Path(publisher.directory, "log.1.0").read_bytes())
-            made[0].lie = Place(1, 0, end)
-            made[0].merged_elsewhere = PushProgress(Place(0, 0, 64), 0, 1, 2, Place(1, 0, end))
+            made[0].lie = LogOffset(1, 0, end)
+            made[0].merged_elsewhere = PushProgress(LogOffset(0, 0, 64), 0, 1, 2, LogOffset(1, 0, end))
             client = PushClient(publisher.directory, "s", [made[0].endpoint], insecure=True)
             client.finish()
             await client.run()
@@ -231,7 +235,7 @@ def test_a_node_that_lies_about_its_place_is_told_so_and_the_others_go_on(
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with nodes() as made:
-                made[2].lie = Place(0, 0, 77)
+                made[2].lie = LogOffset(0, 0, 77)
                 async with pushing(publisher.directory, made):
                     publisher.publish(b"one")
                     publisher.flush()
@@ -295,7 +299,7 @@ def test_a_start_that_the_cluster_wants_no_more_is_fenced_and_the_next_one_goes_
     async def test() -> None:
         async with nodes() as made:
             for node in made:
-                node.lie = Place(1, 0, 0)
+                node.lie = LogOffset(1, 0, 0)
             with publisher_in(tmp_path) as publisher:
                 publisher.publish(b"lost")
                 publisher.flush()
@@ -331,6 +335,29 @@ def test_a_session_that_a_majority_has_fenced_is_over_though_the_others_are_away
     run(test())
 
 
+def test_of_two_nodes_one_that_says_fenced_is_enough_if_the_other_is_away_and_not_while_it_serves(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with nodes(2) as made:
+            made[0].refusal = rt.Overloaded("later")
+            with publisher_in(tmp_path) as publisher:
+                client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
+                task = asyncio.create_task(client.run())
+                publisher.publish(b"one")
+                publisher.flush()
+                await until(lambda: made[1].holds(publisher.directory))
+                made[0].refusal = rt.Fenced("another one took over")
+                asked = len(made[0].hellos)
+                await until(lambda: len(made[0].hellos) > asked + 2)
+                assert not task.done()
+                await made[1].stop()
+                with pytest.raises(rt.Fenced, match="another one took over"):
+                    await task
+
+    run(test())
+
+
 def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
@@ -361,7 +388,7 @@ def test_damage_in_the_own_log_ends_the_client_with_file_and_offset(tmp_path: Pa
                 file.write(b"\xff\xff")
             async with nodes(1, members=1) as made:
                 client = PushClient(publisher.directory, "s", [made[0].endpoint], insecure=True)
-                with pytest.raises(rt.Damaged) as caught:
+                with pytest.raises(rt.Corrupt) as caught:
                     await client.run()
                 assert caught.value.offset == 64
 
@@ -426,9 +453,9 @@ def test_a_client_needs_endpoints_each_once(tmp_path: Path) -> None:
 
 
 def test_a_merged_log_is_not_pushed(tmp_path: Path) -> None:
-    from rt.testing.merged import MergedLog
+    from rt.testing.merged import MergedLogBuilder
 
-    MergedLog(tmp_path / "merged", cluster_id=CLUSTER, stream="s").close()
+    MergedLogBuilder(tmp_path / "merged", cluster_id=CLUSTER, stream="s").close()
     with pytest.raises(rt.InvalidName, match="only a session"):
         run(PushClient(tmp_path / "merged", "s", ["localhost:1"], insecure=True).run())
 
@@ -448,54 +475,54 @@ def test_the_majority_level_is_the_furthest_that_a_majority_has_reached(
 
 
 def test_a_node_counts_once_and_unheard_ones_have_nothing() -> None:
-    levels = Levels()
+    levels = QuorumProgress()
     assert (levels.replicated, levels.merged, levels.members) == (NO_LEVEL, NO_LEVEL, 0)
     for _ in range(2):
         levels.start("n1", 3, None)
-        levels.report("n1", PushProgress(Place(1, 0, 64), 9))
+        levels.report("n1", PushProgress(LogOffset(1, 0, 64), 9))
     assert levels.replicated == NO_LEVEL
-    levels.start("n2", 3, Place(1, 0, 64))
-    levels.report("n2", PushProgress(Place(1, 0, 64), 7, 1, 5))
+    levels.start("n2", 3, LogOffset(1, 0, 64))
+    levels.report("n2", PushProgress(LogOffset(1, 0, 64), 7, 1, 5))
     assert (levels.replicated, levels.merged) == (Level(1, 7), Level(1, 5))
     levels.start("n3", 5, None)
     assert levels.replicated == Level(1, 5)  # Of five, two are no majority; but what is merged has one.
 
 
 def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far_behind() -> None:
-    levels = Levels()
-    end = Place(1, NEAR_SEGMENTS, 640)
+    levels = QuorumProgress()
+    end = LogOffset(1, NEAR_SEGMENTS, 640)
     for node, durable, number in (
         ("n1", end, 100),
-        ("n2", Place(1, 0, 64), 30),
-        ("n3", Place(0, 0, 64), 10),
+        ("n2", LogOffset(1, 0, 64), 30),
+        ("n3", LogOffset(0, 0, 64), 10),
     ):
         levels.start(node, 3, None)
         levels.report(node, PushProgress(durable, number, 1, 100, end))
     assert levels.lacking == 70
-    levels.report("n2", PushProgress(Place(1, 3, 64), 60, 1, 100, end))
+    levels.report("n2", PushProgress(LogOffset(1, 3, 64), 60, 1, 100, end))
     assert levels.lacking == 40
     levels.leave("n2")
     assert levels.lacking == 0
-    levels.start("n2", 3, Place(1, 3, 64))
+    levels.start("n2", 3, LogOffset(1, 3, 64))
     assert levels.lacking == 0
-    levels.report("n2", PushProgress(Place(1, 3, 64), 60, 1, 100, end))
+    levels.report("n2", PushProgress(LogOffset(1, 3, 64), 60, 1, 100, end))
     assert levels.lacking == 40
-    levels.report("n1", PushProgress(end, 100, 1, 100, Place(1, NEAR_SEGMENTS + 4, 64)))
+    levels.report("n1", PushProgress(end, 100, 1, 100, LogOffset(1, NEAR_SEGMENTS + 4, 64)))
     assert levels.lacking == 0
 
 
 def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
     """Its disk may be another one when it is back."""
-    levels = Levels()
+    levels = QuorumProgress()
     for node, number in (("n1", 5), ("n2", 9)):
         levels.start(node, 3, None)
-        levels.report(node, PushProgress(Place(0, 0, 64), number))
+        levels.report(node, PushProgress(LogOffset(0, 0, 64), number))
     assert levels.replicated == Level(0, 5)
     levels.leave("n2")
-    levels.report("n1", PushProgress(Place(0, 0, 128), 9))
+    levels.report("n1", PushProgress(LogOffset(0, 0, 128), 9))
     assert levels.replicated == NO_LEVEL
     levels.start("n2", 3, None)
-    levels.report("n2", PushProgress(Place(0, 0, 64), 5))
+    levels.report("n2", PushProgress(LogOffset(0, 0, 64), 5))
     assert levels.replicated == Level(0, 5)
 
 
@@ -520,3 +547,78 @@ def test_no_node_hears_of_an_x_whose_beginning_could_not_be_synced(tmp_path: Pat
                     await until(lambda: all(node.lives for node in made))
 
     run(test())
+
+
+# The directory goes away
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+@pytest.mark.parametrize("is_finishing", [False, True])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_directory_that_was_removed_ends_the_push_with_the_reason(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_reachable: bool,
+    is_finishing: bool,
+    is_moved: bool,
+) -> None:
+    async def test() -> None:
+        publisher = publisher_in(tmp_path)
+        publisher.publish(b"one")
+        publisher.close()
+        async with nodes() as made:
+            endpoints = [node.endpoint for node in made]
+            if not is_reachable:
+                for node in made:
+                    await node.stop()
+            client = PushClient(publisher.directory, "s", endpoints, insecure=True)
+            task = asyncio.create_task(client.run())
+            await until(lambda: client._log is not None)
+            if is_reachable:
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+            if is_moved:
+                os.rename(publisher.directory, tmp_path / "elsewhere")
+            else:
+                shutil.rmtree(publisher.directory)
+            if is_finishing:
+                client.finish()
+            with pytest.raises(rt.LogNotFound, match="the session's directory was removed") as caught:
+                await asyncio.wait_for(task, WAIT_SECONDS)
+            assert publisher.directory in str(caught.value)
+
+    run(test())
+    assert "session_directory_removed" in caplog.text
+
+
+def test_a_directory_that_was_made_again_is_not_pushed_by_the_client_of_the_old_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        publisher_in(tmp_path).close()
+        directory = str(tmp_path / "s" / "sessions" / "feed")
+        async with nodes() as made:
+            client = PushClient(directory, "s", [node.endpoint for node in made], insecure=True)
+            task = asyncio.create_task(client.run())
+            await until(lambda: client._log is not None)
+            shutil.rmtree(directory)
+            with publisher_in(tmp_path) as publisher:
+                publisher.publish(b"anew")
+                publisher.flush()
+                with pytest.raises(rt.RtError):
+                    await asyncio.wait_for(task, WAIT_SECONDS)
+                async with pushing(directory, made):
+                    await until(lambda: all(node.holds(directory) for node in made))
+
+    run(test())
+
+
+def test_a_want_of_descriptors_is_tried_again_and_a_log_that_cannot_be_read_is_not() -> None:
+    def refused() -> None:
+        raise TooManyFiles("no file descriptor left")
+
+    def failed() -> None:
+        raise StorageFailed("the disk failed")
+
+    with pytest.raises(TooManyFiles):
+        stream._own(refused)
+    with pytest.raises(stream.LocalLogFailed):
+        stream._own(failed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -16,9 +17,9 @@ from push_node import NodesInThread, PushNode
 
 import rt
 from replicator.cli.push import push
-from replicator.push_client import PushClient
-from replicator.push_lock import lock_push
-from replicator.push_sessions import PushSessions
+from replicator.push.client import PushClient
+from replicator.push.lock import lock_push
+from replicator.push.session_discovery import SessionDiscovery
 
 WAIT_SECONDS = 120
 
@@ -52,7 +53,7 @@ def until(condition: Callable[[], object]) -> None:
     ("arguments", "said"),
     [
         ([], "Give --ca, --cert and --key"),
-        (["--insecure", "--ca", __file__], "--insecure goes without"),
+        (["--insecure", "--ca", __file__], "--insecure excludes"),
     ],
 )
 def test_options_that_do_not_go_together_are_misuse(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -82,7 +83,7 @@ def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_th
         return PushClient(path, "s", [node.endpoint], insecure=True)
 
     async def serve() -> None:
-        task = asyncio.create_task(PushSessions(str(good.parent), make).run())
+        task = asyncio.create_task(SessionDiscovery(str(good.parent), make).run())
         async with asyncio.timeout(WAIT_SECONDS):
             while not node.holds(good):
                 await asyncio.sleep(0.005)
@@ -109,7 +110,7 @@ def test_attached_to_what_is_no_publisher_it_ends_when_all_is_heard(tmp_path: Pa
             timeout=WAIT_SECONDS,
         )
     assert (done.returncode, done.stdout) == (0, b"")
-    assert (b"request_not_understood" in done.stderr) == bool(said)
+    assert (b"request_malformed" in done.stderr) == bool(said)
 
 
 @pytest.mark.slow
@@ -128,3 +129,21 @@ def test_a_signal_ends_it_and_a_refusal_by_all_nodes_too(tmp_path: Path) -> None
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS)
         assert done.returncode == 1
         assert "a newer incarnation took over" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_reason_when_the_directory_is_removed(tmp_path: Path) -> None:
+    directory = published(tmp_path, "feed", b"one")
+    with one_node() as (node, _):
+        command = [
+            *(sys.executable, "-m", "rt", "push", directory, "--stream", "s"),
+            *("--insecure", "--endpoints", node.endpoint),
+        ]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        until(lambda: node.holds(directory))
+        shutil.rmtree(directory)
+        _, said = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 1
+    assert (
+        f"the session's directory was removed while it was pushed (at {directory})" in said.splitlines()[-1]
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -11,23 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from receiving import files_of, items_of, publish
+from hypothesis import given
+from hypothesis import strategies as st
+from receiving import files_of, items_of, publish, recut
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt
-from replicator.group_sync import GroupSync
-from replicator.handshake import LifeOpened, PushHello, PushProgress, PushStart
-from replicator.items import Chunk, Item, Life, Place, Sealed
-from replicator.push_server import check_publisher
-from replicator.wire import PUSH_METHOD, PushAnswered, decode_push_reply, encode_push_request
+from replicator.protocol.codec import PUSH_METHOD, PushAnswered, decode_push_reply, encode_push_request
+from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
+from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.push.server import check_publisher
+from replicator.receive.group_commit import GroupCommit
+from replicator.receive.session_replica import STALLED_SECONDS, UnfinishedBytes
 from rt.errors import CertificateError, Closed, ClusterMismatch, FormatError, ProtocolViolation, RtError
-from rt.log.directory import read_identity
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.writer import SyncPoint
+from rt.log.format.segment import SegmentId
+from rt.log.scan.directory import read_identity
+from rt.log.write.writer import SyncPoint
+from rt.net.grpc_channel import open_channel
+from rt.net.grpc_errors import asking
 from rt.net.identity import Identity
-from rt.net.rpc import open_channel
-from rt.net.rpc_errors import asking
 
 # isort: split
 import grpc.aio
@@ -67,7 +71,7 @@ class Client:
         self.answers.append(decode_push_reply(data))
         return self.answers[-1]
 
-    async def hear_until(self, durable: Place) -> PushProgress:
+    async def hear_until(self, durable: LogOffset) -> PushProgress:
         while True:
             answer = await self.hear()
             if isinstance(answer, PushProgress) and answer.durable >= durable:
@@ -106,7 +110,7 @@ def hello_of(path: str, **changes: Any) -> PushHello:
     return PushHello("s", **said)  # type: ignore[arg-type]
 
 
-def end_of(items: Iterable[Item]) -> Place:
+def end_of(items: Iterable[Item]) -> LogOffset:
     last = [item for item in items if isinstance(item, Chunk)][-1]
     return last.end
 
@@ -129,11 +133,11 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
             await client.say(*items)
             progress = await client.hear_until(end_of(items))
             assert progress.durable_number == 4
-            assert LifeOpened(0) in client.answers
-            assert LifeOpened(1) in client.answers
+            assert OpenReply(0) in client.answers
+            assert OpenReply(1) in client.answers
             assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
             store = node.stores["feed"]
-            store.note_merged(Place(1, 0, 64), 3)
+            store.note_merged(LogOffset(1, 0, 64), 3)
             while (heard := await client.hear()) != store.progress:
                 assert isinstance(heard, PushProgress)
             assert (store.progress.merged_x, store.progress.merged_number) == (1, 3)
@@ -154,13 +158,13 @@ def test_a_stream_goes_on_where_the_copy_ends(tmp_path: Path, pki: Path, session
             assert isinstance(first, Chunk)
             async with client_of(endpoint, pki) as client:
                 await client.say(hello_of(session), items[0], Chunk(first.place, first.data[:1000]))
-                await client.hear_until(Place(0, 0, 64))
+                await client.hear_until(LogOffset(0, 0, 64))
             await until(lambda: node.ended == 1)
             async with client_of(endpoint, pki) as client:
                 await client.say(hello_of(session, cluster=CLUSTER))
                 start = await client.hear()
                 assert isinstance(start, PushStart)
-                assert start.place == Place(0, 0, 64)
+                assert start.place == LogOffset(0, 0, 64)
                 await client.say(*items_of(REAL, session, start.place))
                 await client.hear_until(end_of(items))
             assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
@@ -195,9 +199,12 @@ def test_a_newer_stream_of_a_session_takes_the_place_of_the_older(
     [
         (lambda items: [items[0], Chunk(items[1].place, bytes(len(items[1].data)))], FormatError),
         (lambda items: items[1:], ProtocolViolation),
-        (lambda items: [items[0], Chunk(Place(0, 0, 8), items[1].data)], ProtocolViolation),
-        (lambda items: [items[0], items[1], Sealed(Place(0, 0, 8), 99, False, 0)], ProtocolViolation),
-        (lambda items: [Life(0, b"01234567"), items[1]], ProtocolViolation),
+        (lambda items: [items[0], Chunk(LogOffset(0, 0, 8), items[1].data)], ProtocolViolation),
+        (
+            lambda items: [items[0], items[1], SegmentSealed(LogOffset(0, 0, 8), 99, False, 0)],
+            ProtocolViolation,
+        ),
+        (lambda items: [Run(0, b"01234567"), items[1]], ProtocolViolation),
     ],
     ids=["bad bytes", "no life", "wrong place", "wrong seal", "another life"],
 )
@@ -253,7 +260,7 @@ def test_whoever_may_not_push_it_is_refused(
     [
         b"",
         b"\xff" * 64,
-        encode_push_request(Life(0, bytes(8))),
+        encode_push_request(Run(0, bytes(8))),
         encode_push_request(hello := PushHello("s", "feed", bytes(16))).replace(
             b"\x1a\x04feed", b"\x1a\x04../x"
         ),
@@ -299,6 +306,128 @@ def test_a_store_that_refuses_ends_the_stream(tmp_path: Path, pki: Path, session
 def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
+        node.unfinished = UnfinishedBytes(400_000)
+        root = str(tmp_path / "source")
+        sessions = [
+            publish(REAL, 350_000, root=root, name=name, roll_bytes=1 << 30) for name in ("feed", "other")
+        ]
+        cuts = itertools.repeat(2**16)
+        feed, other = (list(recut(items_of(REAL, path), cuts)) for path in sessions)
+        async with (
+            node.serving(tls_of(pki, "n1")) as endpoint,
+            client_of(endpoint, pki) as first,
+            client_of(endpoint, pki, "other") as second,
+        ):
+            await first.say(hello_of(sessions[0]), *feed[:4])
+            await until(lambda: node.unfinished.total > 2**17)
+            await second.say(hello_of(sessions[1]), *other)
+            assert isinstance(await second.failure(), rt.Overloaded)
+            await first.say(*feed[4:])
+            await first.hear_until(end_of(feed))
+            assert node.unfinished.total == 0
+            async with client_of(endpoint, pki, "other") as again:
+                await again.say(hello_of(sessions[1]))
+                start = await again.hear()
+                assert isinstance(start, PushStart)
+                await again.say(*recut(items_of(REAL, sessions[1], start.place), cuts))
+                await again.hear_until(end_of(other))
+
+    run(main())
+
+
+class Growing:
+    """A receiver that holds what a test says."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.unfinished_bytes = 0
+
+    def forget_unfinished(self) -> None:
+        self.unfinished_bytes = 0
+
+
+class Room:
+    """Unfinished batches of 1,000 bytes together, and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.unfinished = UnfinishedBytes(1000 * 2**20, now=lambda: self.now_s)
+        self.told: list[str] = []
+
+    def hold(self, receiver: Growing, mebibytes: int) -> None:
+        receiver.unfinished_bytes = mebibytes * 2**20
+        self.unfinished.note(receiver, lambda error: self.told.append(str(error.where)))  # type: ignore[arg-type]
+
+    def total(self) -> int:
+        return self.unfinished.total // 2**20
+
+
+def test_the_batch_that_comes_most_slowly_makes_room() -> None:
+    room, slow, slower, quick, last = Room(), *map(Growing, ["slow", "slower", "quick", "last"])
+    room.hold(slow, 4)
+    room.hold(slower, 2)
+    room.hold(quick, 900)
+    room.now_s = STALLED_SECONDS
+    room.hold(last, 100)
+    assert room.told == ["slower", "slow"]
+    assert room.total() == 1006
+    for receiver in (slower, slow):
+        room.unfinished.forget(receiver)  # type: ignore[arg-type]
+    assert room.total() == 1000
+    with pytest.raises(rt.Overloaded):
+        room.hold(last, 101)
+    assert last.unfinished_bytes == 0
+    assert room.total() == 900
+
+
+def test_batches_that_come_quickly_make_no_room() -> None:
+    room, first, second = Room(), Growing("first"), Growing("second")
+    room.hold(first, 999)
+    room.now_s = 100.0
+    with pytest.raises(rt.Overloaded):
+        room.hold(second, 2)
+    room.now_s = 998.0
+    with pytest.raises(rt.Overloaded):
+        room.hold(second, 2)
+    room.now_s = 1000.0
+    room.hold(second, 2)
+    assert room.told == ["first"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from(["hold", "forget", "wait"]), st.integers(0, 700)),
+        max_size=40,
+    )
+)
+def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str, int]]) -> None:
+    room, receivers = Room(), [Growing(str(number)) for number in range(6)]
+    for number, what, size in steps:
+        receiver = receivers[number]
+        if what == "hold":
+            with contextlib.suppress(rt.Overloaded):
+                room.hold(receiver, size)
+        elif what == "forget":
+            receiver.forget_unfinished()
+            room.unfinished.forget(receiver)  # type: ignore[arg-type]
+        else:
+            room.now_s += size
+        assert room.total() == sum(one.unfinished_bytes for one in receivers) // 2**20
+        for path in room.told:
+            receivers[int(path)].forget_unfinished()
+            room.unfinished.forget(receivers[int(path)])  # type: ignore[arg-type]
+        room.told.clear()
+        assert room.total() <= 1000
+    for receiver in receivers:
+        room.unfinished.forget(receiver)  # type: ignore[arg-type]
+    assert (room.unfinished.total, room.unfinished._leaving) == (0, 0)
+
+
+def test_a_stream_that_stops_within_a_large_message_makes_room_for_others(tmp_path: Path, pki: Path) -> None:
+    async def main() -> None:
+        room = Room()
+        node = FakeNode(tmp_path / "node")
+        node.unfinished = UnfinishedBytes(4 * 2**20, now=lambda: room.now_s)
         root = str(tmp_path / "source")
         sessions = [
             publish(REAL, 3_500_000, root=root, name=name, roll_bytes=1 << 30) for name in ("feed", "other")
@@ -311,17 +440,17 @@ def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path
         ):
             await first.say(hello_of(sessions[0]), *feed[:4])
             await until(lambda: node.unfinished.total > 2 * 2**20)
+            room.now_s = 1000.0
             await second.say(hello_of(sessions[1]), *other)
-            assert isinstance(await second.failure(), rt.Overloaded)
-            await first.say(*feed[4:])
-            await first.hear_until(end_of(feed))
-            assert node.unfinished.total == 0
-            async with client_of(endpoint, pki, "other") as again:
-                await again.say(hello_of(sessions[1]))
+            await second.hear_until(end_of(other))
+            assert isinstance(await first.failure(), rt.Overloaded)
+            await until(lambda: node.unfinished.total == 0)
+            async with client_of(endpoint, pki) as again:
+                await again.say(hello_of(sessions[0]))
                 start = await again.hear()
                 assert isinstance(start, PushStart)
-                await again.say(*items_of(REAL, sessions[1], start.place))
-                await again.hear_until(end_of(other))
+                await again.say(*items_of(REAL, sessions[0], start.place))
+                await again.hear_until(end_of(feed))
 
     run(main())
 
@@ -353,7 +482,7 @@ class Waiting:
 
 def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() -> None:
     async def main() -> None:
-        sync = GroupSync(threads=2)
+        sync = GroupCommit(threads=2)
         receiver, told = Waiting(), list[int]()
         sync.add(receiver, lambda point: told.append(point.offset if point else -1), lambda _: None)
         for stored in (1, 2, 3, 4):
@@ -373,7 +502,7 @@ def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() ->
 
 def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
     async def main() -> None:
-        sync = GroupSync(threads=1)
+        sync = GroupCommit(threads=1)
         bad, good = Waiting(error=rt.StorageFailed("no")), Waiting()
         failed, told = list[RtError](), list[int]()
         sync.add(bad, lambda _: told.append(-1), failed.append)
@@ -395,7 +524,7 @@ def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
 
 def test_many_receivers_share_the_threads() -> None:
     async def main() -> None:
-        sync = GroupSync(threads=2)
+        sync = GroupCommit(threads=2)
         receivers = [Waiting() for _ in range(50)]
         told: list[Waiting] = []
         for receiver in receivers:

@@ -12,14 +12,14 @@ from receiving import files_of, publish
 from receiving_node import FakeNode, make_pki, tls_of, until
 
 import rt
-from replicator.push_client import PushClient
-from rt.log.directory import read_identity
+from replicator.push.client import PushClient
+from rt.log.check.verify import verify
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.verify import verify
-from rt.log.writer import LogWriter
-from sequencer.testing.loopback import free_port
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_identity
+from rt.log.write.writer import LogWriter
+from sequencer.localcluster.loopback import free_port
 
 
 @pytest.fixture(scope="module")

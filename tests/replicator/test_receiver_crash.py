@@ -19,16 +19,16 @@ from receiving import (
     session_copy,
 )
 
-from replicator.items import Chunk, Item, Place, Trimmed
-from replicator.merged_receiver import MergedReceiver
-from replicator.session_receiver import SessionReceiver
+from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed
+from replicator.receive.merged_receiver import MergedReceiver
+from replicator.receive.session_receiver import SessionReceiver
+from rt.log.check.verify import verify
 from rt.log.disk import write_whole
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.verify import verify
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 Receiver = SessionReceiver | MergedReceiver
 Open = Callable[[MemoryDisk], Receiver]
@@ -41,7 +41,7 @@ def made(kind: str) -> tuple[MemoryDisk, str, Open]:
     publish(disk, 300, 10)
     if kind == "session":
         return disk, SESSION, lambda other: session_copy(other, source=SESSION)
-    with MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk) as merged:
+    with MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="s", disk=disk) as merged:
         merged.merge_all([SESSION], block_bytes=1000)
         merged.roll()
         publish(disk, 400, 10)
@@ -86,9 +86,9 @@ def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: 
         open_copy(disk).close()
 
     def check(disk: MemoryDisk, log: Log) -> None:
-        promised = max((place for place in log if place is not None), default=Place(0, 0, 0))
+        promised = max((place for place in log if place is not None), default=LogOffset(0, 0, 0))
         receiver = open_copy(disk)
-        place = receiver.place or Place(0, 0, 0)
+        place = receiver.place or LogOffset(0, 0, 0)
         assert place >= promised
         assert receiver.durable == receiver.place
         for segment, content in files_of(disk, COPY).items():
@@ -106,21 +106,21 @@ def test_a_skip_that_was_cut_off_is_done_again() -> None:
     items = items_of(source, path)
     whole = files_of(source, path)
     second = SegmentId(0, 1)
-    first = next(item.end for item in items if not isinstance(item, Chunk | Trimmed))  # type: ignore[union-attr]
+    first = next(item.end for item in items if not isinstance(item, Chunk | LogTrimmed))  # type: ignore[union-attr]
 
     def run(disk: MemoryDisk, log: Log) -> None:
         receiver = merged_copy(disk)
         chunk = items[0]
         assert isinstance(chunk, Chunk)
         receiver.take(Chunk(chunk.place, chunk.data[:1500]))
-        receiver.start_at(Place(*second, 0), first)
-        receive(receiver, items_of(source, path, Place(*second, 0)), log)
+        receiver.start_at(LogOffset(*second, 0), first)
+        receive(receiver, items_of(source, path, LogOffset(*second, 0)), log)
         receiver.close()
 
     def check(disk: MemoryDisk, log: Log) -> None:
         receiver = merged_copy(disk)
         if receiver.end < first:
-            receiver.start_at(Place(*second, 0), first)
+            receiver.start_at(LogOffset(*second, 0), first)
         give(receiver, items_of(source, path, receiver.place))
         assert files_of(disk, COPY) == {second: whole[second]}
         receiver.close()
@@ -144,15 +144,15 @@ def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
         receiver = open_copy(disk)
         assert isinstance(receiver, SessionReceiver)
         give(receiver, items[:2])
-        receiver.skip_to(Place(*later, 64))
+        receiver.skip_to(LogOffset(*later, 64))
         receive(receiver, items_of(source, path, receiver.place), log)
         receiver.trim(SegmentId(1, 0), TrimReason.MERGED)
         receiver.close()
 
     def check(disk: MemoryDisk, log: Log) -> None:
-        receiver = session_copy(disk, at=Place(*later, 64))
+        receiver = session_copy(disk, at=LogOffset(*later, 64))
         assert receiver.place is not None
-        assert receiver.place >= max(log, default=Place(0, 0, 0))
+        assert receiver.place >= max(log, default=LogOffset(0, 0, 0))
         give(receiver, items_of(source, path, receiver.place))
         kept = files_of(disk, COPY)
         assert kept == {segment: whole[segment] for segment in kept}

@@ -24,23 +24,23 @@ from receiving import (
 )
 
 import rt
-from replicator.items import Chunk, CompleteUpTo, Item, Place, Sealed, Trimmed
-from replicator.merged_receiver import MergedReceiver
-from rt.errors import ClusterMismatch, Damaged, DiskFull, ProtocolViolation
+from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, LogTrimmed, SegmentSealed
+from replicator.receive.merged_receiver import MergedReceiver
+from rt.errors import ClusterMismatch, Corrupt, DiskFull, ProtocolViolation
 from rt.events import SkipForward
-from rt.log.directory import read_table
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentId
-from rt.log.table import Identity, TrimReason
-from rt.log.verify import verify
+from rt.log.check.verify import verify
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.scan.directory import read_table
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 SIZES = st.lists(st.integers(0, 2500), min_size=1, max_size=6)
 
 
-def rolled(disk: MemoryDisk, *rounds: list[int]) -> MergedLog:
+def rolled(disk: MemoryDisk, *rounds: list[int]) -> MergedLogBuilder:
     """A merged log with a segment for each round of messages of two sessions; open, the last one active."""
-    merged = MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
+    merged = MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
     for index, sizes in enumerate(rounds):
         if index:
             merged.roll()
@@ -56,7 +56,7 @@ def disk() -> MemoryDisk:
 
 
 @pytest.fixture
-def merged(disk: MemoryDisk) -> Iterator[MergedLog]:
+def merged(disk: MemoryDisk) -> Iterator[MergedLogBuilder]:
     with rolled(disk, [100, 2000, 300], [50, 50], [700, 20]) as log:
         yield log
 
@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[
         data[at % len(data)] ^= 1 << bit
         receiver = merged_copy(disk)
         with pytest.raises(rt.RtError):
-            give(receiver, [Chunk(chunk.place, bytes(data)), Sealed(chunk.end, receiver.end, True, 0)])
+            give(receiver, [Chunk(chunk.place, bytes(data)), SegmentSealed(chunk.end, receiver.end, True, 0)])
         whole = files_of(disk, MERGED)
         assert all(whole[segment].startswith(content) for segment, content in files_of(disk, COPY).items())
         receiver.forget_unfinished()
@@ -106,11 +106,11 @@ def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[
         receiver.close()
 
 
-def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLog) -> None:
+def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
     items = items_of(disk, MERGED)
     first, sealed, second = items[:3]
     assert isinstance(first, Chunk)
-    assert isinstance(sealed, Sealed)
+    assert isinstance(sealed, SegmentSealed)
     assert isinstance(second, Chunk)
     receiver = merged_copy(disk)
     give(receiver, [first])
@@ -119,8 +119,8 @@ def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLog) ->
         second,
         Chunk(end._replace(offset=end.offset + 8), first.data),
         Chunk(end._replace(offset=0), first.data),
-        Sealed(end, sealed.end + 1, False, 0),
-        Sealed(end._replace(offset=end.offset - 8), sealed.end, False, 0),
+        SegmentSealed(end, sealed.end + 1, False, 0),
+        SegmentSealed(end._replace(offset=end.offset - 8), sealed.end, False, 0),
         CompleteUpTo(receiver.end + 5),
     ]
     for item in bad:
@@ -136,9 +136,9 @@ def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLog) ->
 
 
 def test_a_block_at_another_place_or_of_another_cluster_is_refused(
-    disk: MemoryDisk, merged: MergedLog
+    disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
-    with MergedLog("/other", cluster_id=bytes(16), stream="s", disk=disk) as other:
+    with MergedLogBuilder("/other", cluster_id=bytes(16), stream="s", disk=disk) as other:
         other.merge_all([SESSION])
     theirs, ours = items_of(disk, "/other")[0], items_of(disk, MERGED)[0]
     assert isinstance(theirs, Chunk)
@@ -147,7 +147,7 @@ def test_a_block_at_another_place_or_of_another_cluster_is_refused(
     with pytest.raises(ClusterMismatch):
         receiver.take(theirs)
     receiver.take(Chunk(ours.place, ours.data[:SEGMENT_HEADER_BYTES]))
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(Corrupt) as caught:
         receiver.take(Chunk(ours.place._replace(offset=64), theirs.data[SEGMENT_HEADER_BYTES:]))
     assert caught.value.offset == SEGMENT_HEADER_BYTES
     receiver.close()
@@ -156,11 +156,11 @@ def test_a_block_at_another_place_or_of_another_cluster_is_refused(
 def test_the_directory_of_another_cluster_is_not_opened(disk: MemoryDisk) -> None:
     merged_copy(disk).close()
     with pytest.raises(ClusterMismatch):
-        MergedReceiver.open(COPY, Identity(Kind.MERGED, bytes(16), "s"), disk=disk)
+        MergedReceiver.open(COPY, LogIdentity(LogKind.MERGED, bytes(16), "s"), disk=disk)
 
 
 def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
-    disk: MemoryDisk, merged: MergedLog
+    disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)
     items = items_of(disk, MERGED)
@@ -169,7 +169,7 @@ def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
     other = merged_copy(disk, "/another")
     for item in items:
         give(other, [item])
-        if isinstance(item, Sealed):
+        if isinstance(item, SegmentSealed):
             chain_start = other.chain
     known = receiver.chain, receiver.last_checksum, receiver.instruction
     assert known == (other.chain, other.last_checksum, other.instruction)
@@ -181,7 +181,9 @@ def test_the_merged_chain_and_the_last_block_are_known_again_after_a_restart(
     receiver.close()
 
 
-def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(disk: MemoryDisk, merged: MergedLog) -> None:
+def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(
+    disk: MemoryDisk, merged: MergedLogBuilder
+) -> None:
     (first, *_) = items_of(disk, MERGED)
     assert isinstance(first, Chunk)
     receiver = merged_copy(disk)
@@ -198,24 +200,24 @@ def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(disk: MemoryDisk, m
 
 
 class TestTrims:
-    def test_a_trim_travels_when_the_copy_follows(self, disk: MemoryDisk, merged: MergedLog) -> None:
+    def test_a_trim_travels_when_the_copy_follows(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED))
-        give(receiver, [Trimmed(SegmentId(0, 1), 0, TrimReason.SIZE)])
+        give(receiver, [LogTrimmed(SegmentId(0, 1), 0, TrimReason.SIZE)])
         table = read_table(disk, COPY)
         assert table is not None
         assert [segment.reason for segment in table.segments] == [TrimReason.SIZE, TrimReason.NONE]
         receiver.close()
 
-    def test_a_copy_of_its_own_retention_keeps_all(self, disk: MemoryDisk, merged: MergedLog) -> None:
+    def test_a_copy_of_its_own_retention_keeps_all(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
         receiver = merged_copy(disk, follows_trims=False)
-        give(receiver, [*items_of(disk, MERGED), Trimmed(SegmentId(0, 2), 0, TrimReason.SIZE)])
+        give(receiver, [*items_of(disk, MERGED), LogTrimmed(SegmentId(0, 2), 0, TrimReason.SIZE)])
         assert files_of(disk, COPY) == files_of(disk, MERGED)
         receiver.close()
 
     @pytest.mark.parametrize("follows", [True, False])
     def test_a_copy_that_was_away_too_long_skips_forward_and_its_reader_is_told(
-        self, disk: MemoryDisk, merged: MergedLog, follows: bool
+        self, disk: MemoryDisk, merged: MergedLogBuilder, follows: bool
     ) -> None:
         receiver = merged_copy(disk, follows_trims=follows)
         first = items_of(disk, MERGED)[0]
@@ -225,8 +227,8 @@ class TestTrims:
         receiver.close()
         merged.trim(SegmentId(0, 2))
         receiver = merged_copy(disk, follows_trims=follows)
-        told, *items = items_of(disk, MERGED, Place(0, 2, 0))
-        assert isinstance(told, Trimmed)
+        told, *items = items_of(disk, MERGED, LogOffset(0, 2, 0))
+        assert isinstance(told, LogTrimmed)
         began = items[0]
         assert isinstance(began, Chunk)
         with pytest.raises(ProtocolViolation):
@@ -250,14 +252,14 @@ class TestTrims:
 
     @pytest.mark.parametrize("follows", [True, False])
     def test_a_copy_that_begins_behind_what_is_trimmed_knows_why_and_of_no_more(
-        self, disk: MemoryDisk, merged: MergedLog, follows: bool
+        self, disk: MemoryDisk, merged: MergedLogBuilder, follows: bool
     ) -> None:
         merged.trim(SegmentId(0, 1))
         (told, *_), (began, *items) = (
             items_of(disk, MERGED),
-            [one for one in items_of(disk, MERGED, Place(0, 2, 0)) if not isinstance(one, Trimmed)],
+            [one for one in items_of(disk, MERGED, LogOffset(0, 2, 0)) if not isinstance(one, LogTrimmed)],
         )
-        assert isinstance(told, Trimmed)
+        assert isinstance(told, LogTrimmed)
         assert isinstance(began, Chunk)
         receiver = merged_copy(disk, follows_trims=follows)
         table = read_table(disk, MERGED)
@@ -272,47 +274,49 @@ class TestTrims:
         assert [event.reason for event in events] == ["disk", "lost"]
 
     def test_a_trim_while_the_sender_is_ahead_lets_the_copy_skip(
-        self, disk: MemoryDisk, merged: MergedLog
+        self, disk: MemoryDisk, merged: MergedLogBuilder
     ) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED)[:1])
         merged.trim(SegmentId(0, 2))
-        give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+        give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
         assert sorted(files_of(disk, COPY)) == [SegmentId(0, 2)]
         assert receiver.end == merged.position
         receiver.close()
 
-    def test_a_skip_from_the_middle_of_a_block_forgets_it(self, disk: MemoryDisk, merged: MergedLog) -> None:
+    def test_a_skip_from_the_middle_of_a_block_forgets_it(
+        self, disk: MemoryDisk, merged: MergedLogBuilder
+    ) -> None:
         first = items_of(disk, MERGED)[0]
         assert isinstance(first, Chunk)
         receiver = merged_copy(disk)
         receiver.take(Chunk(first.place, first.data[: len(first.data) - 40]))
         assert receiver.unfinished_bytes
         merged.trim(SegmentId(0, 2))
-        give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+        give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
         assert receiver.end == merged.position
         assert files_of(disk, COPY) == files_of(disk, MERGED)
         receiver.close()
 
-    def test_a_sender_that_goes_back_is_refused(self, disk: MemoryDisk, merged: MergedLog) -> None:
+    def test_a_sender_that_goes_back_is_refused(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED))
         place = receiver.place
         assert place is not None
-        for back, first in ((Place(0, 1, 0), 0), (Place(0, 5, 64), 500), (Place(0, 5, 0), 1)):
+        for back, first in ((LogOffset(0, 1, 0), 0), (LogOffset(0, 5, 64), 500), (LogOffset(0, 5, 0), 1)):
             with pytest.raises(ProtocolViolation):
                 receiver.start_at(back, first)
         receiver.start_at(place, receiver.end)
         receiver.close()
 
 
-def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: MergedLog) -> None:
+def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: MergedLogBuilder) -> None:
     receiver = merged_copy(disk)
     table = read_table(disk, MERGED)
     assert table is not None
     start = table.segments[0].end
-    receiver.start_at(Place(0, 1, 0), start)
-    give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+    receiver.start_at(LogOffset(0, 1, 0), start)
+    give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
     whole = files_of(disk, MERGED)
     assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment.y >= 1}
     assert messages(COPY, disk) == messages(MERGED, disk)[start:]
@@ -320,14 +324,14 @@ def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: Merge
 
 
 def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
-    disk: MemoryDisk, merged: MergedLog
+    disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)
     table = read_table(disk, MERGED)
     assert table is not None
-    begins = Place(0, 2, 0)
+    begins = LogOffset(0, 2, 0)
     receiver.start_at(begins, table.segments[1].end)
-    give(receiver, [Trimmed(SegmentId(0, 1), table.segments[0].end, TrimReason.SIZE)])
+    give(receiver, [LogTrimmed(SegmentId(0, 1), table.segments[0].end, TrimReason.SIZE)])
     assert receiver.place == begins
     give(receiver, items_of(disk, MERGED, begins))
     assert sorted(files_of(disk, COPY)) == [SegmentId(0, 2)]
@@ -335,12 +339,12 @@ def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
 
 
 def test_what_a_copy_skips_it_has_trimmed_for_the_sender_s_reason(
-    disk: MemoryDisk, merged: MergedLog
+    disk: MemoryDisk, merged: MergedLogBuilder
 ) -> None:
     receiver = merged_copy(disk)
     give(receiver, items_of(disk, MERGED)[:1])
     merged.trim(SegmentId(0, 2))
-    give(receiver, items_of(disk, MERGED, Place(0, 1, 0)))
+    give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
     table, wanted = read_table(disk, COPY), read_table(disk, MERGED)
     assert table is not None
     assert wanted is not None

@@ -12,23 +12,29 @@ from hypothesis import strategies as st
 from receiving import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
 
 import rt
-from replicator.items import Chunk, Item, Life, Place, Sealed
-from replicator.session_receiver import FRAME_BYTES_MAX, SessionReceiver, read_marks
+from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.receive.session_receiver import FRAME_BYTES_MAX, SessionReceiver, read_marks
 from rt.errors import (
+    BadContents,
     ClusterMismatch,
-    Damaged,
+    Corrupt,
     DirectoryLocked,
     DiskFull,
     Fenced,
     MessageTooLarge,
     ProtocolViolation,
 )
-from rt.log.batch import CODEC_NONE, CODEC_ZSTD, Draft, encode_batch
-from rt.log.checksum import batch_seed
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId, encode_segment_header
-from rt.log.table import Identity as LogIdentity
-from rt.log.table import TrimReason
-from rt.log.verify import verify
+from rt.log.check.verify import verify
+from rt.log.format.batch import CODEC_NONE, CODEC_ZSTD, BatchDraft, encode_batch
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import (
+    SEGMENT_HEADER_BYTES,
+    LogKind,
+    SegmentHeader,
+    SegmentId,
+    encode_segment_header,
+)
+from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.testing.disk import MemoryDisk
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
@@ -90,7 +96,7 @@ def test_a_flipped_bit_is_refused_and_what_is_good_before_it_stays(
             data[at] ^= 1 << bit
         at -= len(data)
         bad.append(Chunk(chunk.place, bytes(data)))
-    give(receiver, [item for item in items_of(disk, SESSION) if isinstance(item, Life)])
+    give(receiver, [item for item in items_of(disk, SESSION) if isinstance(item, Run)])
     with pytest.raises((rt.RtError,)):
         give_sealing(receiver, bad, items_of(disk, SESSION))
     assert_prefix(disk)
@@ -158,10 +164,10 @@ class TestWhatDoesNotFollow:
         self, disk: MemoryDisk, items: list[Item]
     ) -> None:
         receiver = session_copy(disk)
-        at = next(index for index, item in enumerate(items) if isinstance(item, Life) and item.x > items[0].x)  # type: ignore[union-attr]
+        at = next(index for index, item in enumerate(items) if isinstance(item, Run) and item.x > items[0].x)  # type: ignore[union-attr]
         give(receiver, items[: at - 1])
         last = items[at - 1]
-        assert isinstance(last, Sealed)
+        assert isinstance(last, SegmentSealed)
         assert last.is_last_of_x
         give(receiver, [replace(last, is_last_of_x=False), items[at]])
         assert not receiver.has_ended
@@ -178,9 +184,9 @@ class TestWhatDoesNotFollow:
         place = receiver.place
         assert place is not None
         further = place._replace(offset=place.offset + 8)
-        self.refused(receiver, Sealed(further, receiver.end, True, 0))
-        self.refused(receiver, Sealed(place, receiver.end + 1, True, 0))
-        self.refused(receiver, Sealed(place._replace(y=place.y + 1), receiver.end, True, 0))
+        self.refused(receiver, SegmentSealed(further, receiver.end, True, 0))
+        self.refused(receiver, SegmentSealed(place, receiver.end + 1, True, 0))
+        self.refused(receiver, SegmentSealed(place._replace(y=place.y + 1), receiver.end, True, 0))
         receiver.close()
 
     def test_a_header_of_another_life_incarnation_or_place_is_refused(
@@ -192,10 +198,10 @@ class TestWhatDoesNotFollow:
         self.refused(receiver, items[0], other[1], error=ClusterMismatch)
         first = items[1]
         assert isinstance(first, Chunk)
-        receiver.begin_life(Life(first.place.x, b"another!"))
+        receiver.begin_life(Run(first.place.x, b"another!"))
         self.refused(receiver, first)
         give(receiver, [items[0]])
-        self.refused(receiver, Chunk(Place(first.place.x, 5, 0), first.data))
+        self.refused(receiver, Chunk(LogOffset(first.place.x, 5, 0), first.data))
         assert files_of(disk, COPY) == {}
         receiver.close()
 
@@ -205,10 +211,10 @@ class TestWhatDoesNotFollow:
         newest = items[-1]
         x = receiver.writer.last_id.x  # type: ignore[union-attr]
         with pytest.raises(Fenced):
-            receiver.begin_life(Life(x - 1, b"12345678"))
+            receiver.begin_life(Run(x - 1, b"12345678"))
         with pytest.raises(Fenced):
-            receiver.begin_life(Life(x, b"12345678"))
-        receiver.begin_life(Life(x + 1, b"12345678"))
+            receiver.begin_life(Run(x, b"12345678"))
+        receiver.begin_life(Run(x + 1, b"12345678"))
         assert newest is not None
         receiver.close()
 
@@ -227,7 +233,7 @@ def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_x_follows() -
     give(receiver, items[:2])
     place = receiver.place
     assert place is not None
-    shorter = Sealed(place._replace(offset=place.offset - 64), receiver.end - 1, False, 0)
+    shorter = SegmentSealed(place._replace(offset=place.offset - 64), receiver.end - 1, False, 0)
     receiver.seal(shorter)
     assert receiver.active is not None
     receiver.seal(replace(shorter, is_last_of_x=True))
@@ -260,7 +266,7 @@ def test_a_length_beyond_every_limit_is_damage() -> None:
     data = bytearray(chunk.data)
     data[SEGMENT_HEADER_BYTES + 8 : SEGMENT_HEADER_BYTES + 12] = b"\xff\xff\xff\x7f"
     receiver = session_copy(disk)
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(Corrupt) as caught:
         give(receiver, [items[0], Chunk(chunk.place, bytes(data))])
     assert caught.value.offset == SEGMENT_HEADER_BYTES
     assert receiver.unfinished_bytes == 0
@@ -274,7 +280,7 @@ def test_a_length_beyond_every_limit_is_damage() -> None:
 def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
     count: int, codec: int, fault: str
 ) -> None:
-    header = SegmentHeader(Kind.SESSION, SegmentId(0, 0), 0, 0, bytes(16), b"12345678")
+    header = SegmentHeader(LogKind.SESSION, SegmentId(0, 0), 0, 0, bytes(16), b"12345678")
     offsets = np.arange(count + 1, dtype=np.int32) * 8
     index = np.zeros(count, np.uint16)
     topics = [b"a", b"b"]
@@ -288,22 +294,22 @@ def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
         case "topics":
             topics = [b"a", b"\xff"]
     times = np.ones(count, np.int64)
-    draft = Draft(bytes(8 * count), offsets, times, 1, 1, topics, index)
-    good = Draft(bytes(8), np.array([0, 8], np.int32), times[:1], 1, 1, [b"a"])
+    draft = BatchDraft(bytes(8 * count), offsets, times, 1, 1, topics, index)
+    good = BatchDraft(bytes(8), np.array([0, 8], np.int32), times[:1], 1, 1, [b"a"])
     first = b"".join(encode_batch(good, first=0, seed=batch_seed(header.seed, 64)))
     seed = batch_seed(header.seed, 64 + len(first))
     lying = b"".join(encode_batch(draft, first=1, seed=seed, codec=codec))
     disk = MemoryDisk()
-    receiver = SessionReceiver.open(COPY, LogIdentity(Kind.SESSION, bytes(16), "feed"), disk=disk)
-    receiver.begin_life(Life(0, header.life))
-    chunk = Chunk(Place(0, 0, 0), encode_segment_header(header) + first + lying)
+    receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
+    receiver.begin_life(Run(0, header.life))
+    chunk = Chunk(LogOffset(0, 0, 0), encode_segment_header(header) + first + lying)
     if fault == "no fault":
         receiver.take(chunk)
         assert receiver.end == 1 + count
     else:
-        with pytest.raises(Damaged) as caught:
+        with pytest.raises(BadContents) as caught:
             receiver.take(chunk)
-        assert caught.value.offset == 64 + len(first)
+        assert caught.value.where == LogOffset(0, 0, 64 + len(first))
         assert receiver.end == 1
         assert [mark.number for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks] == [
             1
@@ -398,8 +404,8 @@ class TestSkipping:
         give(receiver, items[:2])
         receiver.close()
         third = sorted(files_of(disk, SESSION))[2]
-        receiver = session_copy(disk, at=Place(*third, 100))
-        assert receiver.place == Place(*third, 0)
+        receiver = session_copy(disk, at=LogOffset(*third, 100))
+        assert receiver.place == LogOffset(*third, 0)
         give(receiver, items_of(disk, SESSION, receiver.place))
         receiver.close()
         whole = files_of(disk, SESSION)
@@ -415,20 +421,41 @@ class TestSkipping:
         first = items[1]
         assert isinstance(first, Chunk)
         segments = sorted(files_of(disk, SESSION))
-        later = [item for item in items if not isinstance(item, Life) and item.place.segment >= segments[1]]  # type: ignore[union-attr]
-        begins = next(item for item in items if isinstance(item, Sealed)).end
+        later = [item for item in items if not isinstance(item, Run) and item.place.segment >= segments[1]]  # type: ignore[union-attr]
+        begins = next(item for item in items if isinstance(item, SegmentSealed)).end
         receiver = session_copy(disk)
         give(receiver, items[:1])
         receiver.take(Chunk(first.place, first.data[:SEGMENT_HEADER_BYTES]))
         with pytest.raises(ProtocolViolation):
             give(receiver, later)
-        receiver.skip_to(Place(*segments[0], 100), begins - 1)
+        receiver.skip_to(LogOffset(*segments[0], 100), begins - 1)
         with pytest.raises(ProtocolViolation):
             give(receiver, later)
-        receiver.skip_to(Place(*segments[0], 200), begins)
+        receiver.skip_to(LogOffset(*segments[0], 200), begins)
         give(receiver, later)
         whole = files_of(disk, SESSION)
         assert files_of(disk, COPY) == {segment: whole[segment] for segment in segments[1:]}
+        receiver.close()
+
+    def test_what_is_kept_for_now_stays_when_a_sender_begins_at_a_later_segment(self) -> None:
+        """The node that has it may be the only one that can still supply it."""
+        disk = MemoryDisk()
+        publish(disk, 2000, 2000, 2000, 2000)
+        items = items_of(disk, SESSION)
+        segments = sorted(files_of(disk, SESSION))
+        assert len(segments) >= 3
+        later = [one for one in items if isinstance(one, Run) or one.place.segment >= segments[2]]
+        first = next(one for one in items if isinstance(one, Chunk))
+        begins = [one for one in items if isinstance(one, SegmentSealed)][1].end
+        receiver = session_copy(disk)
+        give(receiver, [next(one for one in items if isinstance(one, Run))])
+        receiver.take(first)
+        receiver.skip_to(LogOffset(*segments[0], 200), begins, keep=True)
+        give(receiver, later)
+        whole = files_of(disk, SESSION)
+        kept = files_of(disk, COPY)
+        assert kept.pop(segments[0]) == bytes(first.data)
+        assert kept == {segment: whole[segment] for segment in segments[2:]}
         receiver.close()
 
     def test_a_trimmed_copy_goes_on(self) -> None:
@@ -450,7 +477,7 @@ class TestSkipping:
 def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rt.log.active.UNCACHE_STEP_BYTES", 512)
+    monkeypatch.setattr("rt.log.write.active_segment.UNCACHE_STEP_BYTES", 512)
     disk = MemoryDisk()
     publish(disk, 900, 900, 900, 900, 900, 900)
     receiver = session_copy(disk)
@@ -459,8 +486,8 @@ def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memo
     assert active is not None
     assert active.id.y > 0
     for segment in (SegmentId(0, 0), SegmentId(0, active.id.y + 1), SegmentId(1, active.id.y)):
-        assert receiver.uncached_with(Place(*segment, 2000)) == 0
-    place = Place(*active.id, 700)
+        assert receiver.uncached_with(LogOffset(*segment, 2000)) == 0
+    place = LogOffset(*active.id, 700)
     assert receiver.uncached_with(place) == 512
     receiver.uncache(place)
     assert receiver.uncached_with(place) == 0

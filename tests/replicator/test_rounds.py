@@ -1,4 +1,4 @@
-"""When streams look for more: the pace of `replicator.rounds`, on a clock of the test's own."""
+"""When streams look for more: the pace of `replicator.push.send_pacer`, on a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from replicator.items import Place
-from replicator.rounds import FULL_BYTES, QUIET_SECONDS, WAIT_SECONDS_MAX, Rounds
+from replicator.protocol.messages import LogOffset
+from replicator.push.send_pacer import FULL_BYTES, QUIET_SECONDS, WAIT_SECONDS_MAX, SendPacer
 
 
 class _Timer:
@@ -24,7 +24,7 @@ class _Timer:
 
 
 class Clock:
-    """The part of an event loop that `Rounds` uses."""
+    """The part of an event loop that `SendPacer` uses."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -52,13 +52,13 @@ class Clock:
 
 
 class Paced:
-    """`Rounds` and what they made of what happened."""
+    """`SendPacer` and what they made of what happened."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.looks = 0
         loop: Any = self.clock
-        self.rounds = Rounds(self._look, lambda _: self.waiting, loop)
+        self.rounds = SendPacer(self._look, lambda _: self.waiting, loop)
         self.waiting: int | None = 100
 
     def want(self, *, is_urgent: bool = False) -> None:
@@ -68,8 +68,8 @@ class Paced:
         self.looks += 1
 
 
-def at(offset: int) -> Place:
-    return Place(0, 0, offset)
+def at(offset: int) -> LogOffset:
+    return LogOffset(0, 0, offset)
 
 
 @pytest.fixture

@@ -14,16 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rt
-from replicator.items import CHUNK_BYTES_MAX, Chunk, Item, Life, Place, Sealed, Trimmed
-from replicator.sender import Sender
-from replicator.shared_reads import SharedReads
-from rt.log.catalog import segment_path
-from rt.log.directory import list_segments, read_durable_end, read_header, read_table
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    Item,
+    LogOffset,
+    LogTrimmed,
+    Run,
+    SegmentSealed,
+)
+from replicator.send.read_cache import ReadCache
+from replicator.send.sender import Sender
 from rt.log.disk import REAL, Disk, write_whole
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId
-from rt.log.table import Table, TrimReason, encode_table
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.format.segment_table import SegmentTable, TrimReason, encode_table
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments, read_durable_end, read_header, read_table
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 ROOT = "/data"
 DIRECTORY = "/data/s/sessions/feed"
@@ -34,11 +42,11 @@ CLUSTER = bytes(range(16))
 class Received:
     """A receiver that believes everything and checks the laws of the order of items."""
 
-    def __init__(self, at: Place | None = None) -> None:
+    def __init__(self, at: LogOffset | None = None) -> None:
         self.segments: dict[SegmentId, bytes] = defaultdict(bytes)
-        self.sealed: dict[SegmentId, Sealed] = {}
+        self.sealed: dict[SegmentId, SegmentSealed] = {}
         self.lives: dict[int, bytes] = {}
-        self.trimmed: list[Trimmed] = []
+        self.trimmed: list[LogTrimmed] = []
         self.place = at
 
     def take(self, items: Iterable[Item]) -> Received:
@@ -50,17 +58,17 @@ class Received:
                     assert place.segment not in self.sealed
                     self.segments[place.segment] += bytes(data)
                     self.place = item.end
-                case Sealed(place, _, _, _):
+                case SegmentSealed(place, _, _, _):
                     assert self.place is None or place == self.place or place.segment not in self.segments
                     known = self.sealed.get(place.segment)
                     assert known is None or (not known.is_last_of_x and item.is_last_of_x)
                     self.sealed[place.segment] = item
-                    self.place = Place(place.x, place.y + 1, 0)
-                case Life(x, life):
+                    self.place = LogOffset(place.x, place.y + 1, 0)
+                case Run(x, life):
                     assert x not in self.lives
                     assert not [segment for segment in self.segments if segment.x >= x]
                     self.lives[x] = life
-                case Trimmed():
+                case LogTrimmed():
                     self.trimmed.append(item)
         return self
 
@@ -73,7 +81,7 @@ def drained(sender: Sender, into: Received | None = None, *, size: int = CHUNK_B
 
 
 def sender_of(
-    disk: Disk, path: str = DIRECTORY, start: Place | None = None, **options: SharedReads
+    disk: Disk, path: str = DIRECTORY, start: LogOffset | None = None, **options: ReadCache
 ) -> Sender:
     return Sender(path, start, disk=disk, watch=False, **options)
 
@@ -156,7 +164,7 @@ def test_a_sender_may_begin_where_any_batch_ends(sizes: list[int], data: st.Data
     published(disk, *sizes)
     published(disk, *sizes[:2])
     whole = sender_of(disk)
-    places: list[Place] = []
+    places: list[LogOffset] = []
     items: list[list[Item]] = []
     while some := whole.items(1):
         places.append(whole.place)
@@ -202,7 +210,7 @@ def test_bytes_that_were_synced_and_are_bad_are_damage_and_what_precedes_them_is
     file = disk.open(path, write=True)
     file.pwritev([b"\xff"], durable.offset - 20)
     sender, received = sender_of(disk), Received()
-    with pytest.raises(rt.Damaged) as caught:
+    with pytest.raises(rt.Corrupt) as caught:
         drained(sender, received)
     assert received.place is not None
     assert (caught.value.path, caught.value.offset) == (path, received.place.offset)
@@ -216,7 +224,7 @@ def test_a_flipped_bit_in_a_sealed_segment_is_damage() -> None:
     published(disk, 3000, 3000)
     file = disk.open(segment_path(DIRECTORY, SegmentId(0, 0)), write=True)
     file.pwritev([b"\xff\xfe"], 500)
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         drained(sender_of(disk))
 
 
@@ -243,7 +251,7 @@ def test_a_place_inside_a_batch_is_refused() -> None:
     published(disk, 100, 100)
     for offset in (8, SEGMENT_HEADER_BYTES + 8, SEGMENT_HEADER_BYTES + 64):
         with pytest.raises(rt.Diverged):
-            sender_of(disk, start=Place(0, 0, offset)).items()
+            sender_of(disk, start=LogOffset(0, 0, offset)).items()
 
 
 def test_a_place_beyond_what_is_here_is_waited_for() -> None:
@@ -263,8 +271,8 @@ def test_a_place_beyond_what_is_here_is_waited_for() -> None:
     sender = sender_of(disk, start=further)
     assert sender.items() == []
     file.pwritev([content[end.offset :]], end.offset)
-    assert [type(item) for item in sender.items()] == [Life]
-    assert sender_of(disk, start=Place(7, 0, 0)).items() == []
+    assert [type(item) for item in sender.items()] == [Run]
+    assert sender_of(disk, start=LogOffset(7, 0, 0)).items() == []
 
 
 def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_where_it_was_sealed() -> None:
@@ -272,10 +280,10 @@ def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_w
     published(disk, 100)
     published(disk, 100)
     end = len(files_of(disk)[SegmentId(0, 0)])
-    items = sender_of(disk, start=Place(0, 0, end + 800)).items()
-    assert [type(item) for item in items] == [Life, Sealed, Life, Chunk, Chunk]
-    assert isinstance(items[1], Sealed)
-    assert (items[1].place, items[1].is_last_of_x) == (Place(0, 0, end), True)
+    items = sender_of(disk, start=LogOffset(0, 0, end + 800)).items()
+    assert [type(item) for item in items] == [Run, SegmentSealed, Run, Chunk, Chunk]
+    assert isinstance(items[1], SegmentSealed)
+    assert (items[1].place, items[1].is_last_of_x) == (LogOffset(0, 0, end), True)
 
 
 def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept() -> None:
@@ -284,9 +292,9 @@ def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept()
     publisher = publisher_on(disk)
     size = len(files_of(disk)[SegmentId(0, 0)])
     publisher._writer.trim(SegmentId(0, 2), TrimReason.MERGED)
-    assert drained(sender_of(disk, start=Place(0, 0, SEGMENT_HEADER_BYTES))).segments == files_of(disk)
+    assert drained(sender_of(disk, start=LogOffset(0, 0, SEGMENT_HEADER_BYTES))).segments == files_of(disk)
     assert drained(sender_of(disk)).segments == files_of(disk)
-    at_its_end = drained(sender_of(disk, start=Place(0, 0, size)))
+    at_its_end = drained(sender_of(disk, start=LogOffset(0, 0, size)))
     assert at_its_end.segments == files_of(disk)
     assert next(iter(at_its_end.sealed)) == SegmentId(0, 0)
     publisher.close()
@@ -313,7 +321,7 @@ def test_a_segment_that_is_trimmed_in_the_table_but_not_emptied_yet_is_not_told_
     table = read_table(disk, DIRECTORY)
     assert table is not None
     first, *others = table.segments
-    trimmed = Table(table.identity, (first.trimmed(TrimReason.MERGED, 1), *others))
+    trimmed = SegmentTable(table.identity, (first.trimmed(TrimReason.MERGED, 1), *others))
     write_whole(disk, f"{DIRECTORY}/segments", encode_table(trimmed))
     disk.open(segment_path(DIRECTORY, first.id), write=True).pwritev([b"\xff" * 100], first.size_bytes - 100)
     drained(sender, received)
@@ -325,21 +333,21 @@ def test_a_segment_that_vanished_without_a_trim_is_damage() -> None:
     disk = MemoryDisk()
     published(disk, 3000, 3000, 3000)
     disk.remove(segment_path(DIRECTORY, SegmentId(0, 1)))
-    with pytest.raises(rt.Damaged, match="missing"):
+    with pytest.raises(rt.Corrupt, match="missing"):
         drained(sender_of(disk))
 
 
 def test_a_directory_that_is_no_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(rt.NotALog):
+    with pytest.raises(rt.LogNotFound):
         Sender(tmp_path, None)
-    with pytest.raises(rt.NotALog):
+    with pytest.raises(rt.LogNotFound):
         Sender(tmp_path / "missing", None)
 
 
 def test_senders_that_share_their_reads_read_once_and_hand_out_the_same() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
-    shared = SharedReads(bytes_max=2**24)
+    shared = ReadCache(bytes_max=2**24)
     first = drained(sender_of(disk, shared=shared))
     reads = dict(shared._reads)
     second = drained(sender_of(disk, shared=shared))
@@ -350,8 +358,8 @@ def test_senders_that_share_their_reads_read_once_and_hand_out_the_same() -> Non
     assert len(shared._reads) <= len(reads) + 1  # It met the others at the next line of the grid.
 
 
-def _second_boundary(disk: MemoryDisk) -> Place:
-    return Place(0, 0, SEGMENT_HEADER_BYTES + first_batch_bytes(disk))
+def _second_boundary(disk: MemoryDisk) -> LogOffset:
+    return LogOffset(0, 0, SEGMENT_HEADER_BYTES + first_batch_bytes(disk))
 
 
 def first_batch_bytes(disk: MemoryDisk) -> int:
@@ -362,7 +370,7 @@ def first_batch_bytes(disk: MemoryDisk) -> int:
 def test_shared_reads_are_bounded() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
-    shared = SharedReads(bytes_max=2**20)
+    shared = ReadCache(bytes_max=2**20)
     for chunk in sender_of(disk, shared=shared).items(2**30):
         if isinstance(chunk, Chunk):
             shared.encoded(chunk)
@@ -373,7 +381,7 @@ def test_shared_reads_are_bounded() -> None:
 def test_what_all_streams_have_passed_is_forgotten_and_read_again_by_who_comes_late() -> None:
     disk = MemoryDisk()
     published(disk, *[50_000] * 100, roll_bytes=2**22)
-    shared = SharedReads()
+    shared = ReadCache()
     chunks = [chunk for chunk in sender_of(disk, shared=shared).items(2**30) if isinstance(chunk, Chunk)]
     for chunk in chunks:
         shared.encoded(chunk)
@@ -384,13 +392,13 @@ def test_what_all_streams_have_passed_is_forgotten_and_read_again_by_who_comes_l
     assert shared._bytes == sum(len(read.data) for read in shared._reads.values())
     assert shared._encoded_bytes == sum(map(len, shared._encoded.values()))
     assert drained(sender_of(disk, shared=shared)).segments == files_of(disk)
-    shared.forget(Place(9, 0, 0))
+    shared.forget(LogOffset(9, 0, 0))
     assert (shared._bytes, shared._encoded_bytes) == (0, 0)
 
 
-def merged_on(disk: MemoryDisk, *sizes: int) -> MergedLog:
+def merged_on(disk: MemoryDisk, *sizes: int) -> MergedLogBuilder:
     published(disk, *(sizes or [700] * 10))
-    return MergedLog(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
+    return MergedLogBuilder(MERGED, cluster_id=CLUSTER, stream="s", disk=disk)
 
 
 @settings(max_examples=25)
@@ -457,9 +465,9 @@ def test_a_merged_sender_begins_where_any_block_ends_and_nowhere_else() -> None:
     whole = files_of(disk, MERGED)[SegmentId(0, 0)]
     good = 0
     for offset in range(0, len(whole) + 1, 8):
-        sender = sender_of(disk, MERGED, Place(0, 0, offset))
+        sender = sender_of(disk, MERGED, LogOffset(0, 0, offset))
         try:
-            rest = drained(sender, Received(Place(0, 0, offset))).segments[SegmentId(0, 0)]
+            rest = drained(sender, Received(LogOffset(0, 0, offset))).segments[SegmentId(0, 0)]
         except rt.Diverged:
             continue
         assert whole[:offset] + rest == whole
@@ -473,7 +481,7 @@ def test_a_merged_place_beyond_a_sealed_segment_is_diverged() -> None:
     merged.merge_all([DIRECTORY])
     merged.roll()
     with pytest.raises(rt.Diverged, match="more of a sealed segment"):
-        sender_of(disk, MERGED, Place(0, 0, 2**30)).items()
+        sender_of(disk, MERGED, LogOffset(0, 0, 2**30)).items()
     merged.close()
 
 

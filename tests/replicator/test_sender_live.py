@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from replicator.items import Chunk, Life, Sealed
-from replicator.sender import Sender
-from rt.log.directory import list_segments, read_table
+from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.send.sender import Sender
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
+from rt.log.format.segment import SegmentId
+from rt.log.scan.directory import list_segments, read_table
 
 KILLS = 15
 SEED = random.randrange(2**32)
@@ -49,7 +49,7 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
     directory = tmp_path / "s" / "sessions" / "feed"
     directory.mkdir(parents=True)
     received: dict[SegmentId, bytearray] = defaultdict(bytearray)
-    sealed: dict[SegmentId, Sealed] = {}
+    sealed: dict[SegmentId, SegmentSealed] = {}
     lives: list[int] = []
     sender: Sender | None = None
 
@@ -63,9 +63,9 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
                     assert place.x == lives[-1], SEED
                     received[place.segment] += data
                     size += len(data)
-                case Sealed(place):
+                case SegmentSealed(place):
                     sealed[place.segment] = item
-                case Life(x):
+                case Run(x):
                     lives.append(x)
         return size
 

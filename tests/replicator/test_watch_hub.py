@@ -12,8 +12,8 @@ import pytest
 from inotify_simple import INotify
 
 import rt
-from replicator import watch_hub
-from replicator.watch_hub import Watched, WatchHub
+from replicator.send import directory_watch
+from replicator.send.directory_watch import WatchedDirectory, WatchHub
 
 WAIT_SECONDS = 120
 
@@ -33,12 +33,14 @@ def directories(root: Path, count: int) -> list[Path]:
 def watches(monkeypatch: pytest.MonkeyPatch) -> list[INotify]:
     """Those that hubs make, oldest first; other threads of this process have their own."""
     made: list[INotify] = []
-    real = watch_hub.INotify
-    monkeypatch.setattr(watch_hub, "INotify", lambda **options: made.append(real(**options)) or made[-1])
+    real = directory_watch.INotify
+    monkeypatch.setattr(
+        directory_watch, "INotify", lambda **options: made.append(real(**options)) or made[-1]
+    )
     return made
 
 
-async def quiet(*watched: Watched) -> list[int]:
+async def quiet(*watched: WatchedDirectory) -> list[int]:
     """Their versions, when all that was written before has been noticed."""
     versions: list[int] = []
     while versions != (now := [one.version for one in watched]):
@@ -97,7 +99,7 @@ def test_a_directory_that_is_made_anew_is_watched_anew(tmp_path: Path) -> None:
         with hub.watching(str(one)) as before:
             one.rmdir()
             await before.changed(0)
-            with pytest.raises(rt.NotALog), hub.watching(str(one)):
+            with pytest.raises(rt.LogNotFound), hub.watching(str(one)):
                 pass
             directories(tmp_path, 1)
             with hub.watching(str(one)) as after:
@@ -113,7 +115,7 @@ def test_when_too_much_changed_at_once_all_are_told(tmp_path: Path) -> None:
         hub = WatchHub()
         paths = directories(tmp_path, 3)
         with hub.watching(str(paths[0])) as one, hub.watching(str(paths[1])) as two:
-            overflow = watch_hub.Event(-1, int(watch_hub.flags.Q_OVERFLOW), b"")
+            overflow = directory_watch.InotifyEvent(-1, int(directory_watch.flags.Q_OVERFLOW), b"")
             assert hub._told_by(overflow) == [one, two]
 
     run(test())
@@ -127,7 +129,7 @@ def test_without_inotify_directories_are_looked_at(tmp_path: Path, monkeypatch: 
         hub = WatchHub()
         one, two = directories(tmp_path, 2)
         with monkeypatch.context() as patch:
-            patch.setattr(watch_hub, "INotify", exhausted)
+            patch.setattr(directory_watch, "INotify", exhausted)
             polled = hub.watching(str(one))
             first = polled.__enter__()
         with hub.watching(str(two)) as second:

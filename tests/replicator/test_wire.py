@@ -8,14 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.framing import frame_chunk, framed_chunk
-from replicator.handshake import (
+from replicator.protocol.chunk_framing import frame_chunk, framed_chunk
+from replicator.protocol.codec import (
+    decode_pull_reply,
+    decode_pull_request,
+    decode_push_reply,
+    decode_push_request,
+    encode_pull_reply,
+    encode_pull_request,
+    encode_push_reply,
+    encode_push_request,
+)
+from replicator.protocol.handshake import (
     TOPICS_WANTED_MAX,
     WAYPOINTS_MAX,
     Acknowledged,
-    HoldRefused,
-    LifeOpened,
-    Outline,
+    HoldRejected,
+    LogOutline,
+    OpenReply,
     PullHello,
     PullMerged,
     PullProgress,
@@ -27,43 +37,41 @@ from replicator.handshake import (
     PushStart,
     check_progress,
 )
-from replicator.items import CHUNK_BYTES_MAX, Chunk, CompleteUpTo, Life, Place, Sealed, Trimmed
-from replicator.wire import (
-    decode_pull_reply,
-    decode_pull_request,
-    decode_push_reply,
-    decode_push_request,
-    encode_pull_reply,
-    encode_pull_request,
-    encode_push_reply,
-    encode_push_request,
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    CompleteUpTo,
+    LogOffset,
+    LogTrimmed,
+    Run,
+    SegmentSealed,
 )
 from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
-from rt.log.layout import NUMBER_MAX
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.waypoints import Waypoint
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.read.waypoint import Waypoint
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))
 words = st.integers(0, 2**32 - 1)
 numbers = st.integers(0, NUMBER_MAX)
-places = st.builds(Place, words, words, st.integers(0, NUMBER_MAX - 1))
+places = st.builds(LogOffset, words, words, st.integers(0, NUMBER_MAX - 1))
 ids = st.binary(min_size=16, max_size=16)
 ids_or_none = st.one_of(st.just(b""), ids)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 chunks = st.builds(Chunk, places, st.binary(min_size=1, max_size=300))
-seals = st.builds(Sealed, places, numbers, st.booleans(), st.integers(-(2**63) + 1, 2**63 - 1))
+seals = st.builds(SegmentSealed, places, numbers, st.booleans(), st.integers(-(2**63) + 1, 2**63 - 1))
 
 pushed = st.one_of(
     chunks,
     seals,
-    st.builds(Life, words, st.binary(min_size=8, max_size=8)),
+    st.builds(Run, words, st.binary(min_size=8, max_size=8)),
     st.builds(PushHello, names, names, ids, st.none() | names, ids_or_none),
 )
 push_answers = st.one_of(
     st.builds(PushStart, ids, words, st.integers(1, 7), names, st.none() | places),
-    st.builds(LifeOpened, words),
+    st.builds(OpenReply, words),
     st.builds(PushProgress, places, numbers, words, numbers, places),
 )
 acknowledged = st.builds(Acknowledged, names, st.integers(0, NUMBER_MAX - 1))
@@ -94,7 +102,7 @@ outlines = st.lists(
     st.tuples(st.integers(1, 2**40), st.integers(0, 2**40), st.none() | st.integers(-(2**63), 2**63 - 1)),
     max_size=20,
 ).map(
-    lambda steps: Outline(
+    lambda steps: LogOutline(
         tuple(
             Waypoint(sum(step[0] for step in steps[:i]), sum(step[1] for step in steps[:i]), step[2])
             for i, step in enumerate(steps)
@@ -105,9 +113,9 @@ pull_answers = st.one_of(
     outlines,
     chunks,
     seals,
-    st.builds(Trimmed, st.builds(SegmentId, words, words), numbers, st.sampled_from(TrimReason)),
+    st.builds(LogTrimmed, st.builds(SegmentId, words, words), numbers, st.sampled_from(TrimReason)),
     st.builds(CompleteUpTo, numbers),
-    st.builds(HoldRefused, names, st.text("abc :", max_size=20)),
+    st.builds(HoldRejected, names, st.text("abc :", max_size=20)),
     st.builds(PullStart, ids, words, names, places, numbers, st.none() | names, st.none() | names),
 )
 
@@ -144,7 +152,7 @@ def test_a_chunk_framed_by_hand_is_what_protobuf_makes_of_it(chunk: Chunk) -> No
 
 
 def test_the_largest_chunk_goes_through_and_its_data_are_read_in_place() -> None:
-    chunk = Chunk(Place(2**32 - 1, 2**32 - 1, NUMBER_MAX - 1), bytes(CHUNK_BYTES_MAX))
+    chunk = Chunk(LogOffset(2**32 - 1, 2**32 - 1, NUMBER_MAX - 1), bytes(CHUNK_BYTES_MAX))
     read = decode_push_request(encode_push_request(chunk))
     assert read == chunk
     assert isinstance(read, Chunk)
@@ -239,7 +247,7 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
 
 def test_another_version_is_refused_by_its_number() -> None:
     hello = pb.PushHello(version=2, stream="s", session="x", incarnation=ID)
-    with pytest.raises(UnknownVersion, match="got 2, wanted 1"):
+    with pytest.raises(UnknownVersion, match="got 2, expected 1"):
         decode_push_request(pb.PushRequest(hello=hello).SerializeToString())
 
 
@@ -253,7 +261,7 @@ def test_a_value_that_cannot_be_is_not_made() -> None:
 
 
 def test_bytes_that_are_cut_short_are_refused() -> None:
-    whole = encode_push_request(Chunk(Place(1, 2, 3), b"some bytes"))
+    whole = encode_push_request(Chunk(LogOffset(1, 2, 3), b"some bytes"))
     for size in range(1, len(whole)):
         with pytest.raises(ProtocolViolation):
             decode_push_request(whole[:size])
@@ -278,6 +286,6 @@ def test_an_outline_that_does_not_rise_or_has_no_end_is_refused(waypoints: list[
 
 def test_a_range_is_asked_for_by_its_positions_alone() -> None:
     with pytest.raises(ValueError, match="by its positions"):
-        PullMerged(ID, Place(0, 0, 64), range=PullRange(5))
+        PullMerged(ID, LogOffset(0, 0, 64), range=PullRange(5))
     with pytest.raises(ValueError, match="by its positions"):
         PullMerged(topics=("trade",), range=PullRange(5))

@@ -33,53 +33,70 @@ from sequencing import (
     rolling,
 )
 
-from rt.log.block import BlockKind, decode_block_header
-from rt.log.checksum import batch_seed, segment_seed
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from sequencer.apply import apply
-from sequencer.commands import (
+from rt.log.format.block import BlockKind, decode_block_header
+from rt.log.format.checksum import batch_seed, segment_seed
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import (
+    ConfigurationChanged,
+    DiskRestored,
+    HoldMoved,
+    Outcome,
+    RangesMerged,
+    RunClosed,
+    RunFenced,
+    RunOpened,
+)
+from sequencer.state.commands import (
     COUNT_MAX,
-    Close,
+    CloseRun,
     Command,
     Configure,
-    Fence,
-    Hold,
-    Join,
-    Merge,
-    Open,
-    Range,
-    Release,
-    Restore,
-    Trim,
+    FenceRun,
+    HoldPosition,
+    JoinDisk,
+    MergeInstruction,
+    MergeRange,
+    OpenRun,
+    ReleaseHold,
+    RestoreDisk,
+    TrimSegments,
 )
-from sequencer.orders import MergeOrder, SessionEnd, decode_order, encode_order
-from sequencer.outcomes import Changed, Closed, Fenced, Held, Merged, Opened, Outcome, Restored
-from sequencer.state import HOLDS_MAX, LIVES_MAX, Configuration, End, MergedSegment, NodeDisk, State
-from sequencer.state_encoding import decode_state, encode_state
-from sequencer.taking import take
+from sequencer.state.merge_range import take
+from sequencer.state.state import (
+    HOLDS_MAX,
+    LIVES_MAX,
+    Configuration,
+    End,
+    MergedSegment,
+    NodeDisk,
+    SequencerState,
+)
+from sequencer.state.state_codec import decode_state, encode_state
+from sequencer.state.write_plan import SessionEnd, WritePlan, decode_order, encode_order
 
-Setup: TypeAlias = Callable[[State], object]
+Setup: TypeAlias = Callable[[SequencerState], object]
 
 
 # Scenes that the tables below begin with
 
 
-def nothing(state: State) -> None: ...
+def nothing(state: SequencerState) -> None: ...
 
 
-def opened(state: State) -> None:
+def opened(state: SequencerState) -> None:
     """Session 1, "a", with X 0 open."""
     do_open(state)
 
 
-def merged(state: State) -> None:
+def merged(state: SequencerState) -> None:
     """X 0 of session 1 is merged up to 128, number 10."""
     do_open(state)
     do_merge(state, piece())
 
 
-def closing(state: State) -> None:
+def closing(state: SequencerState) -> None:
     """X 0 of session 1 is merged up to 128, number 10, and closed at 256, number 20; X 3 is open."""
     merged(state)
     do_open(state, x=3)
@@ -87,61 +104,61 @@ def closing(state: State) -> None:
     do_close(state, 1, 0, (0, 256, 20))
 
 
-def done(state: State) -> None:
+def done(state: SequencerState) -> None:
     """X 0 of session 1 is merged whole; X 3 is open."""
     closing(state)
     do_merge(state, piece(start=128, end=256, first=10))
 
 
-def taken_over(state: State) -> None:
+def taken_over(state: SequencerState) -> None:
     """Session 2 is the newer incarnation of session 1, whose X 0 is merged up to 128."""
     merged(state)
     do_open(state, incarnation=1)
 
 
-def dedup(state: State) -> None:
+def dedup(state: SequencerState) -> None:
     """Sessions 1 and 2 share a dedup id, of which ids up to 10 are merged, by session 1."""
     do_open(state, "a", dedup="d")
     do_open(state, "b", dedup="d", incarnation=1)
     do_merge(state, piece())
 
 
-def joined(state: State) -> None:
+def joined(state: SequencerState) -> None:
     """Disk 0 of n1 has joined, and a life is open."""
     do_join(state, "n1")
     do_open(state)
 
 
-def replaced(state: State) -> None:
+def replaced(state: SequencerState) -> None:
     """It was replaced by disk 1."""
     joined(state)
     do_join(state, "n1", disk=1)
 
 
-def full_of_lives(state: State) -> None:
+def full_of_lives(state: SequencerState) -> None:
     for x in range(LIVES_MAX):
         do_open(state, x=x)
 
 
-def rolled(state: State) -> None:
+def rolled(state: SequencerState) -> None:
     """Segment 0 has positions up to 10, segment 1 grows."""
     merged(state)
     do_roll(state)
     do_merge(state, piece(start=128, end=256, first=10))
 
 
-def held(state: State) -> None:
+def held(state: SequencerState) -> None:
     """A reader has what is before position 5 of 10."""
     merged(state)
-    apply(state, Hold("reader", 5, 7))
+    apply(state, HoldPosition("reader", 5, 7))
 
 
-def full_of_holds(state: State) -> None:
+def full_of_holds(state: SequencerState) -> None:
     for number in range(HOLDS_MAX):
-        assert apply(state, Hold(f"reader{number}", 0, 1)) == Held(f"reader{number}", 0)
+        assert apply(state, HoldPosition(f"reader{number}", 0, 1)) == HoldMoved(f"reader{number}", 0)
 
 
-REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
+REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     # Openings
     "X open with another life": (opened, lambda _: opening(life=99), "open with another life"),
     "X below the last": (done, lambda _: opening(x=2), "is over"),
@@ -168,46 +185,46 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
     ),
     "too many lives": (full_of_lives, lambda _: opening(x=LIVES_MAX), "lives of the session wait"),
     # Fences
-    "fence of no session": (opened, lambda _: Fence(2, 0), "no session number 0 to fence"),
-    "fence of no X": (opened, lambda _: Fence(1, 1), "no session number 1 to fence"),
-    "fence of an X that is merged whole": (done, lambda _: Fence(1, 0), "to fence"),
+    "fence of no session": (opened, lambda _: FenceRun(2, 0), "no session number 0 to fence"),
+    "fence of no X": (opened, lambda _: FenceRun(1, 1), "no session number 1 to fence"),
+    "fence of an X that is merged whole": (done, lambda _: FenceRun(1, 0), "to fence"),
     # Disks
-    "a disk that has joined": (joined, lambda _: Join("n1", b"\0" * 16), "disk of n1 has joined"),
-    "a disk that is whole": (joined, lambda _: Restore("n1", b"\0" * 16), "is whole"),
-    "a disk that was replaced": (replaced, lambda _: Restore("n1", b"\0" * 16), "is whole"),
-    "a disk of nobody": (joined, lambda _: Restore("n2", b"\0" * 16), "has not joined"),
+    "a disk that has joined": (joined, lambda _: JoinDisk("n1", b"\0" * 16), "disk of n1 has joined"),
+    "a disk that is whole": (joined, lambda _: RestoreDisk("n1", b"\0" * 16), "is whole"),
+    "a disk that was replaced": (replaced, lambda _: RestoreDisk("n1", b"\0" * 16), "is whole"),
+    "a disk of nobody": (joined, lambda _: RestoreDisk("n2", b"\0" * 16), "has not joined"),
     # Closes
-    "close of no session": (opened, lambda _: Close(2, 0, 0, 64, 0), "not what is merged"),
-    "close of no X": (opened, lambda _: Close(1, 1, 0, 64, 0), "not what is merged"),
-    "close of an X before its turn": (closing, lambda _: Close(1, 3, 0, 64, 0), "not what is merged"),
-    "close of an X merged whole": (done, lambda _: Close(1, 0, 0, 256, 20), "not what is merged"),
-    "close without a fence": (opened, lambda _: Close(1, 0, 0, 64, 0), "not fenced"),
-    "close again": (closing, lambda _: Close(1, 0, 0, 512, 30), "is closed"),
-    "close again where it was": (closing, lambda _: Close(1, 0, 0, 256, 20), "is closed"),
-    "close again below what is merged": (closing, lambda _: Close(1, 0, 0, 120, 9), "merged beyond"),
+    "close of no session": (opened, lambda _: CloseRun(2, 0, 0, 64, 0), "not what is merged"),
+    "close of no X": (opened, lambda _: CloseRun(1, 1, 0, 64, 0), "not what is merged"),
+    "close of an X before its turn": (closing, lambda _: CloseRun(1, 3, 0, 64, 0), "not what is merged"),
+    "close of an X merged whole": (done, lambda _: CloseRun(1, 0, 0, 256, 20), "not what is merged"),
+    "close without a fence": (opened, lambda _: CloseRun(1, 0, 0, 64, 0), "not fenced"),
+    "close again": (closing, lambda _: CloseRun(1, 0, 0, 512, 30), "is closed"),
+    "close again where it was": (closing, lambda _: CloseRun(1, 0, 0, 256, 20), "is closed"),
+    "close again below what is merged": (closing, lambda _: CloseRun(1, 0, 0, 120, 9), "merged beyond"),
     "close below what is merged": (
         lambda state: (merged(state), do_fence(state)),
-        lambda _: Close(1, 0, 0, 120, 9),
+        lambda _: CloseRun(1, 0, 0, 120, 9),
         "merged beyond",
     ),
     "close below, of number alone": (
         lambda state: (merged(state), do_fence(state)),
-        lambda _: Close(1, 0, 0, 256, 9),
+        lambda _: CloseRun(1, 0, 0, 256, 9),
         "merged beyond",
     ),
     "close below, of place alone": (
         lambda state: (merged(state), do_fence(state)),
-        lambda _: Close(1, 0, 0, 120, 10),
+        lambda _: CloseRun(1, 0, 0, 120, 10),
         "merged beyond",
     ),
     "close with messages where there is no room": (
         lambda state: (merged(state), do_fence(state)),
-        lambda _: Close(1, 0, 0, 128, 11),
+        lambda _: CloseRun(1, 0, 0, 128, 11),
         "has no messages between",
     ),
     "close before an older incarnation": (
         lambda state: (taken_over(state), do_fence(state, 2)),
-        lambda _: Close(2, 0, 0, 64, 0),
+        lambda _: CloseRun(2, 0, 0, 64, 0),
         "older incarnation, session 1",
     ),
     # Rolls
@@ -219,20 +236,32 @@ REFUSED: dict[str, tuple[Setup, Callable[[State], Command], str]] = {
     # Trims and holds
     "trim of what is to come": (
         rolled,
-        lambda _: Trim(21, TrimReason.REQUEST, 1),
+        lambda _: TrimSegments(21, TrimReason.REQUEST, 1),
         "is beyond the merged log",
     ),
-    "trim of nothing": (rolled, lambda _: Trim(9, TrimReason.DISK, 1), "nothing up to 9 is to go for DISK"),
+    "trim of nothing": (
+        rolled,
+        lambda _: TrimSegments(9, TrimReason.DISK, 1),
+        "nothing up to 9 is to go for DISK",
+    ),
     "trim again": (
-        lambda state: (rolled(state), apply(state, Trim(10, TrimReason.DISK, 1))),
-        lambda _: Trim(10, TrimReason.DISK, 2),
+        lambda state: (rolled(state), apply(state, TrimSegments(10, TrimReason.DISK, 1))),
+        lambda _: TrimSegments(10, TrimReason.DISK, 2),
         "nothing up to 10 is to go",
     ),
-    "trim of the growing segment alone": (merged, lambda _: Trim(10, TrimReason.DISK, 1), "nothing up to 10"),
-    "hold beyond the end": (merged, lambda _: Hold("reader", 11, 1), "position 11 of reader is beyond 10"),
-    "hold that goes back": (held, lambda _: Hold("reader", 4, 9), "has acknowledged up to 5, not 4"),
-    "a hold too many": (full_of_holds, lambda _: Hold("reader", 0, 9), "is one more"),
-    "release of nobody": (held, lambda _: Release("writer"), "writer holds nothing back"),
+    "trim of the growing segment alone": (
+        merged,
+        lambda _: TrimSegments(10, TrimReason.DISK, 1),
+        "nothing up to 10",
+    ),
+    "hold beyond the end": (
+        merged,
+        lambda _: HoldPosition("reader", 11, 1),
+        "position 11 of reader is beyond 10",
+    ),
+    "hold that goes back": (held, lambda _: HoldPosition("reader", 4, 9), "has acknowledged up to 5, not 4"),
+    "a hold too many": (full_of_holds, lambda _: HoldPosition("reader", 0, 9), "is one more"),
+    "release of nobody": (held, lambda _: ReleaseHold("writer"), "writer holds nothing back"),
     # Instructions
     "an instruction again": (
         merged,
@@ -340,13 +369,13 @@ def test_what_is_refused_says_why_and_changes_nothing(case: str) -> None:
 
 def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     state = new_state()
-    assert apply(state, opening("a")) == Opened(1, 0)
-    assert apply(state, opening("b", incarnation=1)) == Opened(2, 0)
+    assert apply(state, opening("a")) == RunOpened(1, 0)
+    assert apply(state, opening("b", incarnation=1)) == RunOpened(2, 0)
     before = encode_state(state)
-    assert apply(state, opening("a")) == Opened(1, 0)
+    assert apply(state, opening("a")) == RunOpened(1, 0)
     assert encode_state(state) == before
     assert state.by_name == {"a": 1, "b": 2}
-    assert apply(state, opening("a", x=7)) == Opened(1, 7)
+    assert apply(state, opening("a", x=7)) == RunOpened(1, 7)
     assert [life.x for life in state.sessions[1].lives] == [0, 7]
     assert state.sessions[1].last_x == 7
 
@@ -355,10 +384,10 @@ def test_an_opening_is_for_the_newest_incarnation_that_its_proposer_knew() -> No
     """Else one that was only late would end the lives of a directory that took over meanwhile."""
     state = new_state()
     taken_over(state)
-    assert apply(state, opening(incarnation=2, newest=2)) == Opened(3, 0)
+    assert apply(state, opening(incarnation=2, newest=2)) == RunOpened(3, 0)
     # Several nodes ask for the same one, whatever each knew.
-    assert apply(state, opening(incarnation=2, newest=2)) == Opened(3, 0)
-    assert apply(state, opening(incarnation=2, newest=1)) == Opened(3, 0)
+    assert apply(state, opening(incarnation=2, newest=2)) == RunOpened(3, 0)
+    assert apply(state, opening(incarnation=2, newest=1)) == RunOpened(3, 0)
 
 
 # Disks
@@ -370,7 +399,7 @@ def test_the_first_disk_of_a_node_is_whole_and_one_that_replaces_another_is_not(
     assert state.disks == {"n1": NodeDisk(b"\1" * 16, 2, is_whole=False)}
     do_join(state, "n2")
     assert state.disks["n2"] == NodeDisk(b"\0" * 16, 3, is_whole=True)
-    assert apply(state, Restore("n1", b"\1" * 16)) == Restored("n1")
+    assert apply(state, RestoreDisk("n1", b"\1" * 16)) == DiskRestored("n1")
     assert state.disks["n1"] == NodeDisk(b"\1" * 16, 2, is_whole=True)
     # An old one that comes back is another one: it knows nothing of what came since.
     do_join(state, "n1", disk=0)
@@ -386,12 +415,22 @@ def test_where_nothing_is_open_nothing_was_lost_with_a_disk() -> None:
     assert state.disks["n1"].is_whole
 
 
+def test_a_disk_that_is_replaced_after_something_was_merged_is_not_whole() -> None:
+    state = new_state()
+    joined(state)
+    do_merge(state, piece(1, end=128, count=10))
+    do_fence(state)
+    do_close(state, 1, 0, (0, 128, 10))
+    do_join(state, "n1", disk=1)
+    assert not state.disks["n1"].is_whole, "its node may be the one that has what was merged"
+
+
 def test_a_fence_and_a_configuration_may_be_repeated() -> None:
     state = new_state()
     merged(state)
     for command, outcome in (
-        (Fence(1, 0), Fenced(1, 0)),
-        (Configure(roll_bytes=4096), Changed()),
+        (FenceRun(1, 0), RunFenced(1, 0)),
+        (Configure(roll_bytes=4096), ConfigurationChanged()),
     ):
         assert apply(state, command) == outcome
         before = encode_state(state)
@@ -430,7 +469,7 @@ def test_an_x_that_is_closed_where_it_is_merged_ends_at_once(end: tuple[int, int
     merged(state)
     do_open(state, x=3)
     do_fence(state)
-    assert apply(state, Close(1, 0, *end)) == Closed(1, 0, End(*end))
+    assert apply(state, CloseRun(1, 0, *end)) == RunClosed(1, 0, End(*end))
     assert state.sessions[1].done == (0, End(*end))
     do_merge(state, piece(x=3, first=10))
 
@@ -480,11 +519,11 @@ def test_a_third_incarnation_waits_for_the_first_though_the_second_was_empty() -
     taken_over(state)
     do_open(state, incarnation=2)
     do_fence(state, 2)
-    for empty in (Close(2, 0, 0, 64, 0), merging(state, piece(3))):
+    for empty in (CloseRun(2, 0, 0, 64, 0), merging(state, piece(3))):
         assert "older incarnation" in refusal(state, empty).why
     do_fence(state, 1)
     do_close(state, 1, 0, (0, 256, 20))
-    assert "older incarnation" in refusal(state, Close(2, 0, 0, 64, 0)).why
+    assert "older incarnation" in refusal(state, CloseRun(2, 0, 0, 64, 0)).why
     do_merge(state, piece(1, start=128, end=256, first=10))
     assert "older incarnation" in refusal(state, merging(state, piece(3))).why
     do_close(state, 2, 0, (0, 64, 0))
@@ -518,11 +557,11 @@ def test_whatever_comes_incarnations_are_merged_in_their_order(
         if what == "open":
             apply(state, opening(incarnation=len(state.sessions)))
         elif what == "fence":
-            apply(state, Fence(session_id, 0))
+            apply(state, FenceRun(session_id, 0))
         elif what == "close":
-            assert not (isinstance(apply(state, Close(session_id, 0, 0, 128, 10)), Closed) and before)
+            assert not (isinstance(apply(state, CloseRun(session_id, 0, 0, 128, 10)), RunClosed) and before)
         else:
-            assert not (isinstance(apply(state, merging(state, piece(session_id))), Merged) and before)
+            assert not (isinstance(apply(state, merging(state, piece(session_id))), RangesMerged) and before)
         if len(state.sessions) == 7:
             break
 
@@ -530,7 +569,7 @@ def test_whatever_comes_incarnations_are_merged_in_their_order(
 # Dedup
 
 
-def block_counts(order: MergeOrder) -> list[tuple[int, int, int]]:
+def block_counts(order: WritePlan) -> list[tuple[int, int, int]]:
     """Session id, skip and messages of the blocks with batches."""
     found = []
     at = order.offset or 64
@@ -612,7 +651,7 @@ def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
         fresh = [number for number in range(end.number, end.number + count) if number not in seen]
         assert fresh == list(range(before, before + len(fresh)))
         seen += fresh
-        assert isinstance(outcome, Merged)
+        assert isinstance(outcome, RangesMerged)
         assert sum(block[2] for block in block_counts(outcome.order)) == len(fresh)
         ends[session_id] = End(0, one.end, one.end_number)
     assert seen == list(range(state.wanted["d"]))
@@ -633,7 +672,7 @@ def test_take_looks_ahead_with_the_session_it_is_given() -> None:
 # Segments
 
 
-def filled(roll_bytes: int) -> tuple[State, MergeOrder, MergeOrder]:
+def filled(roll_bytes: int) -> tuple[SequencerState, WritePlan, WritePlan]:
     state = new_state()
     do_open(state)
     apply(state, Configure(roll_bytes=roll_bytes))
@@ -709,8 +748,8 @@ class Sources:
         self.rng = rng
         self.written: dict[int, WrittenSession] = {}
         self.names: dict[int, str] = {}
-        self.opened: list[Open] = []
-        self.queues: dict[int, list[Command | Range]] = {}
+        self.opened: list[OpenRun] = []
+        self.queues: dict[int, list[Command | MergeRange]] = {}
         self.said: dict[tuple[int, int], bytes] = {}
         for session_id in range(1, rng.randint(2, 4)):
             self._write(session_id)
@@ -723,10 +762,10 @@ class Sources:
         session = self.written[session_id] = WrittenSession(incarnation)
         self.names[session_id] = name
         first = 0
-        queue: list[Command | Range] = self.queues.setdefault(session_id, [])
+        queue: list[Command | MergeRange] = self.queues.setdefault(session_id, [])
         lives = sorted(rng.sample(range(5), rng.randint(1, 3)))
         for x in lives:
-            opening = Open(name, incarnation, dedup, x, (x + 1).to_bytes(8, "little"))
+            opening = OpenRun(name, incarnation, dedup, x, (x + 1).to_bytes(8, "little"))
             if x == lives[0]:
                 self.opened.append(opening)
             else:
@@ -736,19 +775,19 @@ class Sources:
                 first = session.write(x, y, first, random_runs(rng, numbers, label))
                 queue += self._cut(session_id, x, y)
                 end = session.marks[x, y][-1]
-            queue += [Fence(session_id, x), Close(session_id, x, y, end.offset, end.number)]
+            queue += [FenceRun(session_id, x), CloseRun(session_id, x, y, end.offset, end.number)]
 
-    def _cut(self, session_id: int, x: int, y: int) -> list[Range]:
+    def _cut(self, session_id: int, x: int, y: int) -> list[MergeRange]:
         session = self.written[session_id]
         last = len(session.marks[x, y]) - 1
         cuts = sorted({0, last, *(self.rng.randint(0, last) for _ in range(self.rng.randint(0, 3)))})
         return [session.range_of(session_id, x, y, a, b) for a, b in pairwise(cuts)]
 
-    def next_command(self, state: State) -> Command | None:
+    def next_command(self, state: SequencerState) -> Command | None:
         """The next command of some sessions; instructions take ranges of several."""
         heads = {one: queue[0] for one, queue in self.queues.items() if queue}
-        ranges = [head for head in heads.values() if isinstance(head, Range)]
-        others = [head for head in heads.values() if not isinstance(head, Range)]
+        ranges = [head for head in heads.values() if isinstance(head, MergeRange)]
+        others = [head for head in heads.values() if not isinstance(head, MergeRange)]
         if others and (not ranges or self.rng.random() < 0.7):
             command = self.rng.choice(others)
             self.queues[next(one for one, head in heads.items() if head is command)].pop(0)
@@ -781,7 +820,7 @@ class Sources:
         }
 
 
-def run_all(seed: int) -> tuple[State, DumbMerger, Sources]:
+def run_all(seed: int) -> tuple[SequencerState, DumbMerger, Sources]:
     rng = random.Random(seed)
     sources, merger = Sources(rng), DumbMerger()
     replicas = [new_state(), new_state()]
@@ -798,18 +837,18 @@ def run_all(seed: int) -> tuple[State, DumbMerger, Sources]:
         if rng.random() < 0.3:
             replicas[1] = decode_state(encoded[1])
             assert replicas[1] == replicas[0]
-        if isinstance(command, Merge) or isinstance(outcomes[0], Merged):
-            order = must(Merged, outcomes[0]).order
+        if isinstance(command, MergeInstruction) or isinstance(outcomes[0], RangesMerged):
+            order = must(RangesMerged, outcomes[0]).order
             assert decode_order(encode_order(order)) == order
             merger.carry_out(order, sources.written)
         if merger.files and rng.random() < 0.1:
             outcome = apply_both(replicas, rolling(replicas[0]))
-            if isinstance(outcome, Merged):
+            if isinstance(outcome, RangesMerged):
                 merger.carry_out(outcome.order, sources.written)
     return replicas[0], merger, sources
 
 
-def apply_both(replicas: list[State], command: Command) -> Outcome:
+def apply_both(replicas: list[SequencerState], command: Command) -> Outcome:
     outcomes = [apply(state, command) for state in replicas]
     assert outcomes[0] == outcomes[1]
     return outcomes[0]
@@ -837,7 +876,7 @@ def test_orders_make_a_dense_log_of_all_messages_the_same_on_every_replica(seed:
     assert_table(state, merger, heard)
 
 
-def assert_table(state: State, merger: DumbMerger, heard: list[Heard]) -> None:
+def assert_table(state: SequencerState, merger: DumbMerger, heard: list[Heard]) -> None:
     """The segment table says what the files are."""
     sizes = {segment: len(data) for segment, data in merger.files.items() if any(data)}
     if state.merged.segment is None:

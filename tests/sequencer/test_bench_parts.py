@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 import rt
 from rt.errors import Timeout
-from rt.log.messages import MessageBatch
-from rt.testing.merged import MergedLog
-from sequencer.bench.audit import Audit, audit
+from rt.log.scan.message_batch import MessageBatch
+from rt.testing.merged import MergedLogBuilder
+from sequencer.bench.audit import MergedAudit, audit
 from sequencer.bench.backlog import Peaks
-from sequencer.bench.merging import Copies, Work
+from sequencer.bench.merge_speed import BenchReplicas, Work
 from sequencer.bench.speed import Pauses
 from sequencer.bench.stage import logs_kept
-from sequencer.bench.usage import Memory, children, memory, together_mb
-from sequencer.testing.processes import Ended
+from sequencer.bench.usage import MemoryUsage, children, memory, together_mb
+from sequencer.localcluster.processes import ProcessEnded
 
 NAMES = ("a", "b", "c")
 
@@ -37,6 +37,7 @@ def a_batch(rows: Sequence[tuple[int, int]], first: int) -> MessageBatch:
         np.zeros(count, np.int64),
         np.array([number for _, number in rows], np.int64),
         (NAMES[rows[0][0]],) if len(set(which)) == 1 else NAMES,
+        (0,) if len(set(which)) == 1 else (0,) * len(NAMES),
         None if len(set(which)) == 1 else which,
         ("",),
         None,
@@ -45,7 +46,7 @@ def a_batch(rows: Sequence[tuple[int, int]], first: int) -> MessageBatch:
     )
 
 
-def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> Audit:
+def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> MergedAudit:
     wanted = dict.fromkeys(NAMES, 0)
     lost = wrong = 0
     for session, number in rows:
@@ -58,7 +59,7 @@ def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> 
     for name in NAMES:
         lost += max(0, published.get(name, 0) - wanted[name])
         wrong += max(0, wanted[name] - published.get(name, 0))
-    return Audit(lost, wrong)
+    return MergedAudit(lost, wrong)
 
 
 # The audit
@@ -80,12 +81,12 @@ def test_a_real_merged_log_passes_and_one_that_lacks_the_end_of_a_session_does_n
         with rt.Publisher(tmp_path, "s", publisher_id=name) as publisher:
             publisher.publish_many([b"x"] * count)
             paths.append(publisher.directory)
-    with MergedLog(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
+    with MergedLogBuilder(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
         merged.merge_all(paths)
     with rt.LogReader(tmp_path / "merged") as reader:
-        assert audit(reader.batches(), {"a": 30, "b": 12}) == Audit(0, 0)
+        assert audit(reader.batches(), {"a": 30, "b": 12}) == MergedAudit(0, 0)
     with rt.LogReader(tmp_path / "merged") as reader:
-        assert audit(reader.batches(), {"a": 33, "b": 12, "c": 1}) == Audit(4, 0)
+        assert audit(reader.batches(), {"a": 33, "b": 12, "c": 1}) == MergedAudit(4, 0)
 
 
 # Pauses and memory
@@ -103,13 +104,18 @@ def test_the_longest_pause_counts_one_that_lasts_and_one_that_is_over() -> None:
 
 
 def test_what_processes_share_counts_once() -> None:
-    assert together_mb([Memory(100, 30), Memory(60, 40)]) == 70 + 20 + 40
+    assert together_mb([MemoryUsage(100, 30), MemoryUsage(60, 40)]) == 70 + 20 + 40
 
 
 def test_a_process_that_was_started_again_keeps_the_peak_of_the_one_before() -> None:
     peaks = Peaks()
-    peaks.take({"n1": {"control": Memory(50, 10), "data": Memory(200, 10)}, "n2": {"data": Memory(90, 10)}})
-    peaks.take({"n1": {"control": Memory(60, 10), "data": Memory(80, 10)}})
+    peaks.take(
+        {
+            "n1": {"control": MemoryUsage(50, 10), "data": MemoryUsage(200, 10)},
+            "n2": {"data": MemoryUsage(90, 10)},
+        }
+    )
+    peaks.take({"n1": {"control": MemoryUsage(60, 10), "data": MemoryUsage(80, 10)}})
     assert (peaks.part_mb("data"), peaks.node_mb) == (200, 50 + 190 + 10)
 
 
@@ -119,7 +125,7 @@ def test_a_child_and_its_memory_are_found_until_it_is_gone() -> None:
         assert memory(child.pid).peak_mb > 0
         child.communicate()
     assert child.pid not in children(os.getpid())
-    assert memory(child.pid) == Memory()
+    assert memory(child.pid) == MemoryUsage()
 
 
 # What is said of a failure
@@ -129,12 +135,15 @@ def test_a_child_and_its_memory_are_found_until_it_is_gone() -> None:
     ("error", "said"),
     [
         (
-            Timeout("waited for it", got="n1: one\ntwo\nn2: three", wanted="60 s"),
-            "waited for it: wanted 60 s",
+            Timeout("waited for it", got="n1: one\ntwo\nn2: three", expected="60 s"),
+            "waited for it: expected 60 s",
         ),
-        (Timeout("n1 merges: no more for 60 s", got="7", wanted="9"), "no more for 60 s: got 7, wanted 9"),
         (
-            Ended("a node ended by itself", where="n1", got="status 1: one\ntwo\nlast"),
+            Timeout("n1 merges: no more for 60 s", got="7", expected="9"),
+            "no more for 60 s: got 7, expected 9",
+        ),
+        (
+            ProcessEnded("a node ended by itself", where="n1", got="status 1: one\ntwo\nlast"),
             "status 1: one ... last",
         ),
     ],
@@ -187,6 +196,6 @@ def test_merging_that_fails_says_so(tmp_path: Path) -> None:
         publisher.publish(b"x")
         publisher.flush()
         work = Work.ready([publisher.directory])
-    broken = Work(work.identity, Copies(work.copies.paths, {}), work.orders, work.end, work.reached)
+    broken = Work(work.identity, BenchReplicas(work.copies.paths, {}), work.orders, work.end, work.reached)
     with pytest.raises(rt.RtError):
         broken.merge(tmp_path / "merged")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rt.cli.bench import bench
+from rt.cli.commands.bench import bench
 
 FEW = ["--rounds", "1", "--seconds", "0.3", "--failovers", "2", "--catch-up-mb", "3", "--snapshot-ms", "100"]
 
@@ -21,7 +21,7 @@ def figures(*arguments: str) -> dict[str, dict[str, float]]:
 
 @pytest.mark.slow
 def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) -> None:
-    found = figures("--dir", str(tmp_path))
+    found = figures("--directory", str(tmp_path))
     assert list(found) == [
         "3 nodes: 200 B, one in flight, p50",
         "3 nodes: 200 B, one in flight, p99",
@@ -53,7 +53,7 @@ def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_one_node_gives_what_one_can(tmp_path: Path) -> None:
-    found = figures("--dir", str(tmp_path), "--nodes", "1", "--part", "speed", "--part", "failover")
+    found = figures("--directory", str(tmp_path), "--nodes", "1", "--part", "speed", "--part", "failover")
     assert len(found) == 6
     assert all(figure["median"] > 0 for figure in found.values())
     assert list(tmp_path.iterdir()) == []

@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from chaos.soak_cli import soak
+from chaos.soak_faults import Kind, draw_faults
 from click.testing import CliRunner
-
-from sequencer.bench.cli import soak
-from sequencer.bench.soak_faults import Kind, draw_faults
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +21,7 @@ def test_a_short_soak_breaks_no_promise_says_what_it_did_and_leaves_nothing() ->
     faults = list(draw_faults(SEED, SECONDS, nodes=3, publishers=2, subscribers=4, kinds=KINDS))
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as root:  # Unix sockets want a short path.
         arguments = [
-            "--dir",
+            "--directory",
             root,
             "--seconds",
             str(SECONDS),

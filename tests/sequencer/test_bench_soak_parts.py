@@ -6,14 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-import rt
-from rt.log.columns import Message
-from sequencer.bench.soak_faults import KINDS, draw_faults
-from sequencer.bench.soak_judge import MemorySample, judge, judge_disk, judge_memory
-from sequencer.bench.soak_notes import (
+from chaos.soak_faults import KINDS, draw_faults
+from chaos.soak_judge import MemorySample, judge, judge_disk, judge_memory
+from chaos.soak_notes import (
     Acknowledged,
     Item,
     Published,
@@ -26,7 +21,12 @@ from sequencer.bench.soak_notes import (
     tag_of,
     value_of,
 )
-from sequencer.bench.soak_traffic import runs
+from chaos.soak_traffic import runs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rt
+from rt.log.scan.batch_decoder import Message
 
 # Two sessions; p1 was killed and started again behind number 3, and what its first life published as 4 and 5
 # without a flush was given anew.
@@ -108,7 +108,7 @@ def test_what_was_noted_is_read_and_a_torn_line_was_not_noted() -> None:
 
 def test_messages_in_a_row_are_one_run_and_a_value_of_nobody_is_told() -> None:
     def message(position: int, session: str, number: int, value: bytes) -> Message:
-        return rt.Message(position, 0, session, number, "", value)
+        return rt.Message(position, 0, session, 0, number, "", value)
 
     rows = [(0, "a", 5), (1, "a", 6), (2, "b", 0), (3, "a", 7), (5, "a", 8)]
     messages = [message(at, session, number, value_of(3, number)) for at, session, number in rows]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rt.cli.bench import bench
+from rt.cli.commands.bench import bench
 from sequencer.bench import speed
 from sequencer.bench.transport import PARTS
 
@@ -34,7 +34,7 @@ def _little_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figures(root: Path, *arguments: str) -> dict[str, float]:
-    result = CliRunner().invoke(bench, ["transport", *FEW, "--dir", str(root), *arguments])
+    result = CliRunner().invoke(bench, ["transport", *FEW, "--directory", str(root), *arguments])
     assert result.exit_code == 0, f"{result.output}{result.exception}"
     return {figure["name"]: figure["median"] for figure in map(json.loads, result.stdout.splitlines())}
 

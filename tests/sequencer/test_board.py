@@ -10,17 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.errors import FormatError
-from rt.log.layout import NUMBER_MAX
-from sequencer.board import Board, Mark, SegmentKey, pack_marks, unpack_marks
-from sequencer.orders import SessionEnd
+from rt.log.format.constants import NUMBER_MAX
+from sequencer.leader.replication_tracker import (
+    BatchBoundary,
+    ReplicationTracker,
+    SegmentKey,
+    pack_marks,
+    unpack_marks,
+)
+from sequencer.state.write_plan import SessionEnd
 
 NODES = ["n0", "n1", "n2", "n3", "n4"]
 KEYS = [SegmentKey(1, 0, 0), SegmentKey(1, 0, 1), SegmentKey(1, 1, 0), SegmentKey(2, 0, 0)]
 OFFSETS = [64, 72, 80, 128, 512]
 
 
-def mark(offset: int, *, forged: bool = False) -> Mark:
-    return Mark(offset, offset // 8, offset ^ 0xFFFF if forged else offset)
+def mark(offset: int, *, forged: bool = False) -> BatchBoundary:
+    return BatchBoundary(offset, offset // 8, offset ^ 0xFFFF if forged else offset)
 
 
 class DumbBoard:
@@ -28,17 +34,17 @@ class DumbBoard:
 
     def __init__(self, members: int) -> None:
         self.members = members
-        self.said: list[tuple[str, SegmentKey, Mark]] = []
+        self.said: list[tuple[str, SegmentKey, BatchBoundary]] = []
         self.announced: dict[tuple[int, int], SessionEnd] = {}
         self.finals: dict[tuple[int, int, str], SessionEnd] = {}
 
-    def first_said(self, key: SegmentKey, offset: int) -> Mark | None:
+    def first_said(self, key: SegmentKey, offset: int) -> BatchBoundary | None:
         return next((one for _, k, one in self.said if k == key and one.offset == offset), None)
 
-    def nodes(self, key: SegmentKey, one: Mark) -> set[str]:
+    def nodes(self, key: SegmentKey, one: BatchBoundary) -> set[str]:
         return {node for node, k, said in self.said if (k, said) == (key, one)}
 
-    def on_marks(self, node: str, key: SegmentKey, marks: list[Mark]) -> set[int]:
+    def on_marks(self, node: str, key: SegmentKey, marks: list[BatchBoundary]) -> set[int]:
         """The sessions that are found to differ."""
         differ = set()
         for one in marks:
@@ -49,12 +55,12 @@ class DumbBoard:
                 self.said.append((node, key, one))
         return differ
 
-    def held(self, key: SegmentKey) -> list[Mark]:
+    def held(self, key: SegmentKey) -> list[BatchBoundary]:
         """What a majority holds, in order."""
         marks = {said for _, k, said in self.said if k == key}
         return sorted(one for one in marks if len(self.nodes(key, one)) * 2 > self.members)
 
-    def furthest(self, key: SegmentKey, start: int, bytes_max: int, number_max: int) -> Mark | None:
+    def furthest(self, key: SegmentKey, start: int, bytes_max: int, number_max: int) -> BatchBoundary | None:
         ahead = [one for one in self.held(key) if one.offset > start and one.number <= number_max]
         near = [one for one in ahead if one.offset <= start + bytes_max]
         return near[-1] if near else ahead[0] if ahead else None
@@ -95,7 +101,7 @@ STEPS = st.one_of(
 @given(st.sampled_from([1, 3, 5]), st.lists(STEPS, max_size=40))
 @settings(max_examples=100)
 def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> None:
-    board, dumb = Board(members), DumbBoard(members)
+    board, dumb = ReplicationTracker(members), DumbBoard(members)
     differ: set[int] = set()
     for step in steps:
         match step:
@@ -117,14 +123,14 @@ def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> 
                 dumb.announced[key[:2]] = end
             case ("final", node, key, offset):
                 end = SessionEnd(*key, offset, offset // 8)
-                board.on_final(node, end)
+                board.on_final(node, end, None)
                 dumb.finals[key[0], key[1], node] = end
         assert set(board.disagreements) == differ
     for key in KEYS:
         check(board, dumb, key)
 
 
-def check(board: Board, dumb: DumbBoard, key: SegmentKey) -> None:
+def check(board: ReplicationTracker, dumb: DumbBoard, key: SegmentKey) -> None:
     held = {one.offset: one for one in dumb.held(key)}
     for offset in [*OFFSETS, 0, 8, 1000]:
         assert board.mark_at(key, offset) == held.get(offset)
@@ -139,7 +145,7 @@ def check(board: Board, dumb: DumbBoard, key: SegmentKey) -> None:
 
 
 def test_a_disagreement_says_who_holds_what() -> None:
-    board = Board(3)
+    board = ReplicationTracker(3)
     key = KEYS[0]
     for node in ("n0", "n1"):
         board.on_marks(node, key, [mark(64), mark(128)])
@@ -152,7 +158,7 @@ def test_a_disagreement_says_who_holds_what() -> None:
 
 
 def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> None:
-    board = Board(3)
+    board = ReplicationTracker(3)
     for key in KEYS:
         for node in ("n0", "n1"):
             board.on_marks(node, key, [mark(64), mark(128), mark(256)])
@@ -164,8 +170,12 @@ def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> Non
 
 
 def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
-    board = Board(3)
-    for node, one in (("n0", Mark(128, 5, 1)), ("n1", Mark(128, 5, 2)), ("n2", Mark(128, 6, 1))):
+    board = ReplicationTracker(3)
+    for node, one in (
+        ("n0", BatchBoundary(128, 5, 1)),
+        ("n1", BatchBoundary(128, 5, 2)),
+        ("n2", BatchBoundary(128, 6, 1)),
+    ):
         board.on_marks(node, KEYS[0], [one])
     assert board.mark_at(KEYS[0], 128) is None
     assert board.furthest(KEYS[0], 64, 1000) is None
@@ -173,7 +183,7 @@ def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
 
 @pytest.mark.parametrize(("members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
 def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
-    board = Board(members)
+    board = ReplicationTracker(members)
     for count in range(1, members + 1):
         board.on_marks(f"n{count}", KEYS[0], [mark(128)])
         assert (board.mark_at(KEYS[0], 128) is not None) == (count >= needed)
@@ -185,7 +195,7 @@ def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
 @given(st.sets(st.integers(0, 2**62)), st.data())
 def test_marks_survive_their_bytes(offsets: set[int], data: st.DataObject) -> None:
     marks = [
-        Mark(one, data.draw(st.integers(0, 2**62)), data.draw(st.integers(0, 2**32 - 1)))
+        BatchBoundary(one, data.draw(st.integers(0, 2**62)), data.draw(st.integers(0, 2**32 - 1)))
         for one in sorted(offsets)
     ]
     assert unpack_marks(pack_marks(marks)) == marks
@@ -231,13 +241,13 @@ class Counting(dict[int, Any]):
         raise AssertionError("all boundaries were gone through")
 
 
-MANY = [Mark(64 + 160 * index, index, index) for index in range(100_001)]
+MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001)]
 
 
 @pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
 def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) -> None:
     """One node holds all of a segment, the others as many batches of it as that."""
-    board, key = Board(3), KEYS[0]
+    board, key = ReplicationTracker(3), KEYS[0]
     board.on_marks("n0", key, MANY)
     for node in ("n1", "n2"):
         board.on_marks(node, key, MANY[: others + 1])
@@ -249,7 +259,7 @@ def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) 
 
 
 def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
-    board, key = Board(3), KEYS[0]
+    board, key = ReplicationTracker(3), KEYS[0]
     for node in ("n0", "n1"):
         board.on_marks(node, key, MANY[:10_000])
     board.forget_node("n1")
@@ -259,7 +269,7 @@ def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
     assert Counting.looks <= 4
 
 
-def count_looks(board: Board, key: SegmentKey) -> None:
+def count_looks(board: ReplicationTracker, key: SegmentKey) -> None:
     segment = board._segment(key)
     assert segment is not None
     Counting.looks = 0

@@ -12,33 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.errors import FormatError, InvalidName, UnknownVersion
-from rt.log.layout import NUMBER_MAX
-from rt.log.table import TrimReason
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment_table import TrimReason
 from rt.names import LEASE_NAME_BYTES_MAX
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.command_codec import decode_command, encode_command, reset_of
-from sequencer.commands import (
+from sequencer.state.command_codec import decode_command, encode_command, reset_of
+from sequencer.state.commands import (
     COUNT_MAX,
     RANGES_MAX,
     TRIM_REASONS,
-    Ask,
-    Close,
+    CloseRun,
+    CloseSession,
     Command,
     Configure,
-    Decide,
-    Fence,
-    Hold,
-    Join,
-    Merge,
-    Open,
-    Range,
-    Release,
-    Reset,
-    Restore,
+    DecideRequest,
+    FenceRun,
+    Forget,
+    HoldPosition,
+    JoinDisk,
+    MergeInstruction,
+    MergeRange,
+    OpenRun,
+    ReleaseHold,
+    ResetCluster,
+    RestoreDisk,
     Roll,
-    Trim,
+    SubmitRequest,
+    TrimSegments,
 )
-from sequencer.lease_commands import (
+from sequencer.state.lease_commands import (
     AcquireLeases,
     ExpireLeases,
     HeldLease,
@@ -46,33 +48,39 @@ from sequencer.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.state import CONFIGURABLE, Configuration
+from sequencer.state.state import CONFIGURABLE, Configuration
 
-RANGE = Range(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
+RANGE = MergeRange(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
 EXAMPLES: list[Command] = [
-    Merge(12, 1_700_000_000_000_000_000, (RANGE, Range(9, 0, 0, 128, 256, 0, 1, 1, 2))),
-    Open("feed~backup", b"I" * 16, "twins", 4, b"L" * 8),
-    Open("feed", b"I" * 16, None, 0, b"L" * 8, 7),
-    Fence(7, 3),
-    Close(7, 3, 1, 4096, 1050),
+    MergeInstruction(12, 1_700_000_000_000_000_000, (RANGE, MergeRange(9, 0, 0, 128, 256, 0, 1, 1, 2))),
+    OpenRun("feed~backup", b"I" * 16, "twins", 4, b"L" * 8),
+    OpenRun("feed", b"I" * 16, None, 0, b"L" * 8, 7),
+    FenceRun(7, 3),
+    CloseRun(7, 3, 1, 4096, 1050),
     Roll(13, 0, 5, 1_700_000_000_000_000_000),
     Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
     Configure(),
     Configure(roll_minutes=0),
-    Configure(time_minutes=60, limit_bytes=90 << 30, disk_percent=80, hold_limit_bytes=1 << 30),
-    Configure(time_minutes=0, limit_bytes=0, disk_percent=0, hold_limit_bytes=0),
-    Join("n1", b"D" * 16),
-    Restore("n1", b"D" * 16),
-    Trim(50, TrimReason.TIME, 1_700_000_000_000_000_000),
-    Hold("reader", 1234, 1_700_000_000_000_000_000),
-    Hold("reader", 0, 0),
-    Release("reader"),
-    Ask(b"Q" * 16, 1_700_000_000_000_000_000, Configure(limit_bytes=0)),
-    Ask(b"Q" * 16, 1, Trim(0, TrimReason.REQUEST, 1)),
-    Ask(b"Q" * 16, 2**63 - 1, Release("reader")),
-    Decide(b"Q" * 16, 1_700_000_000_000_000_000),
-    Reset(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
-    Reset(True, 1 << 16, 0, b"R" * 16, "n1"),
+    Configure(
+        retention_minutes=60, retention_bytes=90 << 30, retention_disk_percent=80, hold_bytes_max=1 << 30
+    ),
+    Configure(retention_minutes=0, retention_bytes=0, retention_disk_percent=0, hold_bytes_max=0),
+    Configure(sessions_max=1000, sessions_per_name_max=10, session_idle_minutes=0),
+    JoinDisk("n1", b"D" * 16),
+    RestoreDisk("n1", b"D" * 16),
+    TrimSegments(50, TrimReason.TIME, 1_700_000_000_000_000_000),
+    HoldPosition("reader", 1234, 1_700_000_000_000_000_000),
+    HoldPosition("reader", 0, 0),
+    ReleaseHold("reader"),
+    CloseSession("feed~backup"),
+    Forget((7, 3)),
+    SubmitRequest(b"Q" * 16, 1, CloseSession("feed")),
+    SubmitRequest(b"Q" * 16, 1_700_000_000_000_000_000, Configure(retention_bytes=0)),
+    SubmitRequest(b"Q" * 16, 1, TrimSegments(0, TrimReason.REQUEST, 1)),
+    SubmitRequest(b"Q" * 16, 2**63 - 1, ReleaseHold("reader")),
+    DecideRequest(b"Q" * 16, 1_700_000_000_000_000_000),
+    ResetCluster(False, 2, 1_700_000_000_000_000_000, b"R" * 16),
+    ResetCluster(True, 1 << 16, 0, b"R" * 16, "n1"),
     AcquireLeases(b"Q" * 16, "h1~a", 60_000, ("g/queue/q1", "g/host/h1~a")),
     RenewLeases(b"Q" * 16, "h1", (HeldLease("g/queue/q1", 1), HeldLease("g/x", 2**63 - 1))),
     ReleaseLeases(b"Q" * 16, "h1", (HeldLease("g/queue/q1", 1),)),
@@ -85,10 +93,10 @@ NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=12)
 
 
 @st.composite
-def ranges(draw: st.DrawFn, session_id: int) -> Range:
+def ranges(draw: st.DrawFn, session_id: int) -> MergeRange:
     start = 8 * draw(st.integers(8, 2**40))
     first = draw(st.integers(0, NUMBER_MAX - COUNT_MAX - 1))
-    return Range(
+    return MergeRange(
         session_id,
         draw(UINT32),
         draw(UINT32),
@@ -102,10 +110,10 @@ def ranges(draw: st.DrawFn, session_id: int) -> Range:
 
 
 @st.composite
-def merges(draw: st.DrawFn) -> Merge:
+def merges(draw: st.DrawFn) -> MergeInstruction:
     ids = sorted(draw(st.sets(UINT32, min_size=1, max_size=5)))
     number, time_ns = draw(st.integers(1, NUMBER_MAX - 1)), draw(st.integers(0, 2**63 - 1))
-    return Merge(number, time_ns, tuple(draw(ranges(one)) for one in ids))
+    return MergeInstruction(number, time_ns, tuple(draw(ranges(one)) for one in ids))
 
 
 REQUESTS = st.binary(min_size=16, max_size=16)
@@ -119,7 +127,7 @@ SESSIONS = st.builds("{}~{}".format, NAMES, NAMES) | NAMES
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
     merges(),
     st.builds(
-        Open,
+        OpenRun,
         SESSIONS,
         st.binary(min_size=16, max_size=16),
         st.none() | NAMES,
@@ -127,24 +135,26 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.binary(min_size=8, max_size=8),
         UINT32,
     ),
-    st.builds(Fence, UINT32, UINT32),
+    st.builds(FenceRun, UINT32, UINT32),
+    st.builds(CloseSession, SESSIONS),
+    st.builds(Forget, st.lists(UINT32, min_size=1, max_size=5).map(tuple)),
     st.builds(
-        Close, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
+        CloseRun, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
     ),
     st.builds(Roll, st.integers(1, NUMBER_MAX - 1), UINT32, UINT32, st.integers(0, 2**63 - 1)),
     st.builds(
         Configure,
         **{name: st.none() | st.integers(least, end - 1) for name, (least, end) in CONFIGURABLE.items()},
     ),
-    st.builds(Join, NAMES, st.binary(min_size=16, max_size=16)),
-    st.builds(Restore, NAMES, st.binary(min_size=16, max_size=16)),
-    st.builds(Trim, NUMBERS, st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 2**63 - 1)),
-    st.builds(Hold, NAMES, NUMBERS, st.integers(0, 2**63 - 1)),
-    st.builds(Release, NAMES),
-    st.builds(Ask, REQUESTS, st.integers(1, 2**63 - 1), st.builds(Release, NAMES)),
-    st.builds(Decide, REQUESTS, st.integers(1, 2**63 - 1)),
+    st.builds(JoinDisk, NAMES, st.binary(min_size=16, max_size=16)),
+    st.builds(RestoreDisk, NAMES, st.binary(min_size=16, max_size=16)),
+    st.builds(TrimSegments, NUMBERS, st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 2**63 - 1)),
+    st.builds(HoldPosition, NAMES, NUMBERS, st.integers(0, 2**63 - 1)),
+    st.builds(ReleaseHold, NAMES),
+    st.builds(SubmitRequest, REQUESTS, st.integers(1, 2**63 - 1), st.builds(ReleaseHold, NAMES)),
+    st.builds(DecideRequest, REQUESTS, st.integers(1, 2**63 - 1)),
     st.builds(
-        Reset,
+        ResetCluster,
         st.booleans(),
         st.integers(1, 2**32 - 1),
         st.integers(0, 2**63 - 1),
@@ -233,9 +243,9 @@ GOOD_RANGE: dict[str, Any] = {
     ids=str,
 )
 def test_a_range_that_no_segment_has_is_refused(fields: dict[str, int]) -> None:
-    Range(**GOOD_RANGE)
+    MergeRange(**GOOD_RANGE)
     with pytest.raises(ValueError):
-        Range(**(GOOD_RANGE | fields))
+        MergeRange(**(GOOD_RANGE | fields))
     message = pb.Command(version=1)
     message.merge.number = 1
     message.merge.ranges.append(pb.Range(**(GOOD_RANGE | fields)))
@@ -243,8 +253,8 @@ def test_a_range_that_no_segment_has_is_refused(fields: dict[str, int]) -> None:
         decode_command(message.SerializeToString())
 
 
-def many(count: int) -> tuple[Range, ...]:
-    return tuple(Range(**(GOOD_RANGE | {"session_id": n})) for n in range(count))
+def many(count: int) -> tuple[MergeRange, ...]:
+    return tuple(MergeRange(**(GOOD_RANGE | {"session_id": n})) for n in range(count))
 
 
 @pytest.mark.parametrize(
@@ -262,11 +272,11 @@ def many(count: int) -> tuple[Range, ...]:
     ids=["number 0", "a huge number", "before 1970", "too late", "none", "too many", "twice", "disordered"],
 )
 def test_an_instruction_that_cannot_be_is_refused(
-    number: int, sequenced_ns: int, parts: tuple[Range, ...]
+    number: int, sequenced_ns: int, parts: tuple[MergeRange, ...]
 ) -> None:
-    assert Merge(1, 0, many(RANGES_MAX))
+    assert MergeInstruction(1, 0, many(RANGES_MAX))
     with pytest.raises(ValueError):
-        Merge(number, sequenced_ns, parts)
+        MergeInstruction(number, sequenced_ns, parts)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +294,9 @@ def test_an_instruction_that_cannot_be_is_refused(
 )
 def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any]) -> None:
     good = {"session": "a", "incarnation": b"I" * 16, "dedup_id": "d", "x": 0, "life": b"L" * 8}
-    assert Open(**good)
+    assert OpenRun(**good)
     with pytest.raises((ValueError, InvalidName)):
-        Open(**(good | fields))
+        OpenRun(**(good | fields))
     message = pb.Command(version=1)
     message.open.CopyFrom(pb.Open(**(good | fields)))
     with pytest.raises(FormatError, match="says what it cannot"):
@@ -296,52 +306,57 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Close(1, 0, 0, 56, 0),
-        lambda: Close(1, 0, 0, 68, 0),
-        lambda: Close(1, 0, 0, NUMBER_MAX, 0),
-        lambda: Close(1, 0, 0, 64, NUMBER_MAX),
-        lambda: Close(1, 0, 0, 64, -1),
+        lambda: CloseRun(1, 0, 0, 56, 0),
+        lambda: CloseRun(1, 0, 0, 68, 0),
+        lambda: CloseRun(1, 0, 0, NUMBER_MAX, 0),
+        lambda: CloseRun(1, 0, 0, 64, NUMBER_MAX),
+        lambda: CloseRun(1, 0, 0, 64, -1),
         lambda: Configure(roll_bytes=-1),
         lambda: Configure(session_bytes_max=-1),
         lambda: Configure(session_bytes_max=0),
         lambda: Configure(roll_bytes=0),
         lambda: Configure(roll_minutes=-1),
         lambda: Configure(roll_minutes=2**32),
-        lambda: Configure(time_minutes=-1),
-        lambda: Configure(time_minutes=2**32),
-        lambda: Configure(limit_bytes=NUMBER_MAX),
-        lambda: Configure(disk_percent=101),
-        lambda: Configure(disk_percent=-1),
-        lambda: Configure(hold_limit_bytes=-1),
-        lambda: Join("", b"D" * 16),
-        lambda: Join("n1", b"D" * 15),
-        lambda: Restore("n1", b""),
-        lambda: Open("a", b"I" * 16, None, -1, b"L" * 8),
-        lambda: Open("a", b"I" * 16, None, 2**32, b"L" * 8),
-        lambda: Trim(NUMBER_MAX, TrimReason.TIME, 1),
-        lambda: Trim(-1, TrimReason.TIME, 1),
-        lambda: Trim(1, TrimReason.NONE, 1),
-        lambda: Trim(1, TrimReason.FOLLOWED, 1),
-        lambda: Trim(1, TrimReason.TIME, 0),
-        lambda: Trim(1, TrimReason.TIME, 2**63),
+        lambda: Configure(retention_minutes=-1),
+        lambda: Configure(retention_minutes=2**32),
+        lambda: Configure(retention_bytes=NUMBER_MAX),
+        lambda: Configure(retention_disk_percent=101),
+        lambda: Configure(retention_disk_percent=-1),
+        lambda: Configure(hold_bytes_max=-1),
+        lambda: JoinDisk("", b"D" * 16),
+        lambda: JoinDisk("n1", b"D" * 15),
+        lambda: RestoreDisk("n1", b""),
+        lambda: OpenRun("a", b"I" * 16, None, -1, b"L" * 8),
+        lambda: OpenRun("a", b"I" * 16, None, 2**32, b"L" * 8),
+        lambda: TrimSegments(NUMBER_MAX, TrimReason.TIME, 1),
+        lambda: TrimSegments(-1, TrimReason.TIME, 1),
+        lambda: TrimSegments(1, TrimReason.NONE, 1),
+        lambda: TrimSegments(1, TrimReason.FOLLOWED, 1),
+        lambda: TrimSegments(1, TrimReason.TIME, 0),
+        lambda: TrimSegments(1, TrimReason.TIME, 2**63),
         lambda: Roll(0, 0, 0, 1),
         lambda: Roll(1, 0, 0, 2**63),
-        lambda: Ask(b"Q" * 15, 1, Release("a")),
-        lambda: Ask(b"Q" * 16, 0, Release("a")),
-        lambda: Decide(b"Q" * 16, 2**63),
-        lambda: decode_command(asking(encode_command(Fence(1, 1)))),
-        lambda: decode_command(asking(encode_command(Ask(b"Q" * 16, 1, Release("a"))))),
+        lambda: SubmitRequest(b"Q" * 15, 1, ReleaseHold("a")),
+        lambda: SubmitRequest(b"Q" * 16, 0, ReleaseHold("a")),
+        lambda: DecideRequest(b"Q" * 16, 2**63),
+        lambda: decode_command(asking(encode_command(FenceRun(1, 1)))),
+        lambda: decode_command(asking(encode_command(SubmitRequest(b"Q" * 16, 1, ReleaseHold("a"))))),
         lambda: decode_command(asking(b"")),
-        lambda: Hold("a/b", 0, 0),
-        lambda: Hold("a", -1, 0),
-        lambda: Hold("a", NUMBER_MAX, 0),
-        lambda: Hold("a", 0, -1),
-        lambda: Release(""),
-        lambda: Reset(False, 0, 0, b"R" * 16),
-        lambda: Reset(False, 2**32, 0, b"R" * 16),
-        lambda: Reset(False, 1, -1, b"R" * 16),
-        lambda: Reset(False, 1, 0, b"R" * 15),
-        lambda: Reset(False, 1, 0, b"R" * 16, "../n1"),
+        lambda: HoldPosition("a/b", 0, 0),
+        lambda: HoldPosition("a", -1, 0),
+        lambda: HoldPosition("a", NUMBER_MAX, 0),
+        lambda: HoldPosition("a", 0, -1),
+        lambda: ReleaseHold(""),
+        lambda: CloseSession("a/b"),
+        lambda: Forget(()),
+        lambda: Forget((1,) * 1025),
+        lambda: Configure(sessions_max=0),
+        lambda: Configure(sessions_per_name_max=0),
+        lambda: ResetCluster(False, 0, 0, b"R" * 16),
+        lambda: ResetCluster(False, 2**32, 0, b"R" * 16),
+        lambda: ResetCluster(False, 1, -1, b"R" * 16),
+        lambda: ResetCluster(False, 1, 0, b"R" * 15),
+        lambda: ResetCluster(False, 1, 0, b"R" * 16, "../n1"),
         lambda: AcquireLeases(b"Q" * 15, "h", 1000, ("g/q",)),
         lambda: AcquireLeases(b"Q" * 16, "h/x", 1000, ("g/q",)),
         lambda: AcquireLeases(b"Q" * 16, "h", 999, ("g/q",)),
@@ -359,7 +374,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: ExpireLeases(()),
         lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(62),
+    ids=range(67),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):
@@ -374,7 +389,7 @@ def asking(content: bytes) -> bytes:
 
 def test_a_reset_is_told_from_all_other_commands_and_from_nonsense() -> None:
     for command in EXAMPLES:
-        assert reset_of(encode_command(command)) == (command if isinstance(command, Reset) else None)
+        assert reset_of(encode_command(command)) == (command if isinstance(command, ResetCluster) else None)
     assert reset_of(b"\xff") is None
     assert reset_of(pb.Command(version=2, reset=pb.Reset()).SerializeToString()) is None
 

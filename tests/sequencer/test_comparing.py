@@ -7,12 +7,12 @@ import random
 import pytest
 from sequencing import do_merge, do_open, new_state, piece
 
-from sequencer import comparing
-from sequencer.comparing import Chains, Difference
-from sequencer.orders import MergeOrder
+from sequencer.leader import divergence_check
+from sequencer.leader.divergence_check import Divergence, DivergenceDetector
+from sequencer.state.write_plan import WritePlan
 
 
-def merged(count: int) -> list[MergeOrder]:
+def merged(count: int) -> list[WritePlan]:
     state = new_state()
     do_open(state)
     return [
@@ -20,8 +20,8 @@ def merged(count: int) -> list[MergeOrder]:
     ]
 
 
-def leading(members: int, orders: list[MergeOrder]) -> Chains:
-    chains = Chains(members)
+def leading(members: int, orders: list[WritePlan]) -> DivergenceDetector:
+    chains = DivergenceDetector(members)
     for order in orders:
         chains.on_order(order)
     return chains
@@ -32,10 +32,10 @@ def test_one_that_differs_is_told_once_a_majority_agrees_whichever_instructions_
     chains = leading(3, orders)
     assert chains.on_reported("b", 2, 99) == []
     assert chains.on_reported("a", 4, orders[3].chain) == []
-    found = Difference("b", 2, 99, orders[1].chain)
+    found = Divergence("b", 2, 99, orders[1].chain)
     assert chains.on_reported("c", 5, orders[4].chain) == [found]
     assert chains.on_reported("a", 5, orders[4].chain) == []  # It has been said.
-    assert chains.on_reported("b", 3, 98) == [Difference("b", 3, 98, orders[2].chain)]
+    assert chains.on_reported("b", 3, 98) == [Divergence("b", 3, 98, orders[2].chain)]
 
 
 def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
@@ -43,20 +43,20 @@ def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
     chains = leading(3, orders)
     assert chains.on_reported("a", 1, orders[0].chain) == []
     assert chains.on_reported("b", 2, 98) == []
-    assert chains.on_reported("c", 3, 99) == [Difference(None, 2, orders[1].chain, 98)]
+    assert chains.on_reported("c", 3, 99) == [Divergence(None, 2, orders[1].chain, 98)]
 
 
 def test_what_is_not_known_of_either_side_says_nothing() -> None:
     orders = merged(3)
     chains = leading(1, orders[1:])
     assert chains.on_reported("a", 1, 5) == []
-    assert chains.on_reported("a", 2, comparing.NOT_KNOWN) == []
+    assert chains.on_reported("a", 2, divergence_check.NOT_KNOWN) == []
     assert chains.on_reported("a", 4, 5) == []
-    assert chains.on_reported("a", 3, 5) == [Difference(None, 3, orders[2].chain, 5)]
+    assert chains.on_reported("a", 3, 5) == [Divergence(None, 3, orders[2].chain, 5)]
 
 
 def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "CHAINS_MAX", 3)
+    monkeypatch.setattr(divergence_check, "CHAINS_MAX", 3)
     orders = merged(10)
     chains = leading(1, orders)
     assert chains.on_reported("a", 7, 5) == []

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.config import BadSetting, Member, NodeConfig, split_address
-from sequencer.config_sources import KEYS, node_config
-from sequencer.state import CONFIGURABLE
+from sequencer.config.config import BadSetting, ClusterMember, NodeConfig, split_address
+from sequencer.config.config_loader import KEYS, node_config
+from sequencer.state.state import CONFIGURABLE
 
 CWD = "/srv/here"
 FLAGS: Mapping[str, Any] = {
@@ -73,7 +73,7 @@ def test_flags_alone_make_a_node_whose_ports_are_those_of_its_own_address() -> N
         stream="s",
         name="n1",
         directory="/d",
-        members={"n1": Member("h1:7001", "h1:5001")},
+        members={"n1": ClusterMember("h1:7001", "h1:5001")},
         ca="/c/ca.crt",
         cert="/c/n1.crt",
         key="/c/n1.key",
@@ -111,7 +111,7 @@ def test_a_file_alone_makes_a_node_and_its_paths_start_beside_it(tmp_path: Path)
     assert made.directory == str(tmp_path / "data")
     assert (made.ca, made.cert) == (str(tmp_path / "ca.crt"), "/c/n1.crt")
     assert made.key == str(tmp_path.parent / "n1.key")
-    assert made.members["n1"] == Member(raft="h1:7000", data="[::1]:5002")
+    assert made.members["n1"] == ClusterMember(raft="h1:7000", data="[::1]:5002")
     assert (made.bootstrap, made.rest_port, made.log_level) == (True, 0, "debug")
 
 
@@ -132,17 +132,17 @@ def test_the_variable_that_names_the_command_comes_first() -> None:
 
 def test_what_a_node_says_of_rolling_and_archiving_is_of_the_replicated_configuration(tmp_path: Path) -> None:
     assert config().replicated == {}
-    lines = "roll_minutes = 60\narchive_limit = '90Gi'\narchive_hold_limit = 0\nrest_port = 0"
+    lines = "roll_minutes = 60\nretention_bytes = '90Gi'\nhold_bytes_max = 0\nrest_port = 0"
     environment = {"RT_CONFIG": file_of(tmp_path, TOML.replace("rest_port = 0", lines))}
-    environment |= {"RT_ARCHIVE_DISK_PERCENT": "0", "RT_NODE_ROLL_BYTES": "1.5Mi", "RT_ROLL_BYTES": "7"}
-    made = node_config({"archive_time_minutes": "5"}, environment, CWD)
+    environment |= {"RT_RETENTION_DISK_PERCENT": "0", "RT_NODE_ROLL_BYTES": "1.5Mi", "RT_ROLL_BYTES": "7"}
+    made = node_config({"retention_minutes": "5"}, environment, CWD)
     assert made.replicated == {
         "roll_bytes": 3 << 19,
         "roll_minutes": 60,
-        "time_minutes": 5,
-        "limit_bytes": 90 << 30,
-        "disk_percent": 0,
-        "hold_limit_bytes": 0,
+        "retention_minutes": 5,
+        "retention_bytes": 90 << 30,
+        "retention_disk_percent": 0,
+        "hold_bytes_max": 0,
     }
     assert set(made.replicated) <= set(CONFIGURABLE)
     assert NodeConfig.from_json(made.to_json()) == made
@@ -164,7 +164,9 @@ _names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)
 
 @given(st.sets(_names, min_size=3, max_size=3), st.sampled_from(("h", "10.0.0.1", "[::1]")))
 def test_members_mean_the_same_in_every_spelling(names: set[str], host: str) -> None:
-    members = {name: Member(f"{host}:{2 * i + 1}", f"{host}:{2 * i + 2}") for i, name in enumerate(names)}
+    members = {
+        name: ClusterMember(f"{host}:{2 * i + 1}", f"{host}:{2 * i + 2}") for i, name in enumerate(names)
+    }
     spelled = [f"{name}={member.raft},{member.data}" for name, member in members.items()]
     given = {**FLAGS, "name": min(names), "members": tuple(spelled)}
     by_flags = node_config(given, {}, CWD)
@@ -197,32 +199,36 @@ _LONG = "/" + "d" * 92  # With "/control" it has 101 bytes.
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("stream", "a/b", "not a name for a stream (at --stream): got 'a/b'"),
-        ("name", "", "not a name for a node (at --name): got ''"),
-        ("name", "n2", "none of the members (at --name): got 'n2', wanted n1"),
+        ("stream", "a/b", "not a valid name for a stream (at --stream): got 'a/b'"),
+        ("name", "", "not a valid name for a node (at --name): got ''"),
+        ("name", "n2", "none of the members (at --name): got 'n2', expected n1"),
         ("directory", "", "no path (at --directory)"),
         ("directory", _LONG, "(at --directory): got 101 bytes"),
-        ("members", ("n1=h:1,h:2", "n2=i:1,i:2"), "(at --member): got 2 members, wanted 1, 3, 5 or 7"),
+        ("members", ("n1=h:1,h:2", "n2=i:1,i:2"), "(at --member): got 2 members, expected 1, 3, 5 or 7"),
         ("members", ("n1=h:1,h:2", "n1=i:1,i:2"), "a member is named twice (at --member): got 'n1'"),
         ("members", ("n1=h:1,h:1",), "an address is used twice (at --member): got h:1"),
-        ("members", ("n1=h:1",), "no member (at --member): got 'n1=h:1', wanted name=host:raft port"),
-        ("members", ("n1=h:1,h:70000",), "no address (at --member): got 'h:70000', wanted host:port"),
+        ("members", ("n1=h:1",), "no member (at --member): got 'n1=h:1', expected name=host:raft port"),
+        ("members", ("n1=h:1,h:70000",), "no address (at --member): got 'h:70000', expected host:port"),
         ("members", ("n1=::1:7,h:2",), "no address (at --member): got '::1:7'"),
-        ("members", ("n 1=h:1,h:2",), "not a name for a node (at --member): got 'n 1'"),
+        ("members", ("n 1=h:1,h:2",), "not a valid name for a node (at --member): got 'n 1'"),
         ("listen", "host", "no address to listen at (at --listen): got 'host'"),
-        ("data_port", "0", "no port (at --data-port): got '0', wanted a whole number from 1 to 65535"),
+        ("data_port", "0", "no port (at --data-port): got '0', expected a whole number from 1 to 65535"),
         ("raft_port", "-1", "no port (at --raft-port): got '-1'"),
-        ("rest_port", "65536", "no port (at --rest-port): got '65536', wanted a whole number from 0 to"),
+        ("rest_port", "65536", "no port (at --rest-port): got '65536', expected a whole number from 0 to"),
         ("rest_port", "²", "no port (at --rest-port)"),
         ("rest_port", "8080", "the port is taken twice (at rest_port and health_port): got 8080"),
-        ("roll_bytes", "0", "no size (at --roll-bytes): got '0', wanted bytes, or a number with a unit"),
-        ("archive_limit", "90 cows", "no size (at --archive-limit): got '90 cows'"),
-        ("archive_hold_limit", "-1", "no size (at --archive-hold-limit): got '-1'"),
-        ("archive_disk_percent", "101", "(at --archive-disk-percent): got '101', wanted a whole number fro"),
-        ("archive_time_minutes", "-1", "(at --archive-time-minutes): got '-1', wanted a whole number from"),
-        ("roll_minutes", "1h", "(at --roll-minutes): got '1h', wanted a whole number from 0 to 42949672"),
-        ("log_level", "loud", "(at --log-level): got 'loud', wanted debug or info or warning or error"),
-        ("log_format", "xml", "(at --log-format): got 'xml', wanted text or json"),
+        ("roll_bytes", "0", "no size (at --roll-bytes): got '0', expected bytes, or a number with a unit"),
+        ("retention_bytes", "90 cows", "no size (at --retention-bytes): got '90 cows'"),
+        ("hold_bytes_max", "-1", "no size (at --hold-bytes-max): got '-1'"),
+        (
+            "retention_disk_percent",
+            "101",
+            "(at --retention-disk-percent): got '101', expected a whole number fro",
+        ),
+        ("retention_minutes", "-1", "(at --retention-minutes): got '-1', expected a whole number from"),
+        ("roll_minutes", "1h", "(at --roll-minutes): got '1h', expected a whole number from 0 to 42949672"),
+        ("log_level", "loud", "(at --log-level): got 'loud', expected debug or info or warning or error"),
+        ("log_format", "xml", "(at --log-format): got 'xml', expected text or json"),
     ],
 )
 def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
@@ -234,22 +240,28 @@ def test_a_flag_that_cannot_work_is_named_with_what_was_got_and_wanted(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("rest_port = '1'", "no port (at {path}, key rest_port): got '1', wanted a whole number"),
+        ("rest_port = '1'", "no port (at {path}, key rest_port): got '1', expected a whole number"),
         ("rest_port = true", "no port (at {path}, key rest_port): got True"),
         ("rest_port = 1.0", "no port (at {path}, key rest_port): got 1.0"),
-        ("archive_limit = 1.5", "no size (at {path}, key archive_limit): got 1.5, wanted bytes, or a num"),
-        ("archive_limit = true", "no size (at {path}, key archive_limit): got True"),
-        ("archive_disk_percent = '90'", "(at {path}, key archive_disk_percent): got '90', wanted a whole"),
+        (
+            "retention_bytes = 1.5",
+            "no size (at {path}, key retention_bytes): got 1.5, expected bytes, or a num",
+        ),
+        ("retention_bytes = true", "no size (at {path}, key retention_bytes): got True"),
+        (
+            "retention_disk_percent = '90'",
+            "(at {path}, key retention_disk_percent): got '90', expected a whole",
+        ),
         ("bootstrap = 1", "neither true nor false (at {path}, key bootstrap): got 1"),
-        ("listen = 1", "no text (at {path}, key listen): got 1, wanted a string"),
+        ("listen = 1", "no text (at {path}, key listen): got 1, expected a string"),
         ("members = 'n1=h:1,h:2'", "no table of members (at {path}, key members)"),
         ("members.n1 = 'h:1'", "no member (at {path}, key members.n1): got 'h:1'"),
         ("members.n1.raft = 'h:1'", "no address (at {path}, key members.n1.data): got None"),
         (
             "members.n1.address = 'h:1'",
-            "(at {path}, key members.n1): got 'address', wanted one of raft",
+            "(at {path}, key members.n1): got 'address', expected one of raft",
         ),
-        ("membres = 1", "a key that nobody knows (at {path}): got 'membres', wanted one of stream, name,"),
+        ("membres = 1", "a key that nobody knows (at {path}): got 'membres', expected one of stream, name,"),
         ("stream = 's'\nstream = 's'", "the settings are no TOML (at {path})"),
     ],
 )
@@ -268,7 +280,7 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_key_lists_all_that_are_known(tmp_path: Path) -> None:
     error = refusal(config=file_of(tmp_path, "x = 1"))
-    assert all(key in str(error.wanted) for key in KEYS)
+    assert all(key in str(error.expected) for key in KEYS)
 
 
 def test_all_that_is_missing_is_told_at_once() -> None:

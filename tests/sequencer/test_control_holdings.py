@@ -9,24 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.board import Board, Mark, SegmentKey, pack_marks, unpack_marks
-from sequencer.control import holdings as holdings_module
-from sequencer.control.holdings import Holdings
-from sequencer.orders import SessionEnd
+from sequencer.control import reporter as holdings_module
+from sequencer.control.reporter import DurableEnds
+from sequencer.leader.replication_tracker import (
+    BatchBoundary,
+    ReplicationTracker,
+    SegmentKey,
+    pack_marks,
+    unpack_marks,
+)
+from sequencer.state.write_plan import SessionEnd
 
 KEYS = [SegmentKey(session, x, y) for session in (1, 2) for x in (0, 1) for y in (0, 1)]
 
 
-def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[Mark]:
+def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[BatchBoundary]:
     """Of one segment."""
-    marks = [Mark(64, 0, 7)]
+    marks = [BatchBoundary(64, 0, 7)]
     for _ in range(count):
         offset, number, chain = marks[-1]
-        marks.append(Mark(offset + 8 * rng.randrange(1, size_max), number + 1, chain * 31 % 2**32))
+        marks.append(BatchBoundary(offset + 8 * rng.randrange(1, size_max), number + 1, chain * 31 % 2**32))
     return marks
 
 
-def said(key: SegmentKey, marks: list[Mark], **ends: pb.SessionEnd) -> pb.DataReport:
+def said(key: SegmentKey, marks: list[BatchBoundary], **ends: pb.SessionEnd) -> pb.DataReport:
     one = pb.SegmentReport(session_id=key.session_id, x=key.x, y=key.y, marks=pack_marks(marks), **ends)
     return pb.DataReport(segments=[one])
 
@@ -35,7 +41,7 @@ class DumbLeader:
     """Keeps what reports say, and asks again when one was lost."""
 
     def __init__(self) -> None:
-        self.board = Board(1)
+        self.board = ReplicationTracker(1)
         self.next: int | None = None
         self.finals: dict[tuple[int, int], pb.SessionEnd] = {}
 
@@ -59,7 +65,7 @@ class DumbLeader:
 @settings(max_examples=60, deadline=None)
 def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed):
     rng = random.Random(seed)
-    holdings, leader = Holdings(b"boot"), DumbLeader()
+    holdings, leader = DurableEnds(b"boot"), DumbLeader()
     written = {key: boundaries(rng, rng.randrange(0, 30)) for key in KEYS}
     taken = dict.fromkeys(KEYS, 0)
     consumed = dict[int, SessionEnd]()
@@ -101,7 +107,7 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
 
 def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
     monkeypatch.setattr(holdings_module, "REPORT_MARKS_MAX", 10)
-    holdings, leader = Holdings(b"boot"), DumbLeader()
+    holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 95)
     holdings.take(said(KEYS[0], marks))
     reports = 0
@@ -115,7 +121,7 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
 
 
 def test_final_ends_are_told_until_the_next_x_is_merged():
-    holdings, leader = Holdings(b"boot"), DumbLeader()
+    holdings, leader = DurableEnds(b"boot"), DumbLeader()
     final = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
     holdings.take(said(KEYS[0], [], final=final))
     assert leader.hear(holdings.report(1))
@@ -132,7 +138,7 @@ def test_final_ends_are_told_until_the_next_x_is_merged():
 
 
 def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
-    holdings = Holdings(b"boot")
+    holdings = DurableEnds(b"boot")
     marks = boundaries(random.Random(1), 50)
     holdings.take(said(KEYS[0], marks))
     holdings.forget_below(SessionEnd(1, 0, 0, marks[-1].offset + 8, 99))
@@ -150,9 +156,9 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holdings_module, "FINE_MARKS_MAX", 64)
         patch.setattr(holdings_module, "COARSE_BYTES", coarse)
-        board = Board(3)
+        board = ReplicationTracker(3)
         for node in ("a", "b"):
-            holdings, at = Holdings(node.encode()), 0
+            holdings, at = DurableEnds(node.encode()), 0
             while at < len(marks):
                 grain = rng.randrange(1, 90)
                 holdings.take(said(KEYS[0], marks[at : at + grain]))
@@ -173,7 +179,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
 @pytest.mark.parametrize("is_reported", [False, True])
 def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_of_the_rest(is_reported):
     """A control process that begins anew may hear of news before it hears of what was there."""
-    holdings, leader = Holdings(b"boot"), DumbLeader()
+    holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 20)
     holdings.take(said(KEYS[0], marks[15:18]))
     if is_reported:

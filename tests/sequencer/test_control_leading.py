@@ -10,23 +10,44 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import Writing, do_join, do_open, do_roll, new_state, piece
+from sequencing import Writing, do_fence, do_join, do_open, do_roll, new_state, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
-from rt.log.table import TrimReason
+from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import apply
-from sequencer.board import Mark, pack_marks
-from sequencer.command_codec import decode_command, encode_command
-from sequencer.commands import Ask, Command, Configure, Decide, Fence, Join, Merge, Restore, Roll, Trim
-from sequencer.comparing import Difference
-from sequencer.control import leading
-from sequencer.control.archiving import LOOK_NS
-from sequencer.control.leading import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
-from sequencer.control.lease_clock import LOOK_NS as LEASES_LOOK_NS
-from sequencer.lease_commands import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
-from sequencer.outcomes import Changed, Lapsed, Merged, Outcome, Refused, Trimmed
-from sequencer.state import State
+from sequencer.leader import leader as leader_module
+from sequencer.leader.divergence_check import Divergence
+from sequencer.leader.leader import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
+from sequencer.leader.lease_expiry import LOOK_NS as LEASES_LOOK_NS
+from sequencer.leader.replication_tracker import BatchBoundary, pack_marks
+from sequencer.leader.retention_planner import LOOK_NS
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import (
+    CommandRejected,
+    ConfigurationChanged,
+    Outcome,
+    RangesMerged,
+    RequestLapsed,
+    SegmentsTrimmed,
+)
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import (
+    CloseRun,
+    CloseSession,
+    Command,
+    Configure,
+    DecideRequest,
+    FenceRun,
+    Forget,
+    JoinDisk,
+    MergeInstruction,
+    RestoreDisk,
+    Roll,
+    SubmitRequest,
+    TrimSegments,
+)
+from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
+from sequencer.state.state import SequencerState
 
 SECOND_NS = 10**9
 HOUR_NS = 60 * MINUTE_NS
@@ -37,10 +58,10 @@ CLOCK_NS = 1_700_000_000 * 10**9
 class Bench:
     """A leader in a cluster of three, its proposals in order, and the clocks."""
 
-    state: State = field(default_factory=new_state)
+    state: SequencerState = field(default_factory=new_state)
     proposals: deque[tuple[bytes, Future[int]]] = field(default_factory=deque)
     asked: list[str] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Divergence] = field(default_factory=list)
     error: Exception | None = None
     wanted: dict[str, int] = field(default_factory=dict)
     now_ns: int = 10**12
@@ -71,7 +92,10 @@ class Bench:
         return self.proposals[-1][1]
 
     def report(
-        self, node: str, marks: dict[tuple[int, int, int], list[Mark]] | None = None, **fields: object
+        self,
+        node: str,
+        marks: dict[tuple[int, int, int], list[BatchBoundary]] | None = None,
+        **fields: object,
     ) -> None:
         """All that the node knows for the first time, then what is new."""
         sequence = self.sequences.get(node, -1) + 1
@@ -110,7 +134,7 @@ class Bench:
         return [
             (one.first, one.end_number)
             for command, outcome in self.outcomes
-            if isinstance(outcome, Merged) and isinstance(command, Merge)
+            if isinstance(outcome, RangesMerged) and isinstance(command, MergeInstruction)
             for one in command.ranges
             if one.session_id == session_id
         ]
@@ -136,7 +160,7 @@ def writing(batches: int, size: int = 80, salt: int = 1) -> Writing:
     return one
 
 
-def marks_of(one: Writing, session_id: int = 1) -> dict[tuple[int, int, int], list[Mark]]:
+def marks_of(one: Writing, session_id: int = 1) -> dict[tuple[int, int, int], list[BatchBoundary]]:
     return {(session_id, one.x, y): marks for y, marks in enumerate(one.segments)}
 
 
@@ -195,8 +219,8 @@ def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_an
     (own, future) = bench.proposals.popleft()
     first, second = one.segments[0][:2]
     other = piece(start=64, end=second.offset, count=1, chains=(first.chain, second.chain))
-    bench.commit(_encoded(Merge(1, 5, (other,))))
-    assert isinstance(bench.commit(own, future), Refused)
+    bench.commit(_encoded(MergeInstruction(1, 5, (other,))))
+    assert isinstance(bench.commit(own, future), CommandRejected)
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][3:]})
     bench.settle()
@@ -204,7 +228,7 @@ def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_an
 
 
 def _encoded(command: Command) -> bytes:
-    return leading.encode_command(command)
+    return leader_module.encode_command(command)
 
 
 @pytest.mark.parametrize(
@@ -269,14 +293,14 @@ def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
         bench.assert_merged(session_id, one.end.number)
 
 
-def _all(lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[Mark]]:
+def _all(lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
     return {
         key: marks for session_id, one in lives.items() for key, marks in marks_of(one, session_id).items()
     }
 
 
-def _held(rng: random.Random, lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[Mark]]:
-    found: dict[tuple[int, int, int], list[Mark]] = {}
+def _held(rng: random.Random, lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
+    found: dict[tuple[int, int, int], list[BatchBoundary]] = {}
     for session_id, one in lives.items():
         for y, marks in one.up_to(rng.choice(one.ends())):
             found[session_id, 0, y] = marks
@@ -343,14 +367,15 @@ def grown_old(bench: Bench) -> None:
 
 def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
     grown_old(bench)
-    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    apply(bench.state, Configure(session_idle_minutes=0))
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     bench.leader.tick()
     assert bench.pending == []
     bench.now_ns += week_ns
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
-    assert bench.pending == [Trim(2, TrimReason.TIME, CLOCK_NS + week_ns)]
+    assert bench.pending == [TrimSegments(2, TrimReason.TIME, CLOCK_NS + week_ns)]
     bench.now_ns += LOOK_NS
     bench.leader.tick()
     assert len(bench.proposals) == 1  # It is on its way.
@@ -359,38 +384,41 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
     assert len(bench.proposals) == 2  # Which may be lost.
-    assert [type(bench.commit(*bench.proposals.popleft())) for _ in range(2)] == [Trimmed, Refused]
+    assert [type(bench.commit(*bench.proposals.popleft())) for _ in range(2)] == [
+        SegmentsTrimmed,
+        CommandRejected,
+    ]
     bench.now_ns += LOOK_NS
     bench.leader.tick()
     assert bench.pending == []
 
 
 def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench):
-    bench.wanted = {"limit_bytes": 7, "time_minutes": 5, "roll_minutes": 0}
+    bench.wanted = {"retention_bytes": 7, "retention_minutes": 5, "roll_minutes": 0}
     bench.lead()
     bench.leader.tick()
     bench.leader.tick()
-    assert bench.pending == [Configure(time_minutes=5, limit_bytes=7)]
+    assert bench.pending == [Configure(retention_minutes=5, retention_bytes=7)]
     bench.commit(*bench.proposals.popleft())
     bench.leader.tick()
     assert bench.pending == []
-    apply(bench.state, Configure(limit_bytes=8, disk_percent=50))
+    apply(bench.state, Configure(retention_bytes=8, retention_disk_percent=50))
     bench.now_ns += FRESH_NS
     bench.leader.tick()
-    assert bench.pending == [Configure(limit_bytes=7)]
+    assert bench.pending == [Configure(retention_bytes=7)]
 
 
 def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
     grown_old(bench)
-    bench.wanted = {"time_minutes": 0}
+    bench.wanted = {"retention_minutes": 0}
     bench.lead()
-    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
         bench.now_ns += LOOK_NS
         for node in "ab":
             bench.report(node, clock_ns=CLOCK_NS + week_ns)
         bench.leader.tick()
-        assert bench.pending == [Configure(time_minutes=0)]
+        assert bench.pending == [Configure(retention_minutes=0)]
     bench.commit(*bench.proposals.popleft())
     bench.now_ns += LOOK_NS
     bench.leader.tick()
@@ -400,21 +428,21 @@ def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
 
 def test_a_trim_that_was_on_its_way_before_a_configuration_is_judged_by_it(bench):
     grown_old(bench)
-    week_ns = (bench.state.configuration.time_minutes + 1) * MINUTE_NS
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
     (trim,) = bench.pending
-    assert isinstance(trim, Trim)
-    bench.commit(_encoded(Configure(time_minutes=0)))
-    assert isinstance(bench.commit(*bench.proposals.popleft()), Refused)
+    assert isinstance(trim, TrimSegments)
+    bench.commit(_encoded(Configure(retention_minutes=0)))
+    assert isinstance(bench.commit(*bench.proposals.popleft()), CommandRejected)
     assert bench.state.log_start == 0
 
 
 # What operators ask for
 
 
-ASKED = Ask(b"q" * 16, CLOCK_NS + 10 * SECOND_NS, Configure(roll_minutes=7))
+ASKED = SubmitRequest(b"q" * 16, CLOCK_NS + 10 * SECOND_NS, Configure(roll_minutes=7))
 
 
 def ask(bench: Bench) -> None:
@@ -429,10 +457,10 @@ def test_a_request_is_decided_at_once_by_the_time_that_a_majority_of_clocks_has_
     assert bench.pending == []  # Nobody knows what time it is.
     bench.report("b", clock_ns=CLOCK_NS + SECOND_NS)
     bench.leader.tick()
-    assert bench.pending == [Decide(ASKED.id, CLOCK_NS + SECOND_NS)]
+    assert bench.pending == [DecideRequest(ASKED.id, CLOCK_NS + SECOND_NS)]
     bench.leader.tick()
     assert len(bench.pending) == 1
-    assert bench.commit(*bench.proposals.popleft()) == Changed()
+    assert bench.commit(*bench.proposals.popleft()) == ConfigurationChanged()
     bench.leader.tick()
     assert bench.pending == []
     assert bench.state.configuration.roll_minutes == 7
@@ -442,7 +470,7 @@ def test_a_request_that_comes_late_is_decided_against_and_forgotten(bench):
     for node in "ab":
         bench.report(node, clock_ns=ASKED.until_ns + 1)
     ask(bench)
-    assert bench.commit(*bench.proposals.popleft()) == Lapsed(may_be_done=False)
+    assert bench.commit(*bench.proposals.popleft()) == RequestLapsed(may_be_done=False)
     assert bench.state.configuration.roll_minutes == 0
     assert not bench.state.asked
 
@@ -456,9 +484,9 @@ def test_a_decision_that_was_lost_is_proposed_again_by_the_next_leader_and_made_
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + SECOND_NS)
     bench.leader.tick()
-    assert bench.commit(*bench.proposals.popleft()) == Changed()
+    assert bench.commit(*bench.proposals.popleft()) == ConfigurationChanged()
     apply(bench.state, Configure(roll_minutes=8))
-    assert isinstance(bench.commit(*lost), Refused)
+    assert isinstance(bench.commit(*lost), CommandRejected)
     assert bench.state.configuration.roll_minutes == 8
 
 
@@ -471,7 +499,7 @@ def test_what_was_decided_is_forgotten_once_its_time_is_over(bench):
     for node in "ab":
         bench.report(node, clock_ns=ASKED.until_ns + 1)
     bench.leader.tick()
-    assert bench.commit(*bench.proposals.popleft()) == Lapsed(may_be_done=True)
+    assert bench.commit(*bench.proposals.popleft()) == RequestLapsed(may_be_done=True)
     assert not bench.state.asked
 
 
@@ -480,7 +508,7 @@ def test_what_was_decided_is_forgotten_once_its_time_is_over(bench):
 
 @pytest.mark.parametrize(("limit", "most"), [("BACKLOG_BYTES_MAX", 10_000), ("BACKLOG_MAX", 1)])
 def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench, monkeypatch, limit, most):
-    monkeypatch.setattr(leading, limit, most)
+    monkeypatch.setattr(leader_module, limit, most)
     do_open(bench.state)
     one = writing(40, size=1000)
     for node in "ab":
@@ -552,11 +580,11 @@ def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench
         bench.leader.on_report(node, report)
     bench.leader.plan()
     bench.leader.plan()
-    assert bench.pending == [Fence(1, 0)]
+    assert bench.pending == [FenceRun(1, 0)]
     bench.proposals.clear()
     bench.now_ns += FRESH_NS
     bench.leader.plan()
-    assert bench.pending == [Fence(1, 0)]
+    assert bench.pending == [FenceRun(1, 0)]
 
 
 def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, caplog):
@@ -570,6 +598,22 @@ def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, ca
     assert bench.merged_numbers(1) == []
     bench.assert_merged(2, 3)
     assert caplog.text.count("session_stopped") == 1
+
+
+def test_a_run_of_whose_end_nodes_have_other_bytes_is_not_closed_and_both_are_named(bench, caplog):
+    do_open(bench.state)
+    do_open(bench.state, x=1)
+    do_fence(bench.state)
+    for node, chain in (("a", 111), ("b", 222)):
+        report = pb.Report(boot=b"b", is_full=True, clock_ns=CLOCK_NS)
+        end = pb.SessionEnd(session_id=1, x=0, y=0, offset=128, number=8, chain=chain)
+        report.segments.add(session_id=1, final=end)
+        bench.leader.on_report(node, report)
+    bench.leader.plan()
+    assert bench.pending == []
+    (said,) = [line for line in caplog.messages if "session_stopped" in line]
+    assert "node=b" in said
+    assert "others=a" in said
 
 
 def test_a_node_that_merged_something_else_than_the_others_is_named(bench):
@@ -654,7 +698,10 @@ def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missi
     assert not bench.pending
     bench.report("c", {(1, 0, 0): one.segments[0]}, joins=4)
     bench.leader.tick()
-    assert Restore("c", bytes([1]) * 16) in bench.pending
+    assert not any(isinstance(one, RestoreDisk) for one in bench.pending), "it has not merged what was merged"
+    bench.report("c", joins=4, merged=pb.MergedReport(instruction=1))
+    bench.leader.tick()
+    assert RestoreDisk("c", bytes([1]) * 16) in bench.pending
     bench.settle()
     bench.assert_merged(1, 4)
     assert bench.state.disks["c"].is_whole
@@ -667,7 +714,7 @@ def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(ben
     bench.report("a", held, joins=3)
     bench.report("b", held, joins=3)
     bench.report("c", joins=3)
-    bench.commit(encode_command(Join("b", b"D" * 16)))
+    bench.commit(encode_command(JoinDisk("b", b"D" * 16)))
     assert bench.asked == ["b"]
     bench.report("a", joins=4)
     bench.report("c", joins=4)
@@ -679,7 +726,7 @@ def test_what_a_node_held_on_the_disk_before_does_not_make_its_new_one_whole(ben
     assert not bench.pending
     bench.report("b", held)
     bench.leader.tick()
-    assert Restore("b", b"D" * 16) in bench.pending
+    assert RestoreDisk("b", b"D" * 16) in bench.pending
 
 
 def test_a_lease_nobody_renews_expires_by_the_leaders_own_time_whatever_wall_clocks_say(bench):
@@ -725,3 +772,73 @@ def test_a_leader_that_comes_new_lets_every_lease_last_its_whole_time_again(benc
     bench.now_ns += SECOND_NS
     bench.leader.tick()
     assert bench.pending == [ExpireLeases((IdleLease("g/q1", 1, 0),))]
+
+
+# Sessions that nobody feeds
+
+
+def closing(bench: Bench) -> list[Command]:
+    return [one for one in bench.pending if isinstance(one, FenceRun | CloseRun)]
+
+
+def end_report(bench: Bench, node: str, session_id: int, offset: int, number: int) -> None:
+    """The node says what is final of the session's first start."""
+    sequence = bench.sequences[node] = bench.sequences[node] + 1
+    report = pb.Report(boot=b"b", clock_ns=CLOCK_NS, sequence=sequence)
+    final = pb.SessionEnd(session_id=session_id, x=0, y=0, offset=offset, number=number)
+    report.segments.add(session_id=session_id, x=0, y=0, final=final)
+    bench.leader.on_report(node, report)
+
+
+def test_a_session_that_nobody_feeds_is_fenced_and_closed_and_one_with_a_stream_stays(bench):
+    do_join(bench.state, "a", "b", "c")
+    do_open(bench.state)
+    do_open(bench.state, "fed", incarnation=1)
+    apply(bench.state, Configure(session_idle_minutes=60))
+    bench.lead()
+    for minute in range(0, 130, 10):
+        for node in "ab":
+            bench.report(node, connected=[2] if node == "b" else [])
+        bench.leader.tick()
+        assert bool(closing(bench)) == (minute >= 60), minute
+        if closing(bench):
+            break
+        bench.now_ns += 10 * MINUTE_NS
+    assert closing(bench) == [FenceRun(1, 0)]
+    bench.settle()
+    for node in "ab":
+        end_report(bench, node, 1, 64, 0)
+    bench.settle()
+    assert [*bench.state.closed] == [1]
+    assert bench.state.sessions[2].lives
+
+
+def test_the_leader_lets_go_of_old_records_and_of_all_it_knows_of_them(bench, monkeypatch):
+    monkeypatch.setattr("sequencer.leader.idle_sessions.FORGET_AT_ONCE", 1)
+    monkeypatch.setattr("sequencer.leader.idle_sessions.OldSessions.__init__.__kwdefaults__", {"kept": 0})
+    do_join(bench.state, "a", "b", "c")
+    do_open(bench.state)
+    bench.lead()
+    for node in "ab":
+        bench.report(node, {(1, 0, 0): [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]})
+    bench.settle()
+    bench.assert_merged(1, 10)
+    bench.commit(encode_command(CloseSession("a")))
+    for node in "ab":
+        end_report(bench, node, 1, 128, 10)
+    bench.settle()
+    assert [*bench.state.closed] == [1]
+    bench.leader.tick()
+    assert not any(isinstance(one, Forget) for one in bench.pending), "nobody has merged it durably"
+    for node in "ab":
+        bench.report(node, merged=pb.MergedReport(instruction=1))
+    bench.leader.tick()
+    assert bench.pending == [Forget((1,))]
+    bench.settle()
+    assert bench.state.sessions == {}
+    assert bench.leader.board._segments == bench.leader.board._finals == {}
+    # A node that has not heard of it yet says what it holds: it is not asked for everything again.
+    bench.asked.clear()
+    end_report(bench, "a", 1, 128, 10)
+    assert bench.asked == []
+    assert bench.leader.board._finals == {}

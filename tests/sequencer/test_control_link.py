@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from nodes_bench import wait_until
 
-from sequencer.control import link as link_module
-from sequencer.control.frames import HEADER, Unframer, frame
-from sequencer.control.link import Link
+from sequencer.ipc import server as link_module
+from sequencer.ipc.framing import HEADER, FrameDecoder, frame
+from sequencer.ipc.server import ControlServer
 
 
 class Bench:
     def __init__(self, path: str) -> None:
         self.path = path
         self.came: list[bytes] = []
-        self.link = Link(path, self.came.append, lambda: None, 0.01)
+        self.link = ControlServer(path, self.came.append, lambda: None, 0.01)
         self.thread = threading.Thread(target=self.link.run)
         self.thread.start()
 
@@ -46,7 +46,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def read(peer: socket.socket, count: int) -> list[bytes]:
-    unframer, found = Unframer(), list[bytes]()
+    unframer, found = FrameDecoder(), list[bytes]()
     while len(found) < count:
         data = peer.recv(1 << 16)
         assert data, f"the link ended after {len(found)} of {count}"
@@ -72,7 +72,7 @@ def test_a_reader_that_stands_still_gets_everything_later_and_nobody_waits_for_i
 def test_a_reader_that_never_reads_is_dropped_and_starts_with_nothing_old(bench, monkeypatch, caplog):
     monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1 << 20)
     with bench.connected() as still:
-        wait_until(lambda: bench.link.send(b"x" * (1 << 20)) or "does_not_read" in caplog.text)
+        wait_until(lambda: bench.link.send(b"x" * (1 << 20)) or "data_process_not_reading" in caplog.text)
         wait_until(lambda: bench.link._peer is None)
         with bench.connected() as fresh:
             bench.link.send(b"new")

@@ -12,16 +12,16 @@ from sequencing import opening, piece
 
 from rt.errors import FormatError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.command_codec import encode_command
-from sequencer.commands import Merge
-from sequencer.control import machine as machine_module
-from sequencer.control.machine import Machine
-from sequencer.orders import decode_order
-from sequencer.outcomes import Merged, Refused
-from sequencer.state_encoding import encode_state
+from sequencer.control import state_machine as machine_module
+from sequencer.control.state_machine import SequencerStateMachine
+from sequencer.state.apply_result import CommandRejected, RangesMerged
+from sequencer.state.command_codec import encode_command
+from sequencer.state.commands import MergeInstruction
+from sequencer.state.state_codec import encode_state
+from sequencer.state.write_plan import decode_order
 
 
-class Bench(Machine):
+class Bench(SequencerStateMachine):
     def __init__(self) -> None:
         self.heard: list[tuple[int, object]] = []
         self.restored = 0
@@ -41,19 +41,19 @@ class Bench(Machine):
         consumed = self.state.sessions[1].consumed
         at, first = (consumed.end.offset, consumed.end.number) if consumed else (64, 0)
         range_ = piece(start=at, end=at + size, first=first, count=1)
-        self.do(Merge(self.state.instruction + 1, self.state.sequenced_ns + 1, (range_,)))
-        assert isinstance(self.heard[-1][1], Merged)
+        self.do(MergeInstruction(self.state.instruction + 1, self.state.sequenced_ns + 1, (range_,)))
+        assert isinstance(self.heard[-1][1], RangesMerged)
 
     @property
     def instructions(self) -> list[int]:
         return [order.instruction for order in self.tail]
 
 
-def contents(machine: Machine) -> list[bytes]:
+def contents(machine: SequencerStateMachine) -> list[bytes]:
     return [order.content for order in machine.tail]
 
 
-def copy_of(machine: Machine) -> Bench:
+def copy_of(machine: SequencerStateMachine) -> Bench:
     other = Bench()
     other.restore(machine.index, machine.snapshot()(), CLUSTER)
     return other
@@ -107,8 +107,8 @@ def test_orders_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypa
 
 def test_a_refused_command_changes_nothing_and_is_told():
     machine = Bench()
-    machine.do(Merge(7, 1, (piece(),)))
-    assert isinstance(machine.heard[-1][1], Refused)
+    machine.do(MergeInstruction(7, 1, (piece(),)))
+    assert isinstance(machine.heard[-1][1], CommandRejected)
     assert (machine.index, machine.instructions) == (1, [])
 
 

@@ -8,8 +8,8 @@ import pytest
 from shadowing import shadow
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.control import reporting
-from sequencer.control.reporting import DISK_NS, Reporting
+from sequencer.control import reporter
+from sequencer.control.reporter import DISK_NS, Reporter
 
 
 class Telling:
@@ -27,9 +27,9 @@ class Telling:
 
 def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [10**12]
-    shadow(monkeypatch, reporting, "time", monotonic_ns=lambda: now_ns[0])
+    shadow(monkeypatch, reporter, "time", monotonic_ns=lambda: now_ns[0])
     telling: Any = Telling()
-    told = Reporting(telling, lambda _: None)
+    told = Reporter(telling, lambda _: None)
     told.attach(b"boot")
     told.take(pb.DataReport(disk_bytes=100, disk_free_bytes=1))
     for passed_ns, known in ((DISK_NS, (100, 1)), (1, (0, 0)), (DISK_NS, (0, 0))):
@@ -39,3 +39,20 @@ def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: 
     told.take(pb.DataReport(disk_bytes=100, disk_free_bytes=2))
     told.report()
     assert telling.reports[-1].disk_free_bytes == 2
+
+
+def test_nothing_is_reported_of_a_disk_that_has_not_joined_and_all_of_it_once_it_has() -> None:
+    telling: Any = Telling()
+    has_joined = [False]
+    told = Reporter(telling, lambda _: None, lambda: has_joined[0])
+    told.attach(b"boot")
+    final = pb.SessionEnd(session_id=1, offset=64)
+    told.take(pb.DataReport(segments=[pb.SegmentReport(session_id=1, final=final)]))
+    told.report()
+    told.begin()
+    assert telling.reports == [], "the disk before may have held more than that"
+    has_joined[0] = True
+    told.begin()
+    (report,) = telling.reports
+    assert report.is_full
+    assert [one.final for one in report.segments] == [final]

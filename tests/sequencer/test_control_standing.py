@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.control.holdings import Standings
-from sequencer.control.standing import AWAY_NS, Nodes, summary_of
-from sequencer.raft.consensus import Leadership, MemberStatus, Status
-from sequencer.steps import Step
+from sequencer.config.startup_phase import Phase
+from sequencer.control.cluster_view import AWAY_NS, ClusterView, summary_of
+from sequencer.control.reporter import ClusterStandings
+from sequencer.raft.model.api import Leadership, MemberStatus, Status
 
 MEMBERS = (
     MemberStatus("n1", "a:7000", True, True, "d1", True, 7),
@@ -22,6 +22,7 @@ STATUS = Status(
     leader="n1",
     term=4,
     cluster="ab" * 16,
+    leader_gap_s=0.25,
     epoch=1,
     epoch_id=1,
     index=9,
@@ -37,11 +38,11 @@ STATUS = Status(
 
 
 @pytest.fixture
-def nodes() -> Nodes:
-    return Nodes("n1", {"n1": "a:5002", "n2": "b:5002"})
+def nodes() -> ClusterView:
+    return ClusterView("n1", {"n1": "a:5002", "n2": "b:5002"})
 
 
-def standing(nodes: Nodes, now_ns: int = 0, *, may_take: bool = True, **changes: object) -> pb.Standing:
+def standing(nodes: ClusterView, now_ns: int = 0, *, may_take: bool = True, **changes: object) -> pb.Standing:
     status = replace(STATUS, **changes)
     return nodes.standing(status, Leadership("n1", 4, True), now_ns, may_take=may_take)
 
@@ -64,8 +65,8 @@ def test_bytes_are_welcome_only_in_a_cluster_with_a_leader(nodes):
 
 
 def test_a_node_says_its_clock_its_merging_and_its_disk():
-    standings = Standings(pb.MergedReport(instruction=3), 100, 40)
-    told = summary_of(standings, 7, Step("merging", 5, 6))
+    standings = ClusterStandings(pb.MergedReport(instruction=3), 100, 40)
+    told = summary_of(standings, 7, Phase("merging", 5, 6))
     assert (told.clock_ns, told.merged.instruction, told.disk_bytes, told.disk_free_bytes) == (7, 3, 100, 40)
     assert (told.step, told.step_done, told.step_total) == ("merging", 5, 6)
 
@@ -81,7 +82,7 @@ def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nod
     nodes.on_summary("n2", said, 10)
     assert step_of(10, connected) == ("merging", 5, 6, 7)
     assert step_of(9 + AWAY_NS, connected) == ("merging", 5, 6, 7)
-    assert step_of(10 + AWAY_NS, connected) == ("away", 0, 0, 7)
-    assert step_of(11, MEMBERS) == ("away", 0, 0, 7)
+    assert step_of(10 + AWAY_NS, connected) == ("unreachable", 0, 0, 7)
+    assert step_of(11, MEMBERS) == ("unreachable", 0, 0, 7)
     nodes.on_summary("n2", said, 10 + AWAY_NS)
     assert step_of(10 + AWAY_NS, connected) == ("merging", 5, 6, 7)

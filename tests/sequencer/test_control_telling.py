@@ -8,11 +8,11 @@ import pytest
 
 from rt.errors import Diverged
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.board import Mark, pack_marks
-from sequencer.comparing import Difference
-from sequencer.control.reporting import IDLE_REPORT_NS, REPORT_NS, Reporting
-from sequencer.control.telling import Telling
-from sequencer.supplying import Lack
+from sequencer.control.peer_messenger import PeerMessenger
+from sequencer.control.reporter import IDLE_REPORT_NS, REPORT_NS, Reporter
+from sequencer.leader.divergence_check import Divergence
+from sequencer.leader.peer_fetch_planner import FetchRequest
+from sequencer.leader.replication_tracker import BatchBoundary, pack_marks
 
 
 class Mesh:
@@ -26,7 +26,7 @@ class Mesh:
         for node in self.nodes.values():
             node.leader = leader
 
-    def _node(self, name: str, names: tuple[str, ...]) -> Telling:
+    def _node(self, name: str, names: tuple[str, ...]) -> PeerMessenger:
         heard = self.heard[name]
 
         def send(peer: str, content: bytes) -> bool:
@@ -34,7 +34,7 @@ class Mesh:
                 self.nodes[peer].on_told(name, content)
             return peer not in self.cut_off
 
-        return Telling(
+        return PeerMessenger(
             name,
             [peer for peer in names if peer != name],
             send,
@@ -76,8 +76,8 @@ def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
     leader.ask_again(node)
     for call in mesh.soon:
         call()
-    leader.lack(Lack(node, "n3", 1, 2, 3, 640))
-    leader.difference(Difference(node, 5, 6, 7))
+    leader.lack(FetchRequest(node, "n3", 1, 2, 3, 640))
+    leader.difference(Divergence(node, 5, 6, 7))
     again, fetch, diverged = mesh.heard.pop(node)
     assert again == "again"
     assert fetch == pb.Fetch(session_id=1, x=2, y=3, offset=640, holder="n3")
@@ -87,7 +87,7 @@ def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
 
 
 def test_a_leader_whose_own_state_differs_ends(mesh):
-    mesh.nodes["n1"].difference(Difference(None, 5, 6, 7))
+    mesh.nodes["n1"].difference(Divergence(None, 5, 6, 7))
     assert [type(one) for one in mesh.heard["n1"]] == [Diverged]
 
 
@@ -101,8 +101,8 @@ def test_nobody_is_obeyed_but_the_leader_that_is_known(mesh):
     for known in (None, "n3"):
         mesh.nodes["n2"].leader = known
         mesh.nodes["n1"].ask_again("n2")
-        mesh.nodes["n1"].lack(Lack("n2", "n3", 1, 2, 3, 640))
-        mesh.nodes["n1"].difference(Difference("n2", 5, 6, 7))
+        mesh.nodes["n1"].lack(FetchRequest("n2", "n3", 1, 2, 3, 640))
+        mesh.nodes["n1"].difference(Divergence("n2", 5, 6, 7))
     assert mesh.heard["n2"] == []
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_message_is_refused(mesh, caplog):
     mesh.nodes["n2"].on_told("n1", b"\xff\xff\xff")
     mesh.nodes["n2"].on_told("n1", b"")
     assert mesh.heard["n2"] == []
-    assert caplog.text.count("refused_message") == 1
+    assert caplog.text.count("message_rejected") == 1
 
 
 # Reporting
@@ -122,9 +122,9 @@ class Reports:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.due: list[int] = []
-        self.reporting = Reporting(mesh.nodes["n2"], self.due.append)
+        self.reporting = Reporter(mesh.nodes["n2"], self.due.append)
 
-    def hold(self, *marks: Mark) -> None:
+    def hold(self, *marks: BatchBoundary) -> None:
         self.reporting.take(
             pb.DataReport(segments=[pb.SegmentReport(session_id=1, marks=pack_marks(list(marks)))])
         )
@@ -140,7 +140,7 @@ class Reports:
 def reports(mesh) -> Reports:
     reports = Reports(mesh)
     reports.reporting.attach(b"boot")
-    reports.hold(Mark(64, 0, 7))
+    reports.hold(BatchBoundary(64, 0, 7))
     return reports
 
 
@@ -167,14 +167,14 @@ def test_a_report_without_news_is_due_later(reports):
 def test_a_report_that_is_lost_is_followed_by_a_full_one(reports):
     reports.reporting.report()
     reports.mesh.cut_off.add("n1")
-    reports.hold(Mark(128, 1, 8))
+    reports.hold(BatchBoundary(128, 1, 8))
     reports.reporting.report()
     reports.mesh.cut_off.clear()
     assert [report.is_full for report in reports.heard] == [True]
     reports.reporting.report()
     (report,) = reports.heard
     assert report.is_full
-    assert report.segments[0].marks == pack_marks([Mark(64, 0, 7), Mark(128, 1, 8)])
+    assert report.segments[0].marks == pack_marks([BatchBoundary(64, 0, 7), BatchBoundary(128, 1, 8)])
 
 
 def test_nothing_is_reported_before_there_is_a_leader_and_a_data_process(reports):

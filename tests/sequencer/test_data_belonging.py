@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from sequencing import must, new_state
 
-from rt.errors import ClusterMismatch, Damaged, StorageError
+from rt.errors import ClusterMismatch, Corrupt, StorageError
 from rt.log.disk import REAL
-from sequencer.apply import apply
-from sequencer.commands import Join, Reset
-from sequencer.data.belonging import FILE, Belonging
-from sequencer.outcomes import Joined, WasReset
-from sequencer.state import State
+from sequencer.data.epoch_guard import FILE, EpochGuard
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import ClusterReset, DiskJoined
+from sequencer.state.commands import JoinDisk, ResetCluster
+from sequencer.state.state import SequencerState
 
 DISK = b"D" * 16
 
@@ -33,19 +33,21 @@ class Node:
         (self.merged / "log.0.0").write_bytes(b"bytes")
         (self.merged / "segments").write_bytes(b"table")
 
-    def check(self, state: State) -> None:
-        Belonging("n2", DISK, str(self.sessions), str(self.merged)).check(state)
+    def check(self, state: SequencerState) -> None:
+        EpochGuard("n2", DISK, str(self.sessions), str(self.merged)).check(state)
 
 
-def forced(by: str = "n1", *, request: bytes = b"R" * 16, state: State | None = None) -> State:
+def forced(
+    by: str = "n1", *, request: bytes = b"R" * 16, state: SequencerState | None = None
+) -> SequencerState:
     state = new_state() if state is None else state
-    must(WasReset, apply(state, Reset(False, 1 << 16, 77, request, by)))
+    must(ClusterReset, apply(state, ResetCluster(False, 1 << 16, 77, request, by)))
     return state
 
 
-def joined() -> State:
+def joined() -> SequencerState:
     state = new_state()
-    must(Joined, apply(state, Join("n2", DISK)))
+    must(DiskJoined, apply(state, JoinDisk("n2", DISK)))
     return state
 
 
@@ -107,13 +109,13 @@ def test_what_came_to_a_disk_that_had_not_joined_is_set_aside(
 def test_a_note_of_the_force_that_cannot_be_read_is_damage(tmp_path: Path, content: bytes) -> None:
     node = Node(tmp_path)
     (node.sessions / FILE).write_bytes(content)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         node.check(new_state())
 
 
 def test_a_directory_that_cannot_be_listed_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
     node = Node(tmp_path, is_empty=True)
-    belonging = Belonging("n2", DISK, str(node.sessions), str(node.merged))
+    belonging = EpochGuard("n2", DISK, str(node.sessions), str(node.merged))
     node.sessions.rmdir()
     with pytest.raises(StorageError, match="sessions"):
         belonging.check(forced())

@@ -1,78 +1,292 @@
-"""When a node's merged log is copied from the others: when what it waits for is on nobody's way to it."""
+"""Input that this node does not have comes from the peers that do: real files, real peers on the loopback."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from types import SimpleNamespace
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from batches import CLUSTER
+from receiving import give, items_of, publish, session_copy
+from receiving_node import FakeNode, make_pki, tls_of, until
+from sequencing import do_merge, must, new_state
 
-from replicator.items import Place
-from sequencer.data import catching_up
-from sequencer.data.catching_up import STUCK_S, CatchingUp
-from sequencer.data.merger import Missing
+from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.receive.batch_boundaries import read_marks
+from rt.log.disk import REAL
+from rt.log.format.running_checksum import chain_of_segment
+from rt.log.format.segment import SegmentId, encode_segment_header
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_header
+from rt.net.grpc_channel import open_channel
+from rt.testing.merged import MergedLogBuilder
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.config.config import ClusterMember, NodeConfig
+from sequencer.data.process import DataProcess
+from sequencer.localcluster.loopback import free_port
+from sequencer.merged import catch_up as catch_up_module
+from sequencer.sessions import peer_pull
+from sequencer.sessions.peer_pull import catch_up
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import RunOpened
+from sequencer.state.commands import MergeRange, OpenRun
+from sequencer.state.state import ActiveRun as OpenLife
+from sequencer.state.state import Session
+from sequencer.state.state_codec import encode_state
+from sequencer.state.write_plan import WritePlan, encode_order
 
-SEGMENT = Place(0, 0, 0).segment
-END = 10_000
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
 
 
-class CaughtUp(Exception):
-    """It is copied from the others now."""
+class Bench:
+    """A node, n1, that has orders and none of their input; its peers have what a test gives them."""
 
-
-@dataclass
-class Node:
-    """A node whose merger waits for input; each look of `CatchingUp` is a second later than the last."""
-
-    looks: int = 0
-    place: Place | None = None
-    has_stream: bool = True
-    moves_until: int = 0
-    """At each look before that one the stream has brought more."""
-
-    @property
-    def merger(self) -> Any:
-        self.looks += 1
-        if self.place is not None and self.looks < self.moves_until:
-            self.place = self.place._replace(offset=self.place.offset + 8)
-        return SimpleNamespace(failure=None, damage=None, gap=None, missing=Missing(1, SEGMENT, END))
-
-    def get(self, _session_id: int) -> Any:
-        return SimpleNamespace(receiver=self, has_stream=self.has_stream)
-
-    async def play(self) -> int:
-        """The look at which it is copied."""
-        config = SimpleNamespace(
-            merged_directory="", stream="", peers=["b"], members={"b": SimpleNamespace(data="b:1")}
+    def __init__(self, root: Path, pki: Path) -> None:
+        self.root, self._tls = root, tls_of(pki, "n1")
+        self.path = publish(REAL, *[1500] * 12, root=str(root / "publisher"))
+        self.items = items_of(REAL, self.path)
+        ports = {name: free_port() for name in ("n1", "n2", "n3")}
+        self.ports = ports
+        self.config = NodeConfig(
+            stream="s",
+            name="n1",
+            directory=str(root / "node"),
+            members={
+                name: ClusterMember(f"localhost:{free_port()}", f"localhost:{port}")
+                for name, port in ports.items()
+            },
+            ca=str(pki / "ca.crt"),
+            cert=str(pki / "n1.crt"),
+            key=str(pki / "n1.key"),
+            listen="127.0.0.1",
+            raft_port=free_port(),
+            data_port=ports["n1"],
+            rest_port=0,
+            health_port=0,
         )
-        watcher = CatchingUp(config, None, None, None, self, self, {}, lambda _: None)  # type: ignore[arg-type]
-        watcher._loop = SimpleNamespace(time=lambda: float(self.looks))  # type: ignore[assignment]
+        self.state = new_state()
+        self.orders = self._merged()
+        assert len(self.orders) >= 3
 
-        async def caught_up(_merger: object) -> None:
-            raise CaughtUp
+    def _merged(self) -> list[WritePlan]:
+        first = read_header(REAL, self.path, SegmentId(0, 0))
+        assert first is not None
+        incarnation = first.origin
+        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, first.life)))
+        orders = []
+        y = 0
+        while (header := self._header(y)) is not None:
+            chain = chain_of_segment(encode_segment_header(header))
+            start, number = 64, header.first
+            # Some instructions a segment, so that what follows each other is joined.
+            for mark in read_marks(REAL, self.path, SegmentId(0, y)):
+                one = MergeRange(1, 0, y, start, mark.offset, number, mark.number - number, chain, mark.chain)
+                orders.append(do_merge(self.state, one))
+                start, number, chain = mark.offset, mark.number, mark.chain
+            y += 1
+        self.count = number
+        self.segments = y
+        return orders
 
-        watcher.catch_up = caught_up  # type: ignore[assignment,method-assign]
-        with pytest.raises(CaughtUp):
-            await asyncio.wait_for(watcher.run(), 60)
-        return self.looks
+    def _header(self, y: int) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            return read_header(REAL, self.path, SegmentId(0, y))
+        return None
+
+    def give(self, peer: str, segments: Sequence[int]) -> Path:
+        """A peer has the copies of these segments, which follow each other."""
+        path = self.root / peer / "sessions" / "feed"
+        copy = session_copy(REAL, str(path), self.path)
+        give(copy, [one for one in self.items if _y(one) <= max(segments)])
+        copy.trim(SegmentId(0, min(segments)), TrimReason.MERGED)
+        copy.close()
+        return path
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *names: str) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for name in names:
+                node = FakeNode(self.root / name, node=name)
+                node.cluster = CLUSTER
+                await stack.enter_async_context(node.serving(self._tls, self.ports[name]))
+            yield
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[DataProcess]:
+        """The data process of n1, which has heard the orders."""
+        data = DataProcess(self.config)
+        data.link.send = lambda _: None  # type: ignore[method-assign]
+        try:
+            orders = [encode_order(order) for order in self.orders]
+            snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), orders=orders)
+            data._on_message(pb.ToData(snapshot=snapshot))
+            data.tasks.keep(data.catching_up.run())
+            yield data
+            assert data.failure is None
+        finally:
+            await data._close()
+
+    async def merged_whole(self, data: DataProcess) -> None:
+        assert data.merger is not None
+        merger = data.merger
+        await until(lambda: merger.position == self.count or data.failure)
+        assert data.merging.fetched.total_bytes == 0, "what is merged is not kept in memory"
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catching_up, "LOOK_S", 0)
+def _y(item: Item) -> int:
+    return item.place.y if isinstance(item, Chunk | SegmentSealed) else 0
 
 
-@pytest.mark.parametrize(
-    ("node", "copied_at"),
-    [
-        pytest.param(Node(), 1 + STUCK_S, id="nobody sends"),
-        pytest.param(Node(place=Place(0, 0, 64), moves_until=50), 49 + STUCK_S, id="a stream that stops"),
-        pytest.param(Node(place=Place(0, 0, 64)), 1 + STUCK_S, id="a stream that brings nothing"),
-        pytest.param(Node(place=Place(0, 0, 64), has_stream=False, moves_until=50), 1 + STUCK_S, id="ended"),
-        pytest.param(Node(place=Place(0, 1, 64), moves_until=50), 1 + STUCK_S, id="it brings what is behind"),
-    ],
-)
-def test_the_merged_log_is_copied_once_no_stream_brings_what_is_missing(node: Node, copied_at: float) -> None:
-    assert asyncio.run(node.play()) == copied_at
+@pytest.fixture
+def bench(tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(catch_up_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(catch_up_module, "AGAIN_S", 0.01)
+    return Bench(tmp_path, pki)
+
+
+@pytest.fixture
+def never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def copies_merged_bytes(*_: object, **__: object) -> None:
+        raise AssertionError("merged bytes are asked for")
+
+    monkeypatch.setattr(catch_up_module, "catch_up", copies_merged_bytes)
+
+
+@pytest.mark.usefixtures("never_held")
+def test_input_that_a_peer_has_is_fetched_though_the_cluster_has_merged_it_and_nobody_else_has(
+    bench: Bench,
+) -> None:
+    bench.give("n3", range(bench.segments))
+
+    async def play() -> None:
+        async with bench.serving("n2", "n3"), bench.running() as data:
+            await bench.merged_whole(data)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_of_input_that_no_node_has_alone_each_range_comes_from_the_one_that_has_it(bench: Bench) -> None:
+    middle = bench.segments // 2
+    bench.give("n2", range(middle))
+    bench.give("n3", range(middle, bench.segments))
+
+    async def play() -> None:
+        async with bench.serving("n2", "n3"), bench.running() as data:
+            await bench.merged_whole(data)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_bytes_that_went_bad_on_a_peer_are_taken_from_another_one(bench: Bench) -> None:
+    for peer in ("n2", "n3"):
+        bench.give(peer, range(bench.segments))
+    for y in range(bench.segments):
+        path = bench.root / "n2" / "sessions" / "feed" / f"log.0.{y}"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    async def play() -> None:
+        async with bench.serving("n2", "n3"), bench.running() as data:
+            await bench.merged_whole(data)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes_on_once_one_has(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with bench.running() as data:
+            await until(lambda: "no_peer_has_what_is_missing" in caplog.text)
+            bench.give("n2", range(bench.segments))
+            async with bench.serving("n2"):
+                await bench.merged_whole(data)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Bench) -> None:
+    bench.give("n2", range(bench.segments))
+    mine = Path(bench.config.sessions_directory) / "1"
+    copy = session_copy(REAL, str(mine), bench.path)
+    give(copy, bench.items)
+    copy.close()
+
+    async def play() -> None:
+        async with bench.serving("n2"), bench.running() as data:
+            (mine / "log.0.1").write_bytes((mine / "log.0.1").read_bytes()[:200])
+            await bench.merged_whole(data)
+
+    asyncio.run(play())
+
+
+def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(
+    bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_pull, "IDLE_S", 0.05)
+    merged = MergedLogBuilder(str(bench.root / "n2" / "merged"), cluster_id=CLUSTER, stream="s")
+    merged.merge_all([bench.path])
+    merged.sync()
+    asked: list[int] = []
+
+    async def may_come(position: int) -> bool:
+        asked.append(position)
+        return position < bench.count
+
+    async def play() -> None:
+        async with bench.serving("n2"):
+            target, tls = str(bench.root / "mine"), tls_of(pki, "n1")
+            endpoint = f"localhost:{bench.ports['n2']}"
+            async with asyncio.timeout(60):
+                await catch_up(target, "s", [endpoint], tls, lambda *_: False, may_come=may_come)
+
+    asyncio.run(play())
+    merged.close()
+    assert asked[-1] == bench.count
+    assert asked.count(bench.count) == 1
+
+
+def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_does(
+    bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_pull, "SILENCE_S", 0.5)
+    life = next(one for one in bench.items if isinstance(one, Run))
+    header = bench._header(0)
+    path = bench.root / "n2" / "sessions" / "feed"
+    theirs = session_copy(REAL, str(path), bench.path)
+    give(theirs, [one for one in bench.items if _y(one) <= 0])
+    told = theirs.place
+    assert told is not None
+    later = [one for one in bench.items if isinstance(one, Run) or _y(one) > 0]
+    session = Session(1, "feed", header.origin, None, lives=(OpenLife(0, header.life),))
+    stored: list[LogOffset] = []
+
+    async def play() -> None:
+        async with bench.serving("n2"), bench.running() as data:
+            copy = await data.copies.open_copy(session)
+            channel = open_channel(f"localhost:{bench.ports['n2']}", tls_of(pki, "n1"))
+            following = asyncio.ensure_future(
+                peer_pull.fetch_session(data.copies, copy, life, told, "s", channel, follows=True)
+            )
+            await until(lambda: copy.receiver.place is not None and copy.receiver.place >= told)
+            assert not following.done()
+            give(theirs, later)
+            async with asyncio.timeout(60):
+                await following
+            stored.append(copy.receiver.place or told)
+            await channel.close()
+
+    asyncio.run(play())
+    assert stored == [theirs.place]
+    theirs.close()

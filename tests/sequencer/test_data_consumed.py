@@ -6,9 +6,9 @@ import pytest
 from nodes_bench import Story
 from sequencing import new_state
 
-from sequencer.data import consumed as module
-from sequencer.data.consumed import Consumed, consumed_place
-from sequencer.orders import MergeOrder, SessionEnd
+from sequencer.sessions import merge_progress as module
+from sequencer.sessions.merge_progress import ConsumedRanges, consumed_place
+from sequencer.state.write_plan import SessionEnd, WritePlan
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def story() -> Story:
     return Story.drawn()
 
 
-def last_of(orders: list[MergeOrder]) -> dict[int, SessionEnd]:
+def last_of(orders: list[WritePlan]) -> dict[int, SessionEnd]:
     return {end.session_id: end for order in orders for end in order.consumed}
 
 
-def added(orders: list[MergeOrder]) -> Consumed:
-    consumed = Consumed()
+def added(orders: list[WritePlan]) -> ConsumedRanges:
+    consumed = ConsumedRanges()
     consumed.begin(new_state(), [])
     for order in orders:
         consumed.add(order)
@@ -49,7 +49,7 @@ def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it
 
 
 def test_a_state_that_came_whole_is_let_go_of_when_its_own_instruction_is_durable(story):
-    consumed = Consumed()
+    consumed = ConsumedRanges()
     consumed.begin(story.state, [])
     merged = [session for session in story.state.sessions.values() if consumed_place(session)]
     assert merged

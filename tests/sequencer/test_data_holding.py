@@ -9,13 +9,13 @@ import pytest
 from batches import CLUSTER
 from shadowing import shadow
 
-from sequencer.apply import apply
-from sequencer.commands import Command, Hold, Release
-from sequencer.data import holding
-from sequencer.data.holding import AGAIN_S, REFUSED_S, Holding, Wishes
-from sequencer.outcomes import Refused
-from sequencer.state import Hold as Held
-from sequencer.state import State
+from sequencer.data import hold_tracker
+from sequencer.data.hold_tracker import AGAIN_S, REFUSED_S, HoldTracker, RequestedHolds
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected
+from sequencer.state.commands import Command, HoldPosition, ReleaseHold
+from sequencer.state.state import SequencerState
+from sequencer.state.state import SubscriberHold as Held
 
 
 def held(position: int) -> dict[str, Held]:
@@ -23,13 +23,13 @@ def held(position: int) -> dict[str, Held]:
 
 
 @pytest.fixture
-def wishes() -> Wishes:
-    wishes = Wishes()
+def wishes() -> RequestedHolds:
+    wishes = RequestedHolds()
     wishes.hear("sub", 10)
     return wishes
 
 
-def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: Wishes) -> None:
+def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: RequestedHolds) -> None:
     assert wishes.due({}, 100, 1.0) == [("sub", 10)]
     assert len(wishes) == 1
     assert wishes.due(held(10), 100, 50.0) == []
@@ -40,7 +40,7 @@ def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: Wishes
     assert wishes.due(held(10), 100, 52.0) == [("sub", 11)]
 
 
-def test_what_goes_back_is_not_proposed(wishes: Wishes) -> None:
+def test_what_goes_back_is_not_proposed(wishes: RequestedHolds) -> None:
     wishes.hear("sub", 5)
     assert wishes.due({}, 100, 1.0) == [("sub", 10)]
     assert wishes.due(held(10), 100, 50.0) == []
@@ -49,7 +49,7 @@ def test_what_goes_back_is_not_proposed(wishes: Wishes) -> None:
     assert len(wishes) == 0
 
 
-def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishes: Wishes) -> None:
+def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishes: RequestedHolds) -> None:
     proposed = []
     for tenths in range(200):
         wishes.hear("sub", 10 + tenths)
@@ -60,12 +60,12 @@ def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishe
     assert [found for _, found in proposed] == [[("sub", 10 + tenths)] for tenths in (0, 50, 100, 150)]
 
 
-def test_what_was_lost_on_the_way_is_proposed_again(wishes: Wishes) -> None:
+def test_what_was_lost_on_the_way_is_proposed_again(wishes: RequestedHolds) -> None:
     found = [wishes.due({}, 100, second) for second in range(1, 12)]
     assert found == [[("sub", 10)], *[[]] * 4, [("sub", 10)], *[[]] * 4, [("sub", 10)]]
 
 
-def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: Wishes) -> None:
+def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: RequestedHolds) -> None:
     assert wishes.due({}, 4, 1.0) == [("sub", 4)]
     assert wishes.due(held(4), 4, 10.0) == []
     assert wishes.due(held(4), 8, 20.0) == [("sub", 8)]
@@ -73,14 +73,14 @@ def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: Wishes
 
 
 def test_a_log_without_messages_can_be_held_from_its_start() -> None:
-    wishes = Wishes()
+    wishes = RequestedHolds()
     wishes.hear("sub", 0)
     assert wishes.due({}, 0, 1.0) == [("sub", 0)]
 
 
 def test_of_more_names_than_there_can_be_some_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "NAMES_MAX", 2)
-    wishes = Wishes()
+    monkeypatch.setattr(hold_tracker, "NAMES_MAX", 2)
+    wishes = RequestedHolds()
     assert [wishes.hear(name, 1) for name in ("a", "b", "c", "b")] == [True, True, False, True]
 
 
@@ -88,18 +88,18 @@ class Node:
     """A node's holding, over a state that a test applies to."""
 
     def __init__(self, position: int = 100) -> None:
-        self.state: State | None = State(CLUSTER, position=position)
+        self.state: SequencerState | None = SequencerState(CLUSTER, position=position)
         self.proposed: list[Command] = []
         self.replica: Any = SimpleNamespace(state=self.state, standing=SimpleNamespace(leader="n1"))
         self.told: list[tuple[str, str]] = []
-        self.holding = Holding(
+        self.holding = HoldTracker(
             self.replica, self.proposed.append, lambda name, why: self.told.append((name, why))
         )
 
     def propose(self, now_s: float) -> list[tuple[str, int]]:
         self.proposed.clear()
         self.holding.propose_due(now_s)
-        return [(one.name, one.position) for one in self.proposed if isinstance(one, Hold)]
+        return [(one.name, one.position) for one in self.proposed if isinstance(one, HoldPosition)]
 
     def apply(self, command: Command) -> None:
         assert self.state is not None
@@ -112,7 +112,7 @@ def test_a_hold_that_was_released_comes_back_only_when_the_subscriber_says_somet
     assert node.propose(1.0) == [("sub", 10)]
     for command in node.proposed[:]:
         node.apply(command)
-    node.apply(Release("sub"))
+    node.apply(ReleaseHold("sub"))
     assert node.propose(50.0) == []
     node.holding.on_acknowledged("sub", 10)
     assert node.propose(51.0) == [("sub", 10)]
@@ -122,13 +122,13 @@ def test_a_hold_that_is_refused_is_logged_and_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node()
-    shadow(monkeypatch, holding, "time", monotonic=lambda: 2.0)
+    shadow(monkeypatch, hold_tracker, "time", monotonic=lambda: 2.0)
     for name in ("sub", "other"):
         node.holding.on_acknowledged(name, 10)
     node.propose(1.0)
-    node.apply(Hold("other", 20, 1))
+    node.apply(HoldPosition("other", 20, 1))
     for name in ("sub", "other", "stranger"):
-        node.holding.on_applied(Hold(name, 10, 1), Refused("there are too many"))
+        node.holding.on_applied(HoldPosition(name, 10, 1), CommandRejected("there are too many"))
     assert caplog.text.count("hold_refused") == 1
     assert node.told == [("sub", "there are too many")]
     assert node.holding.refused == {"sub": "there are too many"}
@@ -142,23 +142,23 @@ def test_a_refusal_is_over_when_the_hold_is_there_or_wanted_no_more(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, now_s = Node(), 2.0
-    shadow(monkeypatch, holding, "time", monotonic=lambda: now_s)
+    shadow(monkeypatch, hold_tracker, "time", monotonic=lambda: now_s)
     node.holding.on_acknowledged("sub", 10)
-    node.holding.on_applied(Hold("sub", 10, 1), Refused("there are too many"))
+    node.holding.on_applied(HoldPosition("sub", 10, 1), CommandRejected("there are too many"))
     assert node.holding.refused
     match how:
         case "held":
-            node.apply(Hold("sub", 10, 1))
+            node.apply(HoldPosition("sub", 10, 1))
         case "released":
-            node.apply(Hold("sub", 10, 1))
-            node.apply(Release("sub"))
+            node.apply(HoldPosition("sub", 10, 1))
+            node.apply(ReleaseHold("sub"))
         case _:
             now_s += 2 * REFUSED_S
     assert node.holding.refused == {}
 
 
 def test_one_more_than_can_be_noted_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "NAMES_MAX", 1)
+    monkeypatch.setattr(hold_tracker, "NAMES_MAX", 1)
     node = Node()
     node.holding.on_acknowledged("sub", 10)
     node.holding.on_acknowledged("another", 10)
@@ -177,7 +177,7 @@ def test_nothing_is_proposed_to_nobody() -> None:
 def test_nothing_is_proposed_before_the_node_belongs_to_a_cluster() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
-    for state in (None, State(bytes(16))):
+    for state in (None, SequencerState(bytes(16))):
         node.replica.state = state
         assert node.propose(1.0) == []
     node.replica.state = node.state

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sequencer.children import allow_many_files
+from sequencer.node.child_main import allow_many_files
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import uvloop
 from nodes_bench import wait_until
 
-from rt.errors import Damaged
+from rt.errors import Corrupt
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.control.frames import HEADER
-from sequencer.control.link import Link
-from sequencer.data.link import ControlLink
+from sequencer.ipc.client import ControlLink
+from sequencer.ipc.framing import HEADER
+from sequencer.ipc.server import ControlServer
 
 
 class Control:
@@ -23,7 +23,7 @@ class Control:
 
     def __init__(self, path: str) -> None:
         self.heard: list[pb.ToControl] = []
-        self.link = Link(
+        self.link = ControlServer(
             path, lambda data: self.heard.append(pb.ToControl.FromString(data)), lambda: None, 0.01
         )
         self._thread = threading.Thread(target=self.link.run)
@@ -92,14 +92,14 @@ def test_each_connection_begins_with_a_hello_and_is_made_again(path):
 
 def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
     def damaged(_: pb.ToData) -> None:
-        raise Damaged("values fail their checksum", path="log.0.0", offset=64)
+        raise Corrupt("values fail their checksum", path="log.0.0", offset=64)
 
     async def play() -> None:
         link = ControlLink(path, pb.DataHello, damaged, lambda: None)
         running = asyncio.ensure_future(link.run())
         await until(lambda: control.heard)
         control.say(1)
-        with pytest.raises(Damaged):
+        with pytest.raises(Corrupt):
             await asyncio.wait_for(running, 60)
 
     asyncio.run(play())

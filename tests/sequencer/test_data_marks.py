@@ -9,28 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.log.chain import Mark
-from sequencer.control import holdings
-from sequencer.data import marks as marks_module
-from sequencer.data.marks import SegmentMarks, Stretch
+from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
+from sequencer.control import reporter
+from sequencer.sessions import batch_index as marks_module
+from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 
 
-def boundaries(rng: random.Random, count: int) -> list[Mark]:
-    found = [Mark(64, 0, 1, 5, 5)]
+def boundaries(rng: random.Random, count: int) -> list[ChecksummedBoundary]:
+    found = [ChecksummedBoundary(64, 0, 1, 5, 5, 0)]
     for number in range(1, count):
         low = rng.randrange(100)
         offset = found[-1].offset + 8 * rng.randrange(1, 20)
-        found.append(Mark(offset, number, rng.randrange(2**32), low, low + rng.randrange(9)))
+        checksums = rng.randrange(2**32), rng.randrange(2**32)
+        found.append(
+            ChecksummedBoundary(offset, number, checksums[0], low, low + rng.randrange(9), checksums[1])
+        )
     return found
 
 
-def dumb_stretch(marks: list[Mark], start: int, end: int) -> Stretch:
+def dumb_stretch(marks: list[ChecksummedBoundary], start: int, end: int) -> RangeInfo:
     between = [mark for mark in marks if start < mark.offset <= end]
     low, high = (
         min(mark.timestamp_low_ns for mark in between),
         max(mark.timestamp_high_ns for mark in between),
     )
-    return Stretch(between[-1].chain, low, high)
+    before = next(mark for mark in marks if mark.offset == start)
+    return RangeInfo(between[-1].chain, low, high, Checksums(before.content, between[-1].content))
 
 
 @given(st.integers(0, 2**32))
@@ -38,7 +42,7 @@ def dumb_stretch(marks: list[Mark], start: int, end: int) -> Stretch:
 def test_all_that_is_told_of_a_segment_is_what_a_list_says(seed):
     rng = random.Random(seed)
     whole = boundaries(rng, rng.randrange(1, 60))
-    known, at, below = SegmentMarks(), 0, 0
+    known, at, below = BatchIndex(), 0, 0
     while at < len(whole):
         count = rng.randrange(1, 9)
         known.add(whole[max(0, at - rng.randrange(3)) : at + count])  # Some are told twice.
@@ -56,7 +60,7 @@ def test_all_that_is_told_of_a_segment_is_what_a_list_says(seed):
                 assert known.stretch(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
 
 
-def _places(start: Mark, end: Mark) -> tuple[int, int]:
+def _places(start: ChecksummedBoundary, end: ChecksummedBoundary) -> tuple[int, int]:
     return start.offset, end.offset
 
 
@@ -69,7 +73,7 @@ def test_thinning_keeps_true_stretches_and_what_every_other_node_keeps(seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(marks_module, "MARKS_MAX", 48)
         patch.setattr(marks_module, "COARSE_BYTES", coarse)
-        known, at = SegmentMarks(), 0
+        known, at = BatchIndex(), 0
         while at < len(whole):
             count = rng.randrange(1, 70)
             known.add(whole[at : at + count])
@@ -89,13 +93,13 @@ def test_thinning_keeps_true_stretches_and_what_every_other_node_keeps(seed):
 
 
 def test_an_offset_that_is_no_boundary_is_not_known():
-    known = SegmentMarks()
+    known = BatchIndex()
     assert (known.end, known.before(64), known.stretch(64, 128)) == (0, None, None)
-    known.add([Mark(64, 0, 1, 0, 0), Mark(128, 1, 2, 0, 0)])
+    known.add([ChecksummedBoundary(64, 0, 1, 0, 0, 0), ChecksummedBoundary(128, 1, 2, 0, 0, 9)])
     assert known.stretch(64, 120) is None
     assert known.stretch(72, 128) is None
     assert known.before(63) is None
 
 
 def test_reports_and_copies_thin_out_alike():
-    assert marks_module.COARSE_BYTES == holdings.COARSE_BYTES
+    assert marks_module.COARSE_BYTES == reporter.COARSE_BYTES

@@ -13,22 +13,24 @@ import pytest
 from receiving import CLUSTER, WHOLE, files_of, give, items_of, publish, session_copy
 from receiving_node import FakeNode, make_pki, tls_of, until
 
-from replicator.group_sync import GroupSync
-from replicator.items import Life
-from rt.errors import Damaged, RtError
-from rt.log.catalog import segment_path
-from rt.log.directory import read_header, read_identity
+from replicator.protocol.messages import Run
+from replicator.pull.server import PullServicer
+from replicator.receive.batch_boundaries import read_marks
+from replicator.receive.group_commit import GroupCommit
+from rt.errors import Corrupt, LogNotFound, RtError
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.net.rpc_errors import Unreachable
-from rt.testing.merged import MergedLog
-from sequencer.data.copies import Copies
-from sequencer.data.mending import Damages, Fetch, Mender, SoundDisk
-from sequencer.data.peers import fetch_copy, fetch_segment
-from sequencer.data.scrubbing import Scrubber, Target
-from sequencer.state import Life as OpenLife
-from sequencer.state import Session
-from sequencer.testing.loopback import free_port
+from rt.log.format.segment import SegmentId
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import read_header, read_identity
+from rt.net.grpc_errors import Unreachable
+from rt.testing.merged import MergedLogBuilder
+from sequencer.localcluster.loopback import free_port
+from sequencer.merged.repair_queue import CorruptFiles, Fetch, Repairer, VerifiedDisk
+from sequencer.merged.scrubber import Scrubber, ScrubTarget
+from sequencer.sessions.peer_pull import fetch_copy, fetch_segment
+from sequencer.sessions.replicas import SessionReplicas
+from sequencer.state.state import ActiveRun as OpenLife
+from sequencer.state.state import Session
 
 FIRST, SECOND = SegmentId(0, 0), SegmentId(0, 1)
 
@@ -50,7 +52,7 @@ class Logs:
     def __init__(self, root: Path, count: int = 3) -> None:
         self.nodes = [FakeNode(root / f"n{number}") for number in range(count)]
         self.path = Path(self.nodes[0].merged)
-        logs = [MergedLog(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
+        logs = [MergedLogBuilder(node.merged, cluster_id=CLUSTER, stream="s") for node in self.nodes]
         self.firsts: dict[SegmentId, int] = {}
         for segment in (FIRST, SECOND):
             self.firsts[segment] = logs[0].position
@@ -67,13 +69,13 @@ class Logs:
     def file(self, segment: SegmentId, node: int = 0) -> Path:
         return Path(segment_path(self.nodes[node].merged, segment))
 
-    def damaged(self, segment: SegmentId = FIRST, at: int = 5000, node: int = 0) -> Damaged:
+    def damaged(self, segment: SegmentId = FIRST, at: int = 5000, node: int = 0) -> Corrupt:
         """Flip a bit; the error of who found it."""
         flip(self.file(segment, node), at)
-        return Damaged("a batch fails its checksum", path=str(self.file(segment, node)), offset=at)
+        return Corrupt("a batch fails its checksum", path=str(self.file(segment, node)), offset=at)
 
     @asynccontextmanager
-    async def mender(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Mender]:
+    async def mender(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Repairer]:
         """A mender that asks the other nodes."""
         async with AsyncExitStack() as opened:
             tls = tls_of(pki, "n1")
@@ -87,11 +89,11 @@ class Logs:
 
 
 @asynccontextmanager
-async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Mender]:
+async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Repairer]:
     pool = ThreadPoolExecutor(2)
     failures: list[RtError] = []
     aside = str(root / "mending")
-    mender = Mender(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
+    mender = Repairer(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
     task = asyncio.ensure_future(mender.run())
     try:
         yield mender
@@ -102,7 +104,7 @@ async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Men
         pool.shutdown()
 
 
-def is_sound(mender: Mender) -> Callable[[], bool]:
+def is_sound(mender: Repairer) -> Callable[[], bool]:
     return lambda: not len(mender.damages)
 
 
@@ -127,7 +129,7 @@ def test_a_segment_that_is_gone_comes_back(tmp_path: Path, pki: Path) -> None:
         logs = Logs(tmp_path)
         logs.file(FIRST).unlink()
         async with logs.mender(tmp_path, pki) as mender:
-            mender.on_damaged(Damaged("missing", path=str(logs.file(FIRST)), offset=0))
+            mender.on_damaged(Corrupt("missing", path=str(logs.file(FIRST)), offset=0))
             await until(is_sound(mender))
         assert files_of(REAL, str(logs.path)) == logs.good
 
@@ -153,6 +155,8 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
     asked: list[int] = []
 
     async def fetch(_directory: str, _segment: SegmentId, _aside: str, end: int) -> None:
+        if len(asked) == 3:
+            await asyncio.Event().wait()
         asked.append(end)
         raise RtError("nobody has it")
 
@@ -162,16 +166,67 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
         bad = logs.file(FIRST).read_bytes()
         async with running(tmp_path, fetch) as mender:
             mender.on_damaged(error)
-            await until(lambda: len(asked) > 2)
-            disk = SoundDisk(mender.damages)
-            with pytest.raises(Damaged, match="fetched again"):
-                disk.open(str(logs.file(FIRST)))
+            await until(lambda: mender.patients[0].tries == 3)
+            disk, path = VerifiedDisk(mender.damages), str(logs.file(FIRST))
+            (patient,) = mender.patients
+            assert (patient.path, patient.segment, patient.tries) == (path, FIRST, 3)
+            sound = patient.offset
+            assert 64 < sound <= 5000  # Up to the block that is damaged.
+            file = disk.open(path)
+            assert file.pread(2**20, 0) == bad[:sound]
+            assert (file.size(), file.is_linked()) == (len(bad), True)
+            for offset in (sound, 5000, len(bad) - 1):
+                with pytest.raises(Corrupt, match="fetched again") as caught:
+                    file.pread(1, offset)
+                assert caught.value.offset == sound
+            file.close()
+            disk.check_reach(path, sound)
+            with pytest.raises(Corrupt, match="fetched again"):
+                disk.check_reach(path, sound + 1)
+            mender.damages.note_sound(path, 8)
+            with pytest.raises(Corrupt, match="fetched again"):
+                disk.open(path)
             disk.open(str(logs.file(SECOND))).close()
         assert logs.file(FIRST).read_bytes() == bad
 
     asyncio.run(main())
-    assert sum("damaged_segment" in one.getMessage() for one in caplog.records) == 1
-    assert sum("segment_not_mended" in one.getMessage() for one in caplog.records) == 1
+    assert sum("segment_corrupt" in one.getMessage() for one in caplog.records) == 1
+    assert sum("segment_repair_failed" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_nodes_with_damage_at_different_places_mend_one_another(tmp_path: Path, pki: Path) -> None:
+    """Each serves what lies before its own damage: that is enough for the one that is damaged earlier."""
+
+    async def main() -> None:
+        logs = Logs(tmp_path)
+        places = [300, 30_000, 30_000]
+        errors = [logs.damaged(FIRST, at, node) for node, at in enumerate(places)]
+        async with AsyncExitStack() as opened:
+            tls = tls_of(pki, "n1")
+            menders: list[Repairer] = []
+            endpoints: list[str] = []
+            for number, node in enumerate(logs.nodes):
+                others = [each for each in range(3) if each != number]
+
+                async def fetch(
+                    _directory: str, segment: SegmentId, aside: str, end: int, others: list[int] = others
+                ) -> None:
+                    asked = [endpoints[each] for each in others]
+                    await fetch_segment(aside, WHOLE, segment, logs.firsts[segment], end, asked, tls)
+
+                root = tmp_path / f"mender{number}"
+                mender = await opened.enter_async_context(running(root, fetch))
+                disk = VerifiedDisk(mender.damages)
+                node.pull = PullServicer(node, "s", node.pool, check_reach=disk.check_reach, disk=disk)
+                endpoints.append(await opened.enter_async_context(node.serving(tls)))
+                menders.append(mender)
+            for mender, error in zip(menders, errors, strict=True):
+                mender.on_damaged(error)
+            await until(lambda: not any(len(mender.damages) for mender in menders))
+        for node in logs.nodes:
+            assert files_of(REAL, node.merged) == logs.good
+
+    asyncio.run(main())
 
 
 def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
@@ -181,7 +236,7 @@ def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path, 1)
         async with running(tmp_path, fetch) as mender:
-            mender.on_damaged(Damaged("a hiccup", path=str(logs.file(FIRST)), offset=70))
+            mender.on_damaged(Corrupt("a hiccup", path=str(logs.file(FIRST)), offset=70))
             assert str(logs.file(FIRST)) in mender.damages
             await until(is_sound(mender))
 
@@ -231,7 +286,7 @@ def test_who_could_not_be_asked_may_have_it(tmp_path: Path) -> None:
 
 
 def test_only_segments_can_be_mended(tmp_path: Path) -> None:
-    damages = Damages()
+    damages = CorruptFiles()
     assert not len(damages)
 
     async def main() -> None:
@@ -239,7 +294,7 @@ def test_only_segments_can_be_mended(tmp_path: Path) -> None:
             raise AssertionError
 
         async with running(tmp_path, fetch) as mender:
-            assert not mender.on_damaged(Damaged("bad", path=str(tmp_path / "segments"), offset=0))
+            assert not mender.on_damaged(Corrupt("bad", path=str(tmp_path / "segments"), offset=0))
 
     asyncio.run(main())
 
@@ -271,34 +326,42 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
         assert header is not None
         session = Session(1, "feed", identity.origin, None, lives=(OpenLife(0, header.life),))
         pool = ThreadPoolExecutor(4)
-        sync = GroupSync()
-        copies = Copies(
+        sync = GroupCommit()
+        copies = SessionReplicas(
             str(tmp_path / "mine"),
             sync,
             pool,
             on_report=lambda _: None,
             on_durable=lambda: None,
             on_failed=lambda _: None,
-            is_merged_here=lambda _: False,
+            is_released=lambda _: False,
+            on_damaged=lambda _: None,
         )
         tls = tls_of(pki, "n1")
         async with peer.serving(tls) as endpoint:
             endpoints = [f"localhost:{free_port()}", endpoint]
 
             async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
-                life = Life(0, header.life)
+                life = Run(0, header.life)
                 await fetch_copy(copies, aside, session, life, segment, end, "s", endpoints, tls)
 
             async with running(tmp_path, fetch) as mender:
-                with pytest.raises(Damaged) as caught:
+                with pytest.raises(Corrupt) as caught:
                     await copies.open_copy(session)
                 mender.on_damaged(caught.value)
                 await until(is_sound(mender))
                 copy = await copies.open_copy(session)
                 assert files_of(REAL, copy.receiver.path) == good
                 assert copy.unmerged == [FIRST]
+                planted = tmp_path / "planted"
+                planted.symlink_to(tmp_path / "peer", target_is_directory=True)
+                with pytest.raises(LogNotFound, match="is a symbolic link"):
+                    await copies.open_aside(session, str(planted), FIRST)
+                assert (
+                    copy.end_of(0).chain == copy.receiver.chain == read_marks(REAL, source, FIRST)[-1].chain
+                )
                 flip(mine / "log.0.0", 3500)  # While it is open.
-                mender.on_damaged(Damaged("it fails", path=str(mine / "log.0.0"), offset=64))
+                mender.on_damaged(Corrupt("it fails", path=str(mine / "log.0.0"), offset=64))
                 await until(is_sound(mender))
                 assert files_of(REAL, copy.receiver.path) == good
         await copies.close()
@@ -312,7 +375,7 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
 
 
 @asynccontextmanager
-async def scrubbing(targets: list[Target], found: list[Damaged]) -> AsyncIterator[Scrubber]:
+async def scrubbing(targets: list[ScrubTarget], found: list[Corrupt]) -> AsyncIterator[Scrubber]:
     pool = ThreadPoolExecutor(1)
     scrubber = Scrubber(lambda: targets, found.append, pool, bytes_s=1 << 30, round_s=0.001)
     task = asyncio.ensure_future(scrubber.run())
@@ -327,8 +390,8 @@ async def scrubbing(targets: list[Target], found: list[Damaged]) -> AsyncIterato
 
 def test_what_lies_on_disk_is_read_again_and_again_and_a_flip_is_told(tmp_path: Path) -> None:
     async def main() -> None:
-        logs, found = Logs(tmp_path, 1), list[Damaged]()
-        targets = [Target(str(logs.path), segment) for segment in (FIRST, SECOND)]
+        logs, found = Logs(tmp_path, 1), list[Corrupt]()
+        targets = [ScrubTarget(str(logs.path), segment) for segment in (FIRST, SECOND)]
         async with scrubbing(targets, found) as scrubber:
             await until(lambda: scrubber.rounds >= 3)
             assert found == []
@@ -343,13 +406,13 @@ def test_what_lies_on_disk_is_read_again_and_again_and_a_flip_is_told(tmp_path: 
 @pytest.mark.parametrize("left", [0, 100, None])
 def test_a_segment_that_is_cut_off_or_gone_is_told_as_well(tmp_path: Path, left: int | None) -> None:
     async def main() -> None:
-        logs, found = Logs(tmp_path, 1), list[Damaged]()
+        logs, found = Logs(tmp_path, 1), list[Corrupt]()
         file = logs.file(FIRST)
         if left is None:
             file.unlink()
         else:
             file.write_bytes(file.read_bytes()[:left])
-        async with scrubbing([Target(str(logs.path), FIRST)], found):
+        async with scrubbing([ScrubTarget(str(logs.path), FIRST)], found):
             await until(lambda: found)
         assert {one.path for one in found} == {str(file)}
 
@@ -358,10 +421,10 @@ def test_a_segment_that_is_cut_off_or_gone_is_told_as_well(tmp_path: Path, left:
 
 def test_what_was_trimmed_or_is_not_synced_yet_is_not_told(tmp_path: Path) -> None:
     async def main() -> None:
-        logs, found = Logs(tmp_path, 1), list[Damaged]()
+        logs, found = Logs(tmp_path, 1), list[Corrupt]()
         with logs.file(SECOND).open("ab") as file:
             file.write(b"half a block")
-        targets = [Target(str(logs.path), SegmentId(7, 7)), Target(str(logs.path), SECOND)]
+        targets = [ScrubTarget(str(logs.path), SegmentId(7, 7)), ScrubTarget(str(logs.path), SECOND)]
         async with scrubbing(targets, found) as scrubber:
             await until(lambda: scrubber.rounds >= 2)
         assert found == []

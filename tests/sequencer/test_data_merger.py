@@ -21,16 +21,17 @@ from nodes_bench import (
     wait_until,
 )
 
-from replicator.items import Place
+from replicator.protocol.messages import LogOffset
 from rt.errors import DiskFull, Diverged, StorageFailed
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.writer import SyncPoint
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.write.writer import SyncPoint
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.data import merger as merger_module
-from sequencer.data.merger import Merger, Reached
-from sequencer.state import MergedSegment
+from sequencer.ipc.data_reports import MergeProgress
+from sequencer.merged import merger as merger_module
+from sequencer.merged.merger import Merger, MissingInput
+from sequencer.state.state import MergedSegment
 
 STORY = Story.drawn()
 FILES = STORY.files()
@@ -120,7 +121,7 @@ def _end_behind(count: int):
         total_bytes=order.total_bytes,
         position=order.end_position,
     )
-    return Place(*order.segment, order.end_offset), reached
+    return LogOffset(*order.segment, order.end_offset), reached
 
 
 def test_missing_input_is_named_and_waited_for(merger, disk, sources):
@@ -162,10 +163,34 @@ def test_a_copy_that_is_cut_short_is_missing_input_and_other_bytes_are_taken(mer
     assert merged_files(disk) == FILES
 
 
+@pytest.mark.parametrize("at", [64 + 20, 64 + 64 + 3, -1], ids=["header", "columns", "values"])
+def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_bytes_are(
+    merger, disk, sources, at
+):
+    path = "/node/2/log.0.3"
+    good = disk.read(path)
+    bad = bytearray(good)
+    bad[at] ^= 1
+    disk.write(path, bytes(bad))
+    begin(merger, STORY)
+    wait_until(lambda: bool(sources.bad) or merger.failure is not None)
+    bad_block = sources.bad[0]
+    assert (bad_block.session_id, bad_block.x, bad_block.y) == (2, 0, 3)
+    wait_until(lambda: merger.missing is not None)
+    assert merger.missing == MissingInput(2, SegmentId(0, 3), bad_block.start, bad_block.end)
+    assert merger.written.instruction == STORY.orders[2].instruction
+    written = merged_files(disk)
+    assert all(FILES[segment].startswith(data) for segment, data in written.items())
+    disk.write(path, good)  # As if they came from a peer.
+    merger.wait_written(LAST)
+    assert merger.missing is None
+    assert merged_files(disk) == FILES
+
+
 def test_a_log_that_ends_before_the_first_order_has_a_gap_and_writes_nothing(merger, disk):
     begin(merger, STORY, STORY.orders[3:])
     third = STORY.orders[3]
-    assert merger.gap == Place(*third.segment, third.offset)
+    assert merger.gap == LogOffset(*third.segment, third.offset)
     assert merged_files(disk) == {}
     begin(merger, STORY)
     merger.wait_written(LAST)
@@ -185,7 +210,7 @@ def test_of_too_many_orders_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
     for order in STORY.orders:
         merger.add(order)
     wait_until(lambda: merger.gap is not None)
-    assert merger.gap == Place(*STORY.orders[-2].segment, STORY.orders[-2].offset)
+    assert merger.gap == LogOffset(*STORY.orders[-2].segment, STORY.orders[-2].offset)
     monkeypatch.undo()
     sources.hidden.clear()
     merger.hold()
@@ -260,7 +285,7 @@ def test_a_damaged_log_holds_the_merger_until_it_is_mended(merger, disk):
     begin(again, STORY)
     again.resume()
     assert again.damage is not None
-    assert again.sync() == Reached(0, 0, 0, 0)
+    assert again.sync() == MergeProgress(0, 0, 0, 0)
     disk.write(path, good)
     again.resume()
     assert again.damage is None
@@ -632,7 +657,7 @@ def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
         at = data.draw(st.integers(at + 1, len(story.orders)), label="until")
         merger = open_merger(disk, story)
         order = story.orders[at - 1]
-        end = Place(*order.segment, order.end_offset)
+        end = LogOffset(*order.segment, order.end_offset)
         reached = story.reached._replace(instruction=at, chain=order.chain, total_bytes=order.total_bytes)
         merger.begin(story.orders[first:at], end, reached)
         merger.wait_written(at)

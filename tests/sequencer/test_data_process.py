@@ -18,34 +18,51 @@ from receiving import files_of, give, items_of, publish, session_copy
 from receiving_node import make_pki
 from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening
 
-from replicator.handshake import PushHello
-from replicator.items import Life, Place
-from replicator.session_marks import read_marks
-from replicator.session_receiver import SessionReceiver
-from rt.epochs import epoch_of
-from rt.errors import ClusterMismatch, Damaged, DiskFull, Fenced, RtError, Timeout
-from rt.log.chain import chain_of_segment
-from rt.log.directory import read_header
+from replicator.protocol.handshake import PushHello
+from replicator.protocol.messages import Chunk, LogOffset, Run
+from replicator.receive.batch_boundaries import read_marks
+from replicator.receive.session_receiver import SessionReceiver
+from rt.cluster_epoch import epoch_of
+from rt.errors import Closed, ClusterMismatch, Corrupt, DiskFull, Fenced, RtError, Timeout, TooManySessions
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId, encode_segment_header
-from rt.net.rpc_errors import Unreachable
+from rt.log.format.running_checksum import chain_of_segment
+from rt.log.format.segment import SegmentId, encode_segment_header
+from rt.log.scan.directory import list_segments, read_header
+from rt.net.grpc_errors import Unreachable
+from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import apply
-from sequencer.command_codec import decode_command, encode_command
-from sequencer.commands import Ask, Configure, Decide, Join, Open, Range, Release, Reset
-from sequencer.config import Member, NodeConfig
-from sequencer.control.link import Link
-from sequencer.data import catching_up, commanding, fetching
-from sequencer.data import opening as opening_module
-from sequencer.data.disk_id import open_disk_id
-from sequencer.data.mending import Mender
-from sequencer.data.process import Data
-from sequencer.orders import MergeOrder, SessionEnd, encode_order
-from sequencer.outcomes import Changed, Opened, Refused
-from sequencer.state import Configuration, State
-from sequencer.state_encoding import encode_state
-from sequencer.supervision import StartAgain
-from sequencer.testing.loopback import free_port
+from sequencer.config.config import ClusterMember, NodeConfig
+from sequencer.config.restart_policy import RestartLater
+from sequencer.data import command_client
+from sequencer.data.process import DataProcess
+from sequencer.ipc.server import ControlServer
+from sequencer.localcluster.loopback import free_port
+from sequencer.merged import catch_up as catch_up_module
+from sequencer.merged import merged_log as merging_module
+from sequencer.merged.repair_queue import Repairer
+from sequencer.sessions import opener as opening_module
+from sequencer.sessions import peer_fetch
+from sequencer.sessions.disk_id import open_disk_id
+from sequencer.sessions.idle_replicas import IdleReplicas
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, Forgotten, RunOpened
+from sequencer.state.apply_result import RunFenced as LifeFenced
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import (
+    CloseSession,
+    Configure,
+    DecideRequest,
+    Forget,
+    JoinDisk,
+    MergeRange,
+    OpenRun,
+    ReleaseHold,
+    ResetCluster,
+    SubmitRequest,
+)
+from sequencer.state.state import Configuration, SequencerState
+from sequencer.state.state_codec import encode_state
+from sequencer.state.write_plan import SessionEnd, WritePlan, encode_order
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +77,7 @@ def config(pki: Path, tmp_path: Path) -> NodeConfig:
         stream="s",
         name="n1",
         directory=str(tmp_path),
-        members={"n1": Member(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}")},
+        members={"n1": ClusterMember(f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}")},
         ca=str(pki / "ca.crt"),
         cert=str(pki / "n1.crt"),
         key=str(pki / "n1.key"),
@@ -74,11 +91,11 @@ def config(pki: Path, tmp_path: Path) -> NodeConfig:
 
 def with_peers(config: NodeConfig) -> NodeConfig:
     """Members where nobody listens."""
-    peers = {name: Member(*(f"127.0.0.1:{free_port()}" for _ in range(2))) for name in ("n2", "n3")}
+    peers = {name: ClusterMember(*(f"127.0.0.1:{free_port()}" for _ in range(2))) for name in ("n2", "n3")}
     return replace(config, members={**config.members, **peers})
 
 
-def snapshot_of(state: State, index: int = 1, orders: tuple[bytes, ...] = ()) -> pb.ToData:
+def snapshot_of(state: SequencerState, index: int = 1, orders: tuple[bytes, ...] = ()) -> pb.ToData:
     snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
     return pb.ToData(snapshot=snapshot)
 
@@ -94,7 +111,7 @@ class Played:
     """A data process whose control process is this object: it hears what control would."""
 
     def __init__(self, config: NodeConfig) -> None:
-        self.data = Data(config)
+        self.data = DataProcess(config)
         self.heard: list[pb.ToControl] = []
         self.data.link.send = self.heard.append  # type: ignore[method-assign]
 
@@ -139,7 +156,7 @@ def test_the_process_begins_anew_where_control_comes_back_from_a_force(
             later = snapshot_of(state)
             later.snapshot.epoch_id = epoch
             played.say(later)
-            assert isinstance(played.data.failure, StartAgain) == ends
+            assert isinstance(played.data.failure, RestartLater) == ends
             assert played.data.tasks.stopping.is_set() == ends
             assert (played.data.replica.state == state) == (not ends), "nothing of it is heard before"
             command = encode_command(opening("b"))
@@ -157,8 +174,8 @@ def test_the_process_ends_where_the_cluster_went_on_without_its_data(config: Nod
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
-            apply(state, Join(config.name, played.data._disk))
-            apply(state, Reset(False, 1 << 16, 7, bytes(16), "n9"))
+            apply(state, JoinDisk(config.name, played.data._disk))
+            apply(state, ResetCluster(False, 1 << 16, 7, bytes(16), "n9"))
             os.makedirs(os.path.join(config.sessions_directory, "1"))
             played.say(snapshot_of(state))
             assert isinstance(played.data.failure, ClusterMismatch)
@@ -209,6 +226,7 @@ def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
             played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             await played.until(lambda: played.finals)
             assert played.finals[0] == pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+            assert not played.finals[0].HasField("chain"), "nothing of it is here"
 
     asyncio.run(play())
 
@@ -217,15 +235,15 @@ def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
 def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_start_of_a_segment(
     config, monkeypatch, end, wants
 ):
-    fetched: list[Place] = []
+    fetched: list[LogOffset] = []
 
     async def fetch(
-        _copies: object, _copy: object, _life: object, place: Place, *_: object, **_line: object
+        _copies: object, _copy: object, _life: object, place: LogOffset, *_: object, **_line: object
     ) -> None:
         fetched.append(place)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(fetching, "fetch_session", fetch)
+    monkeypatch.setattr(peer_fetch, "fetch_session", fetch)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -237,7 +255,7 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
             if wants:
                 do_close(state, 1, 0, (*end, 5))
             played.say(snapshot_of(state))
-            place = Place(0, *end)
+            place = LogOffset(0, *end)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait_for(played.data.fetcher.complete(1, place), 60)
             assert bool(fetched) == wants
@@ -253,10 +271,10 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
             played.say(snapshot_of(state))
             data = played.data
             await played.until(lambda: data.copies.get(1) is not None)
-            trimmed: list[Place] = []
+            trimmed: list[LogOffset] = []
             answers: list[RtError | None] = [DiskFull("full"), None]
 
-            async def trim(_copy: object, place: Place) -> None:
+            async def trim(_copy: object, place: LogOffset) -> None:
                 trimmed.append(place)
                 if (error := answers.pop(0)) is not None:
                     raise error
@@ -266,17 +284,17 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
             await data.merging.let_go(1)
             await data.merging.let_go(2)
             await data.merging.let_go(3)
-            assert trimmed == [Place(0, 1, 64)] * 2
+            assert trimmed == [LogOffset(0, 1, 64)] * 2
             assert data.failure is None
 
     asyncio.run(play())
 
 
 @pytest.fixture
-def control(config: NodeConfig) -> Iterator[tuple[Link, list[bytes]]]:
+def control(config: NodeConfig) -> Iterator[tuple[ControlServer, list[bytes]]]:
     """A listening control process, and what it hears."""
     heard: list[bytes] = []
-    link = Link(config.control_socket, heard.append, lambda: None, 0.01)
+    link = ControlServer(config.control_socket, heard.append, lambda: None, 0.01)
     thread = threading.Thread(target=link.run)
     thread.start()
     yield link, heard
@@ -305,14 +323,14 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
 ):
     link, heard = control
     _damage_merged(config)
-    monkeypatch.setattr(Mender, "on_damaged", lambda *_: False)
+    monkeypatch.setattr(Repairer, "on_damaged", lambda *_: False)
 
     async def play() -> None:
-        data = Data(config)
+        data = DataProcess(config)
         running = asyncio.ensure_future(data.run())
         await asyncio.to_thread(wait_until, lambda: bool(heard))
         link.send(snapshot_of(new_state()).SerializeToString())
-        with pytest.raises(Damaged):
+        with pytest.raises(Corrupt):
             await asyncio.wait_for(running, 60)
 
     asyncio.run(play())
@@ -332,14 +350,14 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, ha
             assert merger is not None
             assert merger.damage is not None
             assert str(path) in data.healing.mender.damages
-            assert not data._is_merged_here(1)
+            assert not data._is_released(1)
             for work in (data.healing.mender.run(), data.catching_up.run()):
                 data.tasks.keep(work)
             content = bytearray(path.read_bytes())
             content[30] ^= 1
             path.write_bytes(content)
             await played.until(lambda: merger.damage is None)
-            assert merger.place == Place(0, 0, 64)
+            assert merger.place == LogOffset(0, 0, 64)
             assert data.failure is None
 
     asyncio.run(play())
@@ -348,11 +366,11 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, ha
 def test_what_a_pull_finds_damaged_is_mended(config):
     class Servicer:
         async def pull(self, _requests: object, _context: object) -> None:
-            raise Damaged("a block fails its checksum", path="/nowhere/log.0.0", offset=64)
+            raise Corrupt("a block fails its checksum", path="/nowhere/log.0.0", offset=64)
 
     async def play() -> None:
         async with Played(config) as played:
-            with pytest.raises(Damaged):
+            with pytest.raises(Corrupt):
                 await played.data._pull(Servicer(), None, None)
             assert "/nowhere/log.0.0" in played.data.healing.mender.damages
 
@@ -382,15 +400,15 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
 
 
 def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config, monkeypatch):
-    fetched: list[Place] = []
+    fetched: list[LogOffset] = []
 
-    async def fetch(_copies, _copy, _life, place, _stream, _endpoint, _tls, check, **_line) -> None:
+    async def fetch(_copies, _copy, _life, place, _stream, _channel, check, **_line) -> None:
         check()
         fetched.append(place)
         copy.has_stream = True
         check()
 
-    monkeypatch.setattr(fetching, "fetch_session", fetch)
+    monkeypatch.setattr(peer_fetch, "fetch_session", fetch)
     config = with_peers(config)
     wanted = pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n2")
 
@@ -404,7 +422,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             await played.until(lambda: data.copies.get(1) is not None)
             copy = data.copies.get(1)
             await data.fetcher.fetch(wanted)
-            assert fetched == [Place(0, 0, 640)]
+            assert fetched == [LogOffset(0, 0, 640)]
             await data.fetcher.fetch(wanted)  # Its publisher is there.
             copy.has_stream = False
             await data.fetcher.fetch(pb.Fetch(session_id=1, x=3, y=0, offset=640, holder="n2"))
@@ -413,14 +431,14 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             do_fence(state)
             played.say(snapshot_of(state, index=3))
             await data.fetcher.fetch(wanted)
-            assert fetched == [Place(0, 0, 640)]
+            assert fetched == [LogOffset(0, 0, 640)]
             assert not data.fetcher._fetching
 
     copy = None
     asyncio.run(play())
 
 
-def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, monkeypatch):
+def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once(config, monkeypatch):
     """Not only the next block: a stream that flows would leave it behind for ever."""
     story = Story.drawn()
     wanted: list[tuple[bool, bool]] = []
@@ -431,7 +449,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, m
         end, position = story.end, story.state.position
         wanted.append((until(end, position - 1), until(end, position)))
 
-    monkeypatch.setattr(catching_up, "catch_up", catch_up)
+    monkeypatch.setattr(catch_up_module, "catch_up", catch_up)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -439,7 +457,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_of_it_at_once(config, m
             merger = played.data.merger
             assert merger is not None
             assert merger.gap == story.end
-            await played.data.catching_up.catch_up(merger)
+            await played.data.catching_up.catch_up(merger, ["b:1"], story.state.position)
             assert wanted == [(False, True)]
 
     asyncio.run(play())
@@ -449,7 +467,7 @@ def test_the_cluster_of_the_state_is_that_of_the_merged_log(config):
     async def play() -> None:
         async with Played(config) as played:
             played.say(pb.ToData(applied=pb.Applied(index=1, command=encode_command(opening()))))
-            played.say(snapshot_of(State(bytes(16))))
+            played.say(snapshot_of(SequencerState(bytes(16))))
             assert played.data.merger is None
             played.say(snapshot_of(new_state(), index=2))
             assert played.data.merger is not None
@@ -472,15 +490,15 @@ class Lagging:
         header = read_header(REAL, path, SegmentId(0, 0))
         assert header is not None
         self.state = new_state()
-        must(Opened, apply(self.state, Open("feed", incarnation, None, 0, header.life)))
-        self.orders: list[MergeOrder] = []
+        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, header.life)))
+        self.orders: list[WritePlan] = []
         for y in range(self.end.y + 1):
             first = read_header(REAL, path, SegmentId(0, y))
             marks = read_marks(REAL, path, SegmentId(0, y))
             assert first is not None
             chain = chain_of_segment(encode_segment_header(first))
             last, number = marks[-1], first.first
-            whole = Range(1, 0, y, 64, last.offset, number, last.number - number, chain, last.chain)
+            whole = MergeRange(1, 0, y, 64, last.offset, number, last.number - number, chain, last.chain)
             self.orders.append(do_merge(self.state, whole))
 
     @property
@@ -548,13 +566,74 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
             assert copy is not None
             data.merging._consumed._instructions[1] += 1
             await data.copies.skip_merged(copy, further)
-            assert copy.receiver.place == Place(0, ahead.y, 0)
+            assert copy.receiver.place == LogOffset(0, ahead.y, 0)
             assert lagging.segments == [*range(lagging.end.y + 1)]
             data.merging._consumed._instructions[1] -= 1
             await played.until(lambda: data.merger.position == lagging.count)
             durable = await asyncio.to_thread(data.merger.sync)
             await data.merging.let_go(durable.instruction)
             assert lagging.segments == [lagging.end.y]
+
+    asyncio.run(play())
+
+
+def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging_module, "SYNC_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    last = len(lagging.orders)
+
+    def standing(instruction: int) -> pb.ToData:
+        said = pb.Summary(merged=pb.MergedReport(instruction=instruction))
+        return pb.ToData(standing=pb.Standing(nodes=[pb.NodeStanding(name="n3", summary=said)]))
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            data.tasks.keep(data.merging.keep_durable())
+            await played.until(lambda: data.merger.durable.instruction == last)
+            assert not data._is_released(1)
+            played.say(standing(2))
+            await played.until(lambda: len(lagging.segments) < lagging.end.y + 1)
+            assert lagging.segments == [*range(1, lagging.end.y + 1)], "the second one was merged in parts"
+            played.say(standing(last))
+            await played.until(lambda: lagging.segments == [lagging.end.y])
+            assert data._is_released(1)
+
+    asyncio.run(play())
+
+
+def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    said = pb.Summary(merged=pb.MergedReport(instruction=len(lagging.orders)))
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await asyncio.to_thread(data.merger.sync)
+            assert not data.healing._give_up(str(lagging.copy_path), 1)
+            nodes = [pb.NodeStanding(name="n3", summary=said)]
+            played.say(pb.ToData(standing=pb.Standing(nodes=nodes)))
+            assert data.healing._give_up(str(lagging.copy_path), 1)
+            data.tasks.failure = None
+
+    asyncio.run(play())
+
+
+def test_a_copy_of_a_session_that_is_over_is_opened_while_its_orders_wait(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    do_fence(lagging.state)
+    end = lagging.state.sessions[1].consumed
+    assert end is not None
+    do_close(lagging.state, 1, 0, end.end)
+    assert not lagging.state.sessions[1].lives
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
 
     asyncio.run(play())
 
@@ -605,7 +684,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(c
             assert tries == [5]
 
     asyncio.run(play())
-    assert caplog.text.count("session_copy_failed") == 1
+    assert caplog.text.count("session_replica_failed") == 1
 
 
 def test_ends_of_lives_that_are_merged_are_forgotten(config):
@@ -619,7 +698,7 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
             assert copy is not None
             for x in range(3):
                 copy.finals[x] = copy.announced[x] = pb.SessionEnd(session_id=1, x=x)
-            copy.forget_below(Place(2, 0, 64))
+            copy.forget_below(LogOffset(2, 0, 64))
             assert [*copy.finals] == [*copy.announced] == [2]
 
     asyncio.run(play())
@@ -656,6 +735,92 @@ def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
     asyncio.run(play())
 
 
+def descriptors_of(directory: str) -> int:
+    """How many descriptors of this process are of files below a directory."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{name}").startswith(directory + "/")
+    return count
+
+
+def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            idle = IdleReplicas(data.replica, data.copies, data.merging.is_released, open_max=0, idle_s=0)
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await idle.close_some()
+            assert data.copies.get(1) is not None, "not all of it is durable in the merged log"
+            await asyncio.to_thread(data.merger.sync)
+            copy = data.copies.get(1)
+            with copy.in_use():
+                await idle.close_some()
+                assert data.copies.get(1) is copy
+            await idle.close_some()
+            assert data.copies.all() == []
+            assert descriptors_of(str(lagging.copy_path)) <= 1, "but for the one that the merger reads"
+            path = str(lagging.copy_path)
+            left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
+            assert left == [SegmentId(0, lagging.end.y)], "what is merged is not trimmed"
+            # Control begins anew: nothing that is to be merged is there.
+            played.say(lagging.snapshot())
+            assert data.opener._opening == set()
+            do_fence(lagging.state)
+            played.say(snapshot_of(lagging.state, 21))
+            await played.until(lambda: played.finals)
+            assert [(one.y, one.offset) for one in played.finals] == [lagging.end[1:]]
+            # What is final of it is to be said again to the next control process.
+            await idle.close_some()
+            assert data.copies.get(1) is not None
+
+    asyncio.run(play())
+
+
+def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await asyncio.to_thread(data.merger.sync)
+            copy = data.copies.get(1)
+            closing = asyncio.ensure_future(data.copies.close_copy(copy))
+            await asyncio.sleep(0)
+            again = await data.copies.open_copy(lagging.state.sessions[1])
+            await closing
+            assert again is not copy
+            assert again.receiver.place == lagging.end
+            with pytest.raises(Closed):
+                await copy.store.take(Chunk(lagging.end, b"x"))
+
+    asyncio.run(play())
+
+
+def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            state = new_state()
+            played.say(snapshot_of(state))
+            idle = IdleReplicas(data.replica, data.copies, lambda _: True, open_max=4, idle_s=0)
+            for which in range(100):
+                must(RunOpened, apply(state, OpenRun(f"s{which}", which.to_bytes(16), None, 0, bytes(8))))
+            data.replica.state = state
+            for number in range(1, 101):
+                await data.copies.open_copy(state.sessions[number])
+                await idle.close_some()
+                assert len(data.copies.all()) == min(number, 4)
+            assert descriptors_of(config.sessions_directory) <= 4 * 4
+
+    asyncio.run(play())
+
+
 def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
     async def play() -> None:
         async with Played(config) as played:
@@ -670,7 +835,7 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
             intakes._is_up = lambda: True
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True)))
             hello = PushHello("s", stale.session, stale.incarnation, None)
-            asking = asyncio.ensure_future(intakes.open_session(hello, Life(0, stale.life)))
+            asking = asyncio.ensure_future(intakes.open_session(hello, Run(0, stale.life)))
             await played.until(lambda: any(one.HasField("propose") for one in played.heard))
             played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
             with pytest.raises(Fenced):
@@ -697,7 +862,7 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
             assert played.joins == [0]
             played.heard.clear()
             played.data.reports.segment(pb.SegmentReport(session_id=1, marks=b"all of it"))
-            joined = encode_command(Join("n2", b"D" * 16))
+            joined = encode_command(JoinDisk("n2", b"D" * 16))
             played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
             await played.until(lambda: played.joins)
             said = [[one.marks for one in said.report.segments] or said.report.joins for said in played.heard]
@@ -742,7 +907,7 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
             played.say(snapshot_of(new_state()))
             await asyncio.sleep(0.01)
             assert not played.joins
-            command = encode_command(Open("feed", session.incarnation, None, 0, session.lives[0].life))
+            command = encode_command(OpenRun("feed", session.incarnation, None, 0, session.lives[0].life))
             played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
@@ -771,7 +936,7 @@ def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(c
 
 def test_the_disk_is_the_same_after_a_restart_and_another_one_if_it_was_lost(config):
     def disk() -> bytes:
-        return Data(config)._hello().disk
+        return DataProcess(config)._hello().disk
 
     async def play() -> tuple[bytes, bytes, bytes]:
         first, again = disk(), disk()
@@ -787,7 +952,7 @@ def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
     path = tmp_path / "sessions" / "disk"
     for damaged in (b"", path.read_bytes()[:-1], bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]):
         path.write_bytes(damaged)
-        with pytest.raises(Damaged, match="cannot be read"):
+        with pytest.raises(Corrupt, match="cannot be read"):
             open_disk_id(str(tmp_path / "sessions"))
     path.unlink()
     assert open_disk_id(str(tmp_path / "sessions")) != known
@@ -799,7 +964,7 @@ def test_a_disk_whose_name_cannot_be_read_is_damaged(tmp_path):
 def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came_of_it_is_told(
     config, monkeypatch
 ):
-    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
+    monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -816,20 +981,20 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
                 await log.until_asked(wanted, times=3)
                 for _ in range(2):  # Both copies are in the log: it is carried out once.
                     log.apply(log.last)
-                    log.apply(Decide(log.last.id, 1))
-                assert await changing == Changed()
+                    log.apply(DecideRequest(log.last.id, 1))
+                assert await changing == ConfigurationChanged()
                 assert played.data.replica.state.configuration.roll_minutes == wanted.roll_minutes
-            releasing = asyncio.ensure_future(run(Release("nobody")))
-            await log.until_asked(Release("nobody"))
+            releasing = asyncio.ensure_future(run(ReleaseHold("nobody")))
+            await log.until_asked(ReleaseHold("nobody"))
             log.apply(log.last)
-            log.apply(Decide(log.last.id, 1))
-            assert isinstance(await releasing, Refused)
+            log.apply(DecideRequest(log.last.id, 1))
+            assert isinstance(await releasing, CommandRejected)
 
     asyncio.run(play())
 
 
 def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, monkeypatch):
-    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
+    monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -845,24 +1010,24 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
             await log.until_asked(Configure(roll_bytes=7))
             assert log.last.until_ns == 67 * 10**9  # By the clock that a majority has reached.
             log.apply(log.last)
-            log.apply(Decide(log.last.id, log.last.until_ns + 1))
+            log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             with pytest.raises(Timeout, match=r"too late.*nothing will be"):
                 await late
-            monkeypatch.setattr(commanding, "DECIDED_S", 0.0)
+            monkeypatch.setattr(command_client, "DECIDED_S", 0.0)
             played.heard.clear()
             with pytest.raises(Timeout, match="look whether it was"):
                 await played.data.commanding.run(Configure(roll_bytes=7), timeout_s=0.01)
             await log.until_asked(Configure(roll_bytes=7))
             log.apply(log.last)  # It comes all the same, and is decided later.
-            log.apply(Decide(log.last.id, log.last.until_ns + 1))
+            log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             assert played.data.replica.state.configuration == Configuration()
 
     asyncio.run(play())
 
 
 def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(config, monkeypatch):
-    monkeypatch.setattr(commanding, "PROPOSE_AGAIN_S", 0.001)
-    monkeypatch.setattr(commanding, "DECIDED_S", 0.0)
+    monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
+    monkeypatch.setattr(command_client, "DECIDED_S", 0.0)
 
     async def play() -> None:
         async with Played(config) as played:
@@ -875,9 +1040,9 @@ def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(
             await log.until_asked(Configure(roll_minutes=5))
             state = new_state()
             apply(state, log.last)
-            apply(state, Decide(log.last.id, 1))  # The control process ended behind it.
+            apply(state, DecideRequest(log.last.id, 1))  # The control process ended behind it.
             played.say(snapshot_of(state))
-            log.apply(Decide(log.last.id, 1))  # Another leader's.
+            log.apply(DecideRequest(log.last.id, 1))  # Another leader's.
             with pytest.raises(Timeout, match="look whether it was"):
                 await changing
             assert played.data.replica.state.configuration.roll_minutes == 5
@@ -902,8 +1067,194 @@ class Log:
 
         def asked():
             found = [decode_command(one.propose) for one in self._played.heard if one.HasField("propose")]
-            return [one for one in found if isinstance(one, Ask) and one.operation == operation]
+            return [one for one in found if isinstance(one, SubmitRequest) and one.operation == operation]
 
         await self._played.until(lambda: len(asked()) >= times)
         self.last = asked()[-1]
         assert {one.id for one in asked()} == {self.last.id}
+
+
+# Two directories of one session
+
+
+@pytest.mark.parametrize("by", ["a command", "a snapshot"])
+def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_so_at_once(
+    config: NodeConfig, by: str
+) -> None:
+    """The other one may have reached other nodes only: no stream of it takes the place of this one."""
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data, state = played.data, new_state()
+            do_open(state, "a")
+            do_open(state, "b")
+            played.say(snapshot_of(state, index=1))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            data.intakes._is_up = lambda: True
+            streams = {}
+            for name in ("a", "b"):
+                hello = PushHello("s", name, opening(name).incarnation, None)
+                intake = streams[name] = await data.intakes.accept(hello, Identity("s", "publisher", name))
+                told = await intake.next_progress(None)
+                streams[name] = asyncio.ensure_future(intake.next_progress(told))
+                await asyncio.sleep(0)
+            newer = opening("a", incarnation=1, newest=1)
+            if by == "a command":
+                played.say(pb.ToData(applied=pb.Applied(index=2, command=encode_command(newer))))
+            else:
+                apply(state, newer)
+                played.say(snapshot_of(state, index=2))
+            async with asyncio.timeout(60):
+                with pytest.raises(Fenced, match="a newer directory of this session"):
+                    await streams["a"]
+            assert not streams["b"].done()
+            streams["b"].cancel()
+
+    asyncio.run(play())
+
+
+# Sessions that are closed
+
+
+def closed_with(lagging: Lagging) -> SequencerState:
+    """An operator has closed it where it is merged."""
+    state = lagging.state
+    must(LifeFenced, apply(state, CloseSession("feed")))
+    do_close(state, 1, 0, (lagging.end.y, lagging.end.offset, lagging.count))
+    assert [*state.closed] == [1]
+    return state
+
+
+def standing_with(*instructions: int) -> pb.ToData:
+    """Nodes that have merged durably up to these instructions."""
+    standing = pb.Standing(is_caught_up=True)
+    for number, instruction in enumerate(instructions, 1):
+        merged = pb.MergedReport(instruction=instruction)
+        standing.nodes.add(name=f"n{number}", summary=pb.Summary(merged=merged))
+    return pb.ToData(standing=standing)
+
+
+@pytest.mark.parametrize("lacking", ["here", "a majority"])
+def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_and_on_a_majority(
+    config, tmp_path, lacking: str
+):
+    lagging = Lagging(config, tmp_path / "publisher")
+    state = closed_with(lagging)
+    count = len(lagging.orders)
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            data = played.data
+            session = state.sessions[1]
+            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
+            # The copy is opened although the session is closed: the merger needs it.
+            await played.until(lambda: data.merger.position == lagging.count)
+            durable = count if lacking == "a majority" else 0
+            if durable:
+                await asyncio.to_thread(data.merger.sync)
+            others = (count, count) if lacking == "here" else (count - 1, 0)
+            played.say(standing_with(durable, *others))
+            await data.closed_copies.remove_some()
+            assert lagging.copy_path.exists(), f"it is not durable: {lacking}"
+            await asyncio.to_thread(data.merger.sync)
+            played.say(standing_with(count, count, 0))
+            copy = data.copies.get(1)
+            with copy.in_use():
+                await data.closed_copies.remove_some()
+                assert lagging.copy_path.exists(), "it is in use"
+            await data.closed_copies.remove_some()
+            assert not lagging.copy_path.exists()
+            assert data.copies.all() == []
+            await played.until(lambda: not data.merger._files)
+            # Its publisher comes again: the copy goes on behind what is merged.
+            again = await data.copies.open_copy(session)
+            assert again.receiver.place == LogOffset(0, lagging.end.y, 0)
+
+    asyncio.run(play())
+
+
+def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_merged_here(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    state = closed_with(lagging)
+    must(Forgotten, apply(state, Forget((1,))))
+    (Path(config.sessions_directory) / "gone.7").mkdir()
+    count = len(lagging.orders)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(standing_with(count, count, count))
+            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
+            await data.closed_copies.remove_some()
+            assert lagging.copy_path.exists()
+            data.closed_copies._released = lambda: count
+            played.say(standing_with(count, count, count))
+            await data.closed_copies.remove_some()
+            assert [path.name for path in Path(config.sessions_directory).iterdir() if path.is_dir()] == []
+
+    asyncio.run(play())
+
+
+def hello_of(number: int, session: str = "feed") -> PushHello:
+    return PushHello("s", session, number.to_bytes(16))
+
+
+def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            apply(state, Configure(sessions_per_name_max=1))
+            must(RunOpened, apply(state, OpenRun("feed~a", bytes(16), None, 0, bytes(8))))
+            played.say(snapshot_of(state))
+            played.say(CAUGHT_UP)
+            intakes = played.data.intakes
+            intakes._is_up = lambda: True
+            with pytest.raises(TooManySessions, match="sessionsPerNameMax") as caught:
+                await intakes.open_session(hello_of(1), Run(0, bytes(8)))
+            assert caught.value.retriable
+            assert not any(one.HasField("propose") for one in played.heard)
+
+    asyncio.run(play())
+
+
+def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_never(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            must(RunOpened, apply(state, OpenRun("feed", (1).to_bytes(16), None, 3, bytes(8))))
+            must(LifeFenced, apply(state, CloseSession("feed")))
+            do_close(state, 1, 3, (0, 64, 0))
+            played.say(snapshot_of(state))
+            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            intakes = played.data.intakes
+            intakes._is_up = lambda: True
+            intake = await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
+            assert intake.start.place == LogOffset(4, 0, 0)
+            await intake.close()
+            must(Forgotten, apply(played.data.replica.state, Forget((1,))))
+            with pytest.raises(Fenced, match="new directory"):
+                await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
+            assert (await intakes.accept(hello_of(2), Identity("s", "publisher", "feed"))).start.place is None
+
+    asyncio.run(play())
+
+
+def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            copy = data.copies.get(1)
+            segments = [SegmentId(0, y) for y in range(lagging.end.y + 2)]
+            for _ in range(2):
+                known = [copy._header_of(segment) for segment in segments]
+                assert known == [read_header(REAL, str(lagging.copy_path), one) for one in segments]
+                durable = await asyncio.to_thread(data.merger.sync)
+                await data.merging.let_go(durable.instruction)
+            assert known[0] is None, "it was trimmed"
+            assert known[-2] is not None
+
+    asyncio.run(play())

@@ -6,20 +6,20 @@ from batches import CLUSTER
 from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.command_codec import encode_command
-from sequencer.data.replica import Replica
-from sequencer.orders import encode_order
-from sequencer.outcomes import Merged
-from sequencer.state import State
-from sequencer.state_encoding import encode_state
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.state.apply_result import RangesMerged
+from sequencer.state.command_codec import encode_command
+from sequencer.state.state import SequencerState
+from sequencer.state.state_codec import encode_state
+from sequencer.state.write_plan import encode_order
 
 
-class Bench(Replica):
+class Bench(StateFollower):
     def __init__(self) -> None:
         self.heard: list[object] = []
         super().__init__(self.heard.append, lambda _, outcome: self.heard.append(outcome))
 
-    def snapshot(self, index: int, state: State, *orders: bytes) -> None:
+    def snapshot(self, index: int, state: SequencerState, *orders: bytes) -> None:
         snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
         self.on_message(pb.ToData(snapshot=snapshot))
 
@@ -69,7 +69,7 @@ def test_a_state_of_another_cluster_takes_the_place_of_any_other():
     replica, state = Bench(), new_state()
     do_open(state)
     replica.snapshot(5, state)
-    other = State(bytes(reversed(CLUSTER)))
+    other = SequencerState(bytes(reversed(CLUSTER)))
     replica.snapshot(1, other)
     assert (replica.index, replica.state.cluster) == (1, other.cluster)
 
@@ -79,8 +79,8 @@ def test_merged_orders_come_out_of_what_is_applied():
     do_open(state)
     replica.snapshot(1, state)
     replica.applied(2, _merge(state))
-    assert isinstance(replica.heard[-1], Merged)
+    assert isinstance(replica.heard[-1], RangesMerged)
 
 
-def _merge(state: State) -> object:
+def _merge(state: SequencerState) -> object:
     return merging(state, piece())

@@ -15,38 +15,38 @@ from nodes_bench import Story, merged_files, open_merger
 from receiving import give, items_of, publish, session_copy
 from sequencing import do_merge, do_open, must, new_state, opening, piece, random_runs
 
-from replicator.handshake import PushHello
-from replicator.items import Life, Place
-from rt.epochs import forced_number
-from rt.errors import Damaged, Fenced
-from rt.log.directory import list_segments, read_header, read_table
+from replicator.protocol.handshake import PushHello
+from replicator.protocol.messages import LogOffset, Run
+from rt.cluster_epoch import forced_number
+from rt.errors import Corrupt, Fenced
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.net.rpc_errors import Unreachable
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import list_segments, read_header, read_table
+from rt.net.grpc_errors import Unreachable
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 from rt.v1 import sequencer_pb2 as pb
-from sequencer import merges
-from sequencer.apply import apply
-from sequencer.command_codec import reset_of
-from sequencer.commands import Open, Range, Reset
-from sequencer.data import resetting
-from sequencer.data.clearing import FILE, Clearing, Done, Dropped
-from sequencer.data.intakes import Intakes
-from sequencer.data.merger import Reached
-from sequencer.data.replica import Replica
-from sequencer.data.resetting import Resetting
-from sequencer.orders import MergeOrder
-from sequencer.outcomes import Opened, WasReset
-from sequencer.rest.errors import NotReady
-from sequencer.state import Cleared, End, State
+from sequencer.data import reset_service
+from sequencer.data.hard_reset import FILE, DroppedRange, HardResetRecord, HardResetter
+from sequencer.data.reset_service import ResetService
+from sequencer.ipc.data_reports import MergeProgress
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.rest.base.errors import NotReady
+from sequencer.sessions.ingest import SessionIngest
+from sequencer.state import merge
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import ClusterReset, RunOpened
+from sequencer.state.command_codec import reset_of
+from sequencer.state.commands import MergeRange, OpenRun, ResetCluster
+from sequencer.state.state import ClearedRange, End, SequencerState
+from sequencer.state.write_plan import WritePlan
 
 REQUEST = b"R" * 16
 
 
-def reset(state: State, epoch: int = 2, *, is_hard: bool = True) -> None:
-    must(WasReset, apply(state, Reset(is_hard, epoch, 77, REQUEST)))
+def reset(state: SequencerState, epoch: int = 2, *, is_hard: bool = True) -> None:
+    must(ClusterReset, apply(state, ResetCluster(is_hard, epoch, 77, REQUEST)))
 
 
 class Kept:
@@ -64,16 +64,16 @@ class Kept:
             copy.close()
             header = read_header(REAL, path, SegmentId(0, 0))
             assert header is not None
-            opened = Open(f"feed{which}", incarnation, None, 0, header.life)
-            must(Opened, apply(self.state, opened))
-        do_merge(self.state, Range(1, 0, 0, 64, 128, 0, 10, 0, 0))
+            opened = OpenRun(f"feed{which}", incarnation, None, 0, header.life)
+            must(RunOpened, apply(self.state, opened))
+        do_merge(self.state, MergeRange(1, 0, 0, 64, 128, 0, 10, 0, 0))
         self.ends = dict.fromkeys((1, 2, 3), 30)
-        log = MergedLog(self.merged, cluster_id=CLUSTER, stream="s")
+        log = MergedLogBuilder(self.merged, cluster_id=CLUSTER, stream="s")
         log.merge_all([str(self.sessions / "1")])
         log.close()
 
-    def clearing(self) -> Clearing:
-        return Clearing(str(self.sessions), str(self.merged), "s")
+    def clearing(self) -> HardResetter:
+        return HardResetter(str(self.sessions), str(self.merged), "s")
 
     @property
     def copies(self) -> list[str]:
@@ -95,10 +95,14 @@ def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(
     found = kept.clearing()
     assert found.is_due(kept.state)
     found.clear(kept.state)
-    assert found.done == Done(
+    assert found.done == HardResetRecord(
         2,
         True,
-        (Dropped("feed1", 1, 0, 10, 30), Dropped("feed2", 2, 0, 0, 30), Dropped("feed3", 3, 0, 0, 30)),
+        (
+            DroppedRange("feed1", 1, 0, 10, 30),
+            DroppedRange("feed2", 2, 0, 0, 30),
+            DroppedRange("feed3", 3, 0, 0, 30),
+        ),
     )
     assert kept.copies == []
     assert kept.is_trimmed()
@@ -115,7 +119,7 @@ def test_without_a_hard_reset_nothing_goes(kept: Kept, is_reset: bool) -> None:
 
 
 def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
-    cleared = Cleared(2, 0, 3, 2)
+    cleared = ClearedRange(2, 0, 3, 2)
     reset(kept.state)
     kept.state.cleared = cleared
     found = kept.clearing()
@@ -129,16 +133,16 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     reset(kept.state)
-    whole, broken = kept.clearing(), getattr(Clearing, step)
+    whole, broken = kept.clearing(), getattr(HardResetter, step)
 
-    def crash(self: Clearing, *args: object) -> None:
+    def crash(self: HardResetter, *args: object) -> None:
         if step == "_note" and not args[0].is_done:  # type: ignore[attr-defined]
             broken(self, *args)
             return
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Clearing, step, crash)
+        patch.setattr(HardResetter, step, crash)
         whole.clear(kept.state)
     found = kept.clearing()
     assert found.is_due(kept.state)
@@ -167,7 +171,7 @@ def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
 
 def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> None:
     shutil.rmtree(kept.merged)
-    log = MergedLog(kept.merged, cluster_id=CLUSTER, stream="s", x=2)
+    log = MergedLogBuilder(kept.merged, cluster_id=CLUSTER, stream="s", x=2)
     log.merge_all([str(kept.sessions / "1")])
     log.close()
     reset(kept.state)
@@ -178,7 +182,7 @@ def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> N
 
 def test_a_note_that_cannot_be_read_is_damage(kept: Kept) -> None:
     (kept.sessions / FILE).write_text('{"epoch": 2}')
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         kept.clearing()
 
 
@@ -190,7 +194,7 @@ def story() -> Story:
     """Six orders, a hard reset, and one order behind it."""
     story = Story.drawn()
     reset(story.state, 7)
-    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -205,11 +209,11 @@ def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged
     try:
         before, behind = story.orders[:6], story.orders[6]
         position = behind.first_position
-        merger.begin(before[:merged], None, Reached(0, 0, 0, 0))
+        merger.begin(before[:merged], None, MergeProgress(0, 0, 0, 0))
         if merged:
             merger.wait_written(merged)
         last = before[-1]
-        reached = Reached(last.instruction, last.chain, last.total_bytes, position)
+        reached = MergeProgress(last.instruction, last.chain, last.total_bytes, position)
         merger.begin([], None, reached, story.state.cleared)
         assert (merger.gap, merger.position) == (None, position)
         assert merger.written._replace(chain=0) == reached._replace(chain=0)
@@ -233,20 +237,20 @@ def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story)
         merger.close()
 
 
-def without_bytes(state: State) -> MergeOrder:
+def without_bytes(state: SequencerState) -> WritePlan:
     """An order of an instruction that writes nothing: all of it was below a watermark."""
     state.instruction += 1
     state.sequenced_ns += 1
     said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
-    return merges._order(state, said, [])  # type: ignore[arg-type]
+    return merge._order(state, said, [])  # type: ignore[arg-type]
 
 
-def cleared_story() -> tuple[Story, Reached]:
+def cleared_story() -> tuple[Story, MergeProgress]:
     """Six orders and a hard reset, and how far that is."""
     story = Story.drawn()
     reset(story.state, 7)
     last = story.orders[-1]
-    return story, Reached(last.instruction, last.chain, last.total_bytes, story.state.position)
+    return story, MergeProgress(last.instruction, last.chain, last.total_bytes, story.state.position)
 
 
 def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> None:
@@ -266,7 +270,7 @@ def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> No
 def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_nothing() -> None:
     story, reached = cleared_story()
     empty = without_bytes(story.state)
-    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -287,7 +291,7 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
     cleared = story.state.cleared
     empty = without_bytes(story.state)
     behind = reached._replace(instruction=empty.instruction)
-    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -312,8 +316,8 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
 def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything_is_written() -> None:
     story, _ = cleared_story()
     empty = without_bytes(story.state)
-    must(WasReset, apply(story.state, Reset(False, 1 << 16, 77, REQUEST, "n1")))
-    must(Opened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
+    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -332,7 +336,7 @@ def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything
 
 def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
     story = Story.drawn()
-    must(WasReset, apply(story.state, Reset(False, 1 << 16, 77, REQUEST, "n1")))
+    must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
     written = story.sessions[1]
     first = written.marks[0, 5][-1].number
     written.write(0, 6, first, random_runs(random.Random(1), range(first, first + 5), "p0"))
@@ -363,7 +367,7 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
 
     async def play() -> None:
         state.sessions[session_id] = replace(state.sessions[session_id], lives=(), last_x=-1)  # Not yet here.
-        asking = asyncio.create_task(intakes.open_session(hello, Life(0, late.life)))
+        asking = asyncio.create_task(intakes.open_session(hello, Run(0, late.life)))
         await asyncio.sleep(0)
         state.sessions[session_id] = replace(
             state.sessions[session_id], lives=(), last_x=2, done=(1, End(0, 128, 10))
@@ -372,17 +376,17 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
         intakes.on_applied(command, apply(state, command))
         with pytest.raises(Unreachable, match="session number 0 is over: 2 was opened"):
             await asking
-        assert intakes.start(state.sessions[session_id], None).place == Place(1, 0, 128)
+        assert intakes.start(state.sessions[session_id], None).place == LogOffset(1, 0, 128)
         with pytest.raises(Unreachable, match="that X is over"):
             intakes.limit(session_id, 0)
 
     asyncio.run(play())
 
 
-def intakes_of(state: State) -> Intakes:
-    replica = Replica(lambda _: None, lambda *_: None)
+def intakes_of(state: SequencerState) -> SessionIngest:
+    replica = StateFollower(lambda _: None, lambda *_: None)
     replica.state, replica.standing = state, pb.Standing(is_caught_up=True, node="n1", epoch=2)
-    return Intakes(replica, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
+    return SessionIngest(replica, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
 
 
 def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_last() -> None:
@@ -390,20 +394,20 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
     session_id = do_open(state, "a", x=3)
     do_merge(state, piece(session_id, x=3))
     intakes = intakes_of(state)
-    assert intakes.start(state.sessions[session_id], None).place == Place(3, 0, 128)
+    assert intakes.start(state.sessions[session_id], None).place == LogOffset(3, 0, 128)
     reset(state)
-    assert intakes.start(state.sessions[session_id], None).place == Place(4, 0, 0)
+    assert intakes.start(state.sessions[session_id], None).place == LogOffset(4, 0, 0)
     stale = opening("a", x=3)
 
     async def play() -> None:
         hello = PushHello("s", "a", stale.incarnation, None)
         with pytest.raises(Fenced, match="a reset of the cluster ended X 3"):
-            await intakes.open_session(hello, Life(3, stale.life))
+            await intakes.open_session(hello, Run(3, stale.life))
 
     asyncio.run(play())
     do_open(state, "a", x=5)
     do_merge(state, piece(session_id, x=5))
-    assert intakes.start(state.sessions[session_id], None).place == Place(5, 0, 128)
+    assert intakes.start(state.sessions[session_id], None).place == LogOffset(5, 0, 128)
 
 
 # What operators are told
@@ -413,15 +417,15 @@ class Desk:
     """Resets of a node whose control process is the test."""
 
     def __init__(self, root: Path, *, leader: str = "n2", epoch: int = 1) -> None:
-        self.replica = Replica(lambda _: None, lambda *_: None)
-        self.proposed: list[Reset] = []
+        self.replica = StateFollower(lambda _: None, lambda *_: None)
+        self.proposed: list[ResetCluster] = []
         self.standing(leader=leader, epoch=epoch)
         self.tasks: list[asyncio.Task[None]] = []
         self.state = new_state()
         self.replica.state = self.state
         root.mkdir(exist_ok=True)
-        self.clearing = Clearing(str(root), str(root / "merged"), "s")
-        self.resets = Resetting("n1", self.replica, self.clearing, self._propose, self._spawn)
+        self.clearing = HardResetter(str(root), str(root / "merged"), "s")
+        self.resets = ResetService("n1", self.replica, self.clearing, self._propose, self._spawn)
 
     def standing(self, *, leader: str = "n2", epoch: int = 1) -> None:
         self.replica.standing = pb.Standing(leader=leader, epoch=epoch)
@@ -442,7 +446,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resetting, "PROPOSE_AGAIN_S", 0.001)
+    monkeypatch.setattr(reset_service, "PROPOSE_AGAIN_S", 0.001)
 
 
 def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> None:
@@ -467,6 +471,29 @@ def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> No
     asyncio.run(play())
 
 
+def test_a_node_that_asked_for_a_reset_tells_of_a_later_one_that_another_node_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path)
+        await desk.resets.begin("soft", force=False)
+        await desk.until(lambda: desk.proposed)
+        apply(desk.state, desk.proposed[0])
+        desk.standing(epoch=2)
+        await desk.tasks[0]
+        assert (desk.resets.status().state, desk.resets.status().epoch) == ("done", 2)
+        apply(desk.state, ResetCluster(False, 3, 78, REQUEST))
+        assert (desk.resets.status().state, desk.resets.status().epoch) == ("running", 3)
+        desk.standing(epoch=3)
+        assert (desk.resets.status().state, desk.resets.status().epoch) == ("done", 3)
+        again = await desk.resets.begin("soft", force=False)
+        assert (again.state, again.epoch) == ("running", 4)
+        for task in desk.tasks:
+            task.cancel()
+
+    asyncio.run(play())
+
+
 def test_every_node_and_a_process_that_was_started_again_tell_the_same(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path, epoch=2)
@@ -487,7 +514,7 @@ def test_a_hard_reset_is_done_when_this_node_has_let_go_of_its_files_and_says_wh
         desk = Desk(tmp_path / "x", epoch=2)
         desk.replica.state = kept.state
         found = kept.clearing()
-        resets = Resetting("n1", desk.replica, found, desk._propose, desk._spawn)
+        resets = ResetService("n1", desk.replica, found, desk._propose, desk._spawn)
         assert resets.status().state == "running"
         found.clear(kept.state)
         status = resets.status()
@@ -516,7 +543,7 @@ def test_of_two_that_are_asked_for_on_two_nodes_the_second_fails(tmp_path: Path)
 def test_a_reset_that_nobody_applies_fails_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resetting, "GIVE_UP_S", 0.01)
+    monkeypatch.setattr(reset_service, "GIVE_UP_S", 0.01)
 
     async def play() -> None:
         desk = Desk(tmp_path)

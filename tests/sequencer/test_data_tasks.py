@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rt.errors import DiskFull, RtError
-from sequencer.data.tasks import Tasks
+from sequencer.data.task_group import TaskGroup
 
 
 async def raises(error: BaseException) -> None:
     raise error
 
 
-def run(play: Callable[[Tasks], Awaitable[None]]) -> Tasks:
-    async def within() -> Tasks:
+def run(play: Callable[[TaskGroup], Awaitable[None]]) -> TaskGroup:
+    async def within() -> TaskGroup:
         async with asyncio.timeout(60):
-            tasks = Tasks()
+            tasks = TaskGroup()
             await play(tasks)
             await tasks.cancel()
             return tasks
@@ -27,7 +27,7 @@ def run(play: Callable[[Tasks], Awaitable[None]]) -> Tasks:
 
 
 def test_work_that_must_go_on_for_ever_ends_the_process_with_it():
-    async def play(tasks: Tasks) -> None:
+    async def play(tasks: TaskGroup) -> None:
         tasks.keep(raises(DiskFull("no room")))
         await tasks.stopping.wait()
 
@@ -35,7 +35,7 @@ def test_work_that_must_go_on_for_ever_ends_the_process_with_it():
 
 
 def test_work_beside_the_rest_may_fail_by_itself(caplog):
-    async def play(tasks: Tasks) -> None:
+    async def play(tasks: TaskGroup) -> None:
         tasks.spawn(raises(DiskFull("no room")))
         while tasks._tasks:
             await asyncio.sleep(0)
@@ -45,9 +45,9 @@ def test_work_beside_the_rest_may_fail_by_itself(caplog):
     assert "task_failed" in caplog.text
 
 
-@pytest.mark.parametrize("start", [Tasks.keep, Tasks.spawn])
+@pytest.mark.parametrize("start", [TaskGroup.keep, TaskGroup.spawn])
 def test_whatever_is_broken_ends_the_process(start):
-    async def play(tasks: Tasks) -> None:
+    async def play(tasks: TaskGroup) -> None:
         start(tasks, raises(KeyError("a slip")))
         await tasks.stopping.wait()
 
@@ -55,7 +55,7 @@ def test_whatever_is_broken_ends_the_process(start):
 
 
 def test_the_first_failure_is_the_one_that_is_told():
-    async def play(tasks: Tasks) -> None:
+    async def play(tasks: TaskGroup) -> None:
         for what in ("first", "second"):
             tasks.fail(RtError(what))
 
@@ -65,7 +65,7 @@ def test_the_first_failure_is_the_one_that_is_told():
 def test_what_is_still_at_work_is_cancelled_in_the_end():
     ended: list[bool] = []
 
-    async def play(tasks: Tasks) -> None:
+    async def play(tasks: TaskGroup) -> None:
         async def works() -> None:
             try:
                 await asyncio.Event().wait()

@@ -15,22 +15,22 @@ from receiving_node import FakeNode, make_pki, tls_of, until
 from sequencing import must
 
 from rt.log.disk import REAL
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
-from rt.log.writer import LogWriter
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.write.writer import LogWriter
 from rt.testing.disk import MemoryDisk
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import apply
-from sequencer.command_codec import encode_command
-from sequencer.commands import Trim
-from sequencer.config import Member, NodeConfig
-from sequencer.data import catching_up
-from sequencer.data.merger import Reached
-from sequencer.data.process import Data
-from sequencer.orders import encode_order
-from sequencer.outcomes import Trimmed
-from sequencer.state_encoding import encode_state
-from sequencer.testing.loopback import free_port
+from sequencer.config.config import ClusterMember, NodeConfig
+from sequencer.data.process import DataProcess
+from sequencer.ipc.data_reports import MergeProgress
+from sequencer.localcluster.loopback import free_port
+from sequencer.merged import catch_up
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import SegmentsTrimmed
+from sequencer.state.command_codec import encode_command
+from sequencer.state.commands import TrimSegments
+from sequencer.state.state_codec import encode_state
+from sequencer.state.write_plan import encode_order
 
 BEFORE = SegmentId(0, 3)
 
@@ -41,7 +41,9 @@ def drawn() -> Story:
 
 
 FILES = drawn().files()
-TRIM = Trim(next(one.first for one in drawn().state.segments if one.id == BEFORE), TrimReason.DISK, 77)
+TRIM = TrimSegments(
+    next(one.first for one in drawn().state.segments if one.id == BEFORE), TrimReason.DISK, 77
+)
 assert max(FILES) > SegmentId(0, 4), FILES.keys()
 
 
@@ -79,9 +81,9 @@ def write_log(directory: Path, count: int) -> None:
 def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
     ports = [free_port() for _ in range(2)]
     members = {
-        "n1": Member(*(f"127.0.0.1:{port}" for port in ports)),
-        "n2": Member(f"localhost:{free_port()}", f"localhost:{peer_port}"),
-        "n3": Member(*(f"127.0.0.1:{free_port()}" for _ in range(2))),
+        "n1": ClusterMember(*(f"127.0.0.1:{port}" for port in ports)),
+        "n2": ClusterMember(f"localhost:{free_port()}", f"localhost:{peer_port}"),
+        "n3": ClusterMember(*(f"127.0.0.1:{free_port()}" for _ in range(2))),
     }
     return NodeConfig(
         stream="s",
@@ -104,25 +106,25 @@ def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
 def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
     count: int, told: str, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catching_up, "STUCK_S", 0.05)
-    monkeypatch.setattr(catching_up, "LOOK_S", 0.01)
+    monkeypatch.setattr(catch_up, "AGAIN_S", 0.05)
+    monkeypatch.setattr(catch_up, "LOOK_S", 0.01)
     story, port = drawn(), free_port()
     config = config_of(tmp_path / "node", pki, port)
     if count:
         write_log(Path(config.merged_directory), count)
     if told != "by orders and then a trim":
-        must(Trimmed, apply(story.state, TRIM))
+        must(SegmentsTrimmed, apply(story.state, TRIM))
     orders = [] if told == "by a snapshot" else [encode_order(order) for order in story.orders[count:]]
     snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=orders)
 
-    def is_as_far(reached: Reached) -> bool:
+    def is_as_far(reached: MergeProgress) -> bool:
         return reached._replace(chain=0) == story.reached._replace(chain=0)  # Not known of others' bytes.
 
     async def play() -> None:
         node = FakeNode(peer, node="n2")
         node.cluster = CLUSTER
         async with node.serving(tls_of(pki, "n1"), port):
-            data = Data(config)
+            data = DataProcess(config)
             data.link.send = lambda _: None  # type: ignore[method-assign]
             try:
                 data._on_message(pb.ToData(snapshot=snapshot))
@@ -149,7 +151,7 @@ def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_
     count: int, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody could mend it any more: the node goes on without, instead of waiting for ever."""
-    monkeypatch.setattr(catching_up, "LOOK_S", 0.01)
+    monkeypatch.setattr(catch_up, "LOOK_S", 0.01)
     story, port = drawn(), free_port()
     config = config_of(tmp_path / "node", pki, port)
     directory = Path(config.merged_directory)
@@ -159,14 +161,14 @@ def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_
     content[-100] ^= 1
     newest.write_bytes(content)
     assert newest.name < BEFORE.file_name
-    must(Trimmed, apply(story.state, TRIM))
+    must(SegmentsTrimmed, apply(story.state, TRIM))
     snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state))
 
     async def play() -> None:
         node = FakeNode(peer, node="n2")
         node.cluster = CLUSTER
         async with node.serving(tls_of(pki, "n1"), port):
-            data = Data(config)
+            data = DataProcess(config)
             data.link.send = lambda _: None  # type: ignore[method-assign]
             try:
                 data._on_message(pb.ToData(snapshot=snapshot))

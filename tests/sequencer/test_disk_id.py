@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from rt.testing.disk import MemoryDisk, PowerCut
-from sequencer.data.disk_id import open_disk_id
+from sequencer.sessions.disk_id import open_disk_id
 
 SESSIONS = "/node/s/sessions"
 

@@ -5,39 +5,45 @@ from __future__ import annotations
 import pytest
 from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, opening, piece
 
-from sequencer.apply import apply
-from sequencer.board import Board, Mark, SegmentKey
-from sequencer.commands import Close, Fence, Restore
-from sequencer.ends import Endings, Restoring
-from sequencer.orders import SessionEnd
-from sequencer.outcomes import Closed, Restored
-from sequencer.state import State
+from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
+from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import DiskRestored, RunClosed
+from sequencer.state.commands import CloseRun, FenceRun, RestoreDisk
+from sequencer.state.state import SequencerState
+from sequencer.state.write_plan import SessionEnd
 
 
-def held(board: Board, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2) -> None:
+def held(
+    board: ReplicationTracker, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2
+) -> None:
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
     for node in range(nodes):
         holds(f"n{node}", board, *offsets, session_id=session_id, x=x, y=y)
 
 
-def holds(node: str, board: Board, *offsets: int, session_id: int = 1, x: int = 0, y: int = 0) -> None:
-    marks = [Mark(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
+def holds(
+    node: str, board: ReplicationTracker, *offsets: int, session_id: int = 1, x: int = 0, y: int = 0
+) -> None:
+    marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     board.on_marks(node, SegmentKey(session_id, x, y), marks)
 
 
-def stage() -> tuple[State, Board]:
+def stage() -> tuple[SequencerState, ReplicationTracker]:
     state = new_state()
     do_join(state, "n0", "n1", "n2")
     do_open(state, "s0")
-    return state, Board(3)
+    return state, ReplicationTracker(3)
 
 
-def planned(state: State, board: Board) -> list[Fence | Close]:
-    return Endings(state, board).plan()
+def planned(state: SequencerState, board: ReplicationTracker) -> list[FenceRun | CloseRun]:
+    return SessionCloser(state, board).plan()
 
 
-def final(node: int, board: Board, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0) -> None:
-    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8))
+def final(
+    node: int, board: ReplicationTracker, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0
+) -> None:
+    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8), None)
 
 
 def test_a_life_without_successor_is_never_ended() -> None:
@@ -54,7 +60,7 @@ def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announce
     held(board, 1, 128)
     assert planned(state, board) == []
     held(board, 1, 128, 256)
-    assert planned(state, board) == [Fence(1, 0)]
+    assert planned(state, board) == [FenceRun(1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: Sessio
     do_open(state, "s0", x=1)
     do_merge(state, piece())
     board.on_announced(end)
-    assert planned(state, board) == [Fence(1, 0)]
+    assert planned(state, board) == [FenceRun(1, 0)]
 
 
 def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
@@ -79,10 +85,10 @@ def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
 def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
     state, board = stage()
     do_open(state, "s0", incarnation=1)
-    assert planned(state, board) == [Fence(1, 0)]
+    assert planned(state, board) == [FenceRun(1, 0)]
     # No sender brings what was announced any more.
     board.on_announced(SessionEnd(1, 0, 0, 256, 20))
-    assert planned(state, board) == [Fence(1, 0)]
+    assert planned(state, board) == [FenceRun(1, 0)]
 
 
 def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
@@ -92,9 +98,9 @@ def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
     final(0, board, 128)
     assert planned(state, board) == []
     final(1, board, 64)
-    assert planned(state, board) == [Close(1, 0, 0, 128, 8)]
+    assert planned(state, board) == [CloseRun(1, 0, 0, 128, 8)]
     final(2, board, 64, y=1)
-    assert planned(state, board) == [Close(1, 0, 1, 64, 0)]
+    assert planned(state, board) == [CloseRun(1, 0, 1, 64, 0)]
     board.forget_node("n1")
     board.forget_node("n2")
     assert planned(state, board) == []
@@ -109,20 +115,61 @@ def test_a_life_is_never_closed_below_what_is_merged() -> None:
     for node in range(3):
         final(node, board, 64)
     (close,) = planned(state, board)
-    assert close == Close(1, 0, 0, 128, 10)
-    must(Closed, apply(state, close))
+    assert close == CloseRun(1, 0, 0, 128, 10)
+    must(RunClosed, apply(state, close))
 
 
 def test_a_life_is_not_ended_where_nodes_disagree() -> None:
     state, board = stage()
     do_open(state, "s0", x=1)
     held(board, 1, 128)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
+    board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
     assert planned(state, board) == []
     do_fence(state)
     for node in range(3):
         final(node, board, 128)
     assert planned(state, board) == []
+
+
+def test_nodes_whose_ends_are_at_one_place_with_other_bytes_before_it_end_no_life() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    end = SessionEnd(1, 0, 0, 128, 8)
+    board.on_final("n0", end, 111)
+    board.on_final("n1", end, 222)
+    assert planned(state, board) == [], "before any of their marks has come"
+    found = board.disagreements[1]
+    assert (found.key, found.offset, found.node, found.others) == (SegmentKey(1, 0, 0), 128, "n1", ("n0",))
+    assert (found.got, found.wanted) == (BatchBoundary(128, 8, 222), BatchBoundary(128, 8, 111))
+
+
+@pytest.mark.parametrize("is_final_first", [False, True])
+def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_final_first: bool) -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    further = [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)]
+    if not is_final_first:
+        board.on_marks("n0", SegmentKey(1, 0, 0), further)
+    board.on_final("n0", SessionEnd(1, 0, 0, 256, 16), 112)
+    board.on_final("n1", SessionEnd(1, 0, 0, 128, 8), 222)
+    if is_final_first:
+        board.on_marks("n0", SegmentKey(1, 0, 0), further)
+    assert planned(state, board) == []
+    assert {board.disagreements[1].node, *board.disagreements[1].others} == {"n0", "n1"}
+
+
+def test_ends_that_agree_to_the_last_byte_end_a_life() -> None:
+    state, board = stage()
+    do_open(state, "s0", x=1)
+    do_fence(state)
+    board.on_final("n0", SessionEnd(1, 0, 0, 256, 16), 112)
+    board.on_marks("n0", SegmentKey(1, 0, 0), [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)])
+    board.on_final("n1", SessionEnd(1, 0, 0, 128, 8), 111)
+    board.on_final("n2", SessionEnd(1, 0, 0, 64, 0), None)
+    assert planned(state, board) == [CloseRun(1, 0, 0, 256, 16)]
+    assert not board.disagreements
 
 
 def test_an_incarnation_is_closed_behind_the_older_one() -> None:
@@ -133,9 +180,9 @@ def test_an_incarnation_is_closed_behind_the_older_one() -> None:
         do_fence(state, session_id)
         for node in range(3):
             final(node, board, 64, session_id=session_id)
-    assert planned(state, board) == [Close(1, 0, 0, 64, 0)]
+    assert planned(state, board) == [CloseRun(1, 0, 0, 64, 0)]
     do_close(state, 1, 0, (0, 64, 0))
-    assert planned(state, board) == [Close(2, 0, 0, 64, 0)]
+    assert planned(state, board) == [CloseRun(2, 0, 0, 64, 0)]
 
 
 # Who has a say
@@ -150,10 +197,10 @@ def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_lif
     final(1, board, 128)
     assert planned(state, board) == []  # What n0 and the lost disk acknowledged may go further.
     final(0, board, 256)
-    assert planned(state, board) == [Close(1, 0, 0, 256, 24)]
-    must(Restored, apply(state, Restore("n2", bytes([1]) * 16)))
+    assert planned(state, board) == [CloseRun(1, 0, 0, 256, 24)]
+    must(DiskRestored, apply(state, RestoreDisk("n2", bytes([1]) * 16)))
     board.forget_node("n0")
-    assert planned(state, board) == [Close(1, 0, 0, 128, 8)]
+    assert planned(state, board) == [CloseRun(1, 0, 0, 128, 8)]
 
 
 def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
@@ -165,54 +212,54 @@ def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
     for node in range(3):
         assert planned(state, board) == []
         final(node, board, 64 * (node + 1))
-    assert planned(state, board) == [Close(1, 0, 0, 192, 16)]
+    assert planned(state, board) == [CloseRun(1, 0, 0, 192, 16)]
 
 
 def test_a_session_is_looked_at_again_when_something_is_new_of_it_and_only_then() -> None:
     state, board = stage()
     for n in range(1, 50):
         do_open(state, f"s{n}")
-    endings = Endings(state, board)
+    endings = SessionCloser(state, board)
     assert endings.plan() == []
     assert not endings.due
     endings.on_news(range(1, 50))
     assert not endings.due
     endings.on_applied(apply(state, opening("s0", 1, incarnation=1, newest=1)))
-    assert endings.plan() == endings.plan() == [Fence(1, 0)]
-    endings.on_applied(apply(state, Fence(1, 0)))
+    assert endings.plan() == endings.plan() == [FenceRun(1, 0)]
+    endings.on_applied(apply(state, FenceRun(1, 0)))
     assert endings.plan() == []
     assert not endings.due
     final(0, board, 64)
     final(1, board, 64)
     endings.on_news(board.take_news())
-    assert endings.plan() == [Close(1, 0, 0, 64, 0)]
+    assert endings.plan() == [CloseRun(1, 0, 0, 64, 0)]
 
 
 # When a disk is whole again
 
 
-def broken() -> tuple[State, Board, Restoring]:
+def broken() -> tuple[SequencerState, ReplicationTracker, DiskRestoration]:
     """n2 has begun with an empty disk; it is the fourth that joined."""
     state, board = stage()
     do_join(state, "n2", disk=1)
-    return state, board, Restoring(state, board)
+    return state, board, DiskRestoration(state, board)
 
 
-RESTORE = Restore("n2", bytes([1]) * 16)
+RESTORE = RestoreDisk("n2", bytes([1]) * 16)
 
 
 def test_a_disk_is_whole_when_it_holds_what_a_majority_of_the_others_held_once_it_had_joined() -> None:
     _, board, restoring = broken()
     holds("n0", board, 128, 256)
     holds("n1", board, 128)
-    assert restoring.plan({"n0": 4, "n1": 3, "n2": 4}) == []
-    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}) == []
+    assert restoring.plan({"n0": 4, "n1": 3, "n2": 4}, {}) == []
+    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}, {}) == []
     holds("n0", board, 128, 256, 512)  # The new disk was there for that.
     holds("n2", board, 128)
-    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}) == []
+    assert restoring.plan({"n0": 4, "n1": 4, "n2": 4}, {}) == []
     holds("n2", board, 128, 256)
     board.forget_node("n1")
-    assert restoring.plan({}) == [RESTORE]
+    assert restoring.plan({}, {}) == [RESTORE]
 
 
 def test_what_is_merged_or_behind_an_end_need_not_be_held() -> None:
@@ -222,44 +269,68 @@ def test_what_is_merged_or_behind_an_end_need_not_be_held() -> None:
     for session_id in (1, 2, 3):
         held(board, session_id, 128, 256)
     told = {"n0": 4, "n1": 4}
-    assert restoring.plan(told) == []
+    assert restoring.plan(told, {}) == []
     do_merge(state, piece(1, end=256, count=20))
     do_fence(state, 2)
     do_close(state, 2, 0, (0, 128, 10))
     do_merge(state, piece(3, end=256, count=20))
     # What is closed is not merged yet: it would be lost with the disks that hold it.
-    assert restoring.plan(told) == []
+    assert restoring.plan(told, {}) == []
     holds("n2", board, 128, session_id=2)
-    assert restoring.plan(told) == [RESTORE]
+    assert restoring.plan(told, {}) == [RESTORE]
 
 
 def test_where_nothing_was_held_a_disk_is_whole_as_soon_as_that_is_known() -> None:
     _, _, restoring = broken()
-    assert restoring.plan({"n0": 4}) == []
-    assert restoring.plan({"n0": 4, "n1": 4}) == [RESTORE]
+    assert restoring.plan({"n0": 4}, {}) == []
+    assert restoring.plan({"n0": 4, "n1": 4}, {}) == [RESTORE]
+
+
+def test_a_disk_is_whole_only_once_its_node_has_merged_what_was_committed_when_it_had_joined() -> None:
+    state, board = stage()
+    do_open(state, "s1")
+    do_merge(state, piece(1, end=128, count=10))
+    do_join(state, "n2", disk=1)
+    restoring = DiskRestoration(state, board)
+    held(board, 1, 128)
+    told = {"n0": 4, "n1": 4}
+    assert restoring.plan(told, {"n2": 1}) == [], "the disk before may have said that"
+    told["n2"] = 4
+    assert restoring.plan(told, {"n2": 0}) == []
+    do_merge(state, piece(1, start=128, end=256, first=10, count=10))
+    assert restoring.plan(told, {"n2": 1}) == [RESTORE], "what came later it was there for"
+
+
+def test_what_was_planned_before_a_disk_had_joined_may_count_on_the_disk_before() -> None:
+    state, board = stage()
+    do_join(state, "n2", disk=1)
+    restoring, told = DiskRestoration(state, board), {"n0": 4, "n1": 4, "n2": 4}
+    assert restoring.plan(told, {"n2": 0}, planned=2) == []
+    assert restoring.plan(told, {"n2": 1}, planned=5) == []
+    assert restoring.plan(told, {"n2": 2}, planned=5) == [RESTORE]
 
 
 def test_a_disk_that_was_lost_too_does_not_vouch_for_another_unless_all_others_are_asked() -> None:
     state, _ = stage()
-    board = Board(5)
+    board = ReplicationTracker(5)
     do_join(state, "n3", "n4")
     do_join(state, "n2", "n1", disk=1)
-    restoring = Restoring(state, board)
-    assert restoring.plan({"n0": 9, "n1": 9, "n3": 9}) == []
-    assert restoring.plan({"n0": 9, "n3": 9, "n4": 9}) == [
-        Restore("n1", bytes([1]) * 16),
-        Restore("n2", bytes([1]) * 16),
+    restoring = DiskRestoration(state, board)
+    assert restoring.plan({"n0": 9, "n1": 9, "n3": 9}, {}) == []
+    assert restoring.plan({"n0": 9, "n3": 9, "n4": 9}, {}) == [
+        RestoreDisk("n1", bytes([1]) * 16),
+        RestoreDisk("n2", bytes([1]) * 16),
     ]
     do_join(state, "n3", disk=1)
-    restoring = Restoring(state, board)
-    assert restoring.plan({"n0": 9, "n4": 9, "n1": 9}) == []
-    assert restoring.plan({"n0": 9, "n1": 9, "n2": 9, "n4": 9}) == [Restore("n3", bytes([1]) * 16)]
+    restoring = DiskRestoration(state, board)
+    assert restoring.plan({"n0": 9, "n4": 9, "n1": 9}, {}) == []
+    assert restoring.plan({"n0": 9, "n1": 9, "n2": 9, "n4": 9}, {}) == [RestoreDisk("n3", bytes([1]) * 16)]
 
 
 # Ends that are lost
 
 
-def closed_at_256(*, superseded: bool = True) -> tuple[State, Board, Endings]:
+def closed_at_256(*, superseded: bool = True) -> tuple[SequencerState, ReplicationTracker, SessionCloser]:
     """X 0 of session 1 was closed where n2 alone had come to; n2's disk was lost since."""
     state, board = stage()
     do_open(state, "s0", incarnation=1) if superseded else do_open(state, "s0", x=1)
@@ -267,7 +338,7 @@ def closed_at_256(*, superseded: bool = True) -> tuple[State, Board, Endings]:
     do_close(state, 1, 0, (0, 256, 20))
     do_join(state, "n2", disk=1)
     holds("n0", board, 128)
-    return state, board, Endings(state, board)
+    return state, board, SessionCloser(state, board)
 
 
 TOLD = {"n0": 4, "n1": 4, "n2": 4}
@@ -278,7 +349,7 @@ def test_a_life_whose_end_is_lost_is_closed_at_what_is_left_once_all_nodes_were_
     assert endings.plan_lost({"n0": 4, "n1": 4}) == []
     assert endings.plan_lost(TOLD | {"n1": 3}) == []
     (close,) = endings.plan_lost(TOLD)
-    assert close == Close(1, 0, 0, 128, 10)
+    assert close == CloseRun(1, 0, 0, 128, 10)
     endings.on_applied(apply(state, close))
     assert endings.plan_lost(TOLD) == []
     do_merge(state, piece())
@@ -295,15 +366,15 @@ def test_an_end_that_a_node_holds_or_a_sender_may_bring_is_not_lost() -> None:
     board.on_announced(SessionEnd(1, 0, 0, 256, 20))
     assert endings.plan_lost(TOLD) == []
     board.on_announced(SessionEnd(1, 0, 0, 128, 10))
-    assert endings.plan_lost(TOLD) == [Close(1, 0, 0, 128, 10)]
+    assert endings.plan_lost(TOLD) == [CloseRun(1, 0, 0, 128, 10)]
 
 
 def test_what_is_merged_stays_merged_when_the_rest_is_lost() -> None:
     state, board, _ = closed_at_256()
     do_merge(state, piece())
     board.forget_node("n0")
-    endings = Endings(state, board)
+    endings = SessionCloser(state, board)
     (close,) = endings.plan_lost(TOLD)
-    assert close == Close(1, 0, 0, 128, 10)
-    must(Closed, apply(state, close))
+    assert close == CloseRun(1, 0, 0, 128, 10)
+    must(RunClosed, apply(state, close))
     assert state.sessions[1].lives == ()

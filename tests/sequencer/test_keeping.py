@@ -12,18 +12,18 @@ from sequencing import must, new_state, refusal
 
 from archiver.policy import MINUTE_NS
 from archiver.retention import plan_trim
-from rt.log.segment import SegmentId
-from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
-from sequencer import state as kept
-from sequencer.apply import apply
-from sequencer.commands import TRIM_REASONS, Command, Configure, Hold, Release, Trim
-from sequencer.keeping import held_positions, policy_of
-from sequencer.outcomes import Held, Refused, Released, Trimmed
-from sequencer.state import HOLDS_MAX, MergedEnd, MergedSegment, State
-from sequencer.state_encoding import decode_state, encode_state
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
+from sequencer.state import state as kept
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, SegmentsTrimmed
+from sequencer.state.commands import TRIM_REASONS, Command, Configure, HoldPosition, ReleaseHold, TrimSegments
+from sequencer.state.retention import held_positions, policy_of
+from sequencer.state.state import HOLDS_MAX, MergedEnd, MergedSegment, SequencerState
+from sequencer.state.state_codec import decode_state, encode_state
 
 
-def sealed(count: int) -> State:
+def sealed(count: int) -> SequencerState:
     """So many sealed segments of ten messages and 100 bytes, and one that grows."""
     state = new_state()
     state.segments.extend(
@@ -37,8 +37,8 @@ def sealed(count: int) -> State:
 def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time() -> None:
     state = sealed(4)
     assert state.log_start == 0
-    trimmed = must(Trimmed, apply(state, Trim(20, TrimReason.DISK, 77)))
-    assert trimmed == Trimmed(TrimReason.DISK, 77, 20, 2, 200)
+    trimmed = must(SegmentsTrimmed, apply(state, TrimSegments(20, TrimReason.DISK, 77)))
+    assert trimmed == SegmentsTrimmed(TrimReason.DISK, 77, 20, 2, 200)
     assert [(one.reason, one.trimmed_ns) for one in state.segments] == [
         (TrimReason.DISK, 77),
         (TrimReason.DISK, 77),
@@ -46,7 +46,7 @@ def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time(
         (TrimReason.NONE, 0),
     ]
     assert [one.size_bytes for one in state.segments] == [100] * 4
-    trimmed = must(Trimmed, apply(state, Trim(45, TrimReason.REQUEST, 5)))
+    trimmed = must(SegmentsTrimmed, apply(state, TrimSegments(45, TrimReason.REQUEST, 5)))
     assert (trimmed.log_start, trimmed.segments) == (40, 2)
     assert [one.reason for one in state.segments][:3] == [
         TrimReason.DISK,
@@ -58,9 +58,9 @@ def test_a_trim_takes_all_sealed_segments_before_its_place_with_reason_and_time(
 
 def test_of_trimmed_segments_the_newest_entries_are_remembered() -> None:
     state = sealed(TRIMMED_ENTRIES_MAX + 7)
-    apply(state, Trim(30, TrimReason.REQUEST, 1))
+    apply(state, TrimSegments(30, TrimReason.REQUEST, 1))
     assert len(state.segments) == TRIMMED_ENTRIES_MAX + 7
-    apply(state, Trim(10 * (TRIMMED_ENTRIES_MAX + 5), TrimReason.REQUEST, 2))
+    apply(state, TrimSegments(10 * (TRIMMED_ENTRIES_MAX + 5), TrimReason.REQUEST, 2))
     assert len(state.segments) == TRIMMED_ENTRIES_MAX + 2
     assert state.segments[0].id == SegmentId(0, 5)
     assert sum(one.is_trimmed for one in state.segments) == TRIMMED_ENTRIES_MAX
@@ -69,38 +69,40 @@ def test_of_trimmed_segments_the_newest_entries_are_remembered() -> None:
 def test_a_trim_names_whose_hold_it_overrides() -> None:
     state = sealed(4)
     for name, position in (("late", 19), ("early", 0), ("on-time", 20), ("ahead", 45)):
-        assert apply(state, Hold(name, position, 1)) == Held(name, position)
-    trimmed = must(Trimmed, apply(state, Trim(20, TrimReason.DISK, 1)))
+        assert apply(state, HoldPosition(name, position, 1)) == HoldMoved(name, position)
+    trimmed = must(SegmentsTrimmed, apply(state, TrimSegments(20, TrimReason.DISK, 1)))
     assert trimmed.overridden == ("early", "late")
 
 
 def test_a_hold_moves_forward_may_be_told_again_and_is_released() -> None:
     state = sealed(2)
-    apply(state, Hold("reader", 3, 50))
-    assert apply(state, Hold("reader", 3, 40)) == Held("reader", 3)
-    assert state.holds == {"reader": kept.Hold(3, 50)}
-    apply(state, Hold("reader", 25, 60))
-    assert state.holds == {"reader": kept.Hold(25, 60)}
-    assert "not 24" in refusal(state, Hold("reader", 24, 70)).why
-    assert apply(state, Release("reader")) == Released("reader")
-    assert apply(state, Hold("reader", 0, 80)) == Held("reader", 0)
+    apply(state, HoldPosition("reader", 3, 50))
+    assert apply(state, HoldPosition("reader", 3, 40)) == HoldMoved("reader", 3)
+    assert state.holds == {"reader": kept.SubscriberHold(3, 50)}
+    apply(state, HoldPosition("reader", 25, 60))
+    assert state.holds == {"reader": kept.SubscriberHold(25, 60)}
+    assert "not 24" in refusal(state, HoldPosition("reader", 24, 70)).why
+    assert apply(state, ReleaseHold("reader")) == HoldReleased("reader")
+    assert apply(state, HoldPosition("reader", 0, 80)) == HoldMoved("reader", 0)
 
 
 def test_where_holds_are_at_their_limit_those_that_are_there_go_on() -> None:
     state = sealed(2)
     for number in range(HOLDS_MAX):
-        apply(state, Hold(f"r{number}", 0, 0))
-    assert isinstance(apply(state, Hold("another", 0, 0)), Refused)
-    assert apply(state, Hold("r7", 9, 0)) == Held("r7", 9)
-    apply(state, Release("r8"))
-    assert apply(state, Hold("another", 0, 0)) == Held("another", 0)
+        apply(state, HoldPosition(f"r{number}", 0, 0))
+    assert isinstance(apply(state, HoldPosition("another", 0, 0)), CommandRejected)
+    assert apply(state, HoldPosition("r7", 9, 0)) == HoldMoved("r7", 9)
+    apply(state, ReleaseHold("r8"))
+    assert apply(state, HoldPosition("another", 0, 0)) == HoldMoved("another", 0)
 
 
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Trim, st.integers(0, 80), st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 9 * MINUTE_NS)),
-    st.builds(Configure, time_minutes=st.integers(0, 5), limit_bytes=st.integers(0, 700)),
-    st.builds(Hold, st.sampled_from("abc"), st.integers(0, 70), st.integers(0, 9)),
-    st.builds(Release, st.sampled_from("abc")),
+    st.builds(
+        TrimSegments, st.integers(0, 80), st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 9 * MINUTE_NS)
+    ),
+    st.builds(Configure, retention_minutes=st.integers(0, 5), retention_bytes=st.integers(0, 700)),
+    st.builds(HoldPosition, st.sampled_from("abc"), st.integers(0, 70), st.integers(0, 9)),
+    st.builds(ReleaseHold, st.sampled_from("abc")),
 )
 
 
@@ -113,11 +115,11 @@ def test_whatever_is_trimmed_is_a_prefix_and_no_hold_goes_back(count: int, comma
         flags = [one.is_trimmed for one in state.segments]
         assert flags == sorted(flags, reverse=True)
         assert state.log_start >= start
-        assert (encode_state(state) == before) or not isinstance(outcome, Refused)
+        assert (encode_state(state) == before) or not isinstance(outcome, CommandRejected)
         assert decode_state(encode_state(state)) == state
-        if isinstance(command, Hold):
+        if isinstance(command, HoldPosition):
             assert all(state.holds[name].position >= one.position for name, one in holds.items())
-        if isinstance(outcome, Trimmed):
+        if isinstance(outcome, SegmentsTrimmed):
             assert outcome.log_start == state.log_start >= start
             assert bool(outcome.segments) == (state.log_start > start)
             assert outcome.segments or outcome.reason is TrimReason.REQUEST
@@ -127,54 +129,56 @@ def test_whatever_is_trimmed_is_a_prefix_and_no_hold_goes_back(count: int, comma
 
 def test_the_growing_segment_is_never_trimmed_and_what_is_gone_may_be_trimmed_again() -> None:
     state = sealed(4)
-    assert "beyond the merged log" in refusal(state, Trim(46, TrimReason.REQUEST, 1)).why
-    outcomes = [must(Trimmed, apply(state, Trim(45, TrimReason.REQUEST, 1))) for _ in range(2)]
+    assert "beyond the merged log" in refusal(state, TrimSegments(46, TrimReason.REQUEST, 1)).why
+    outcomes = [
+        must(SegmentsTrimmed, apply(state, TrimSegments(45, TrimReason.REQUEST, 1))) for _ in range(2)
+    ]
     assert [(one.log_start, one.segments, one.size_bytes) for one in outcomes] == [(40, 4, 400), (40, 0, 0)]
     assert state.merged.segment == SegmentId(0, 4)
 
 
 def test_a_trim_of_an_empty_log_is_done_already() -> None:
-    assert must(Trimmed, apply(new_state(), Trim(0, TrimReason.REQUEST, 1))).segments == 0
+    assert must(SegmentsTrimmed, apply(new_state(), TrimSegments(0, TrimReason.REQUEST, 1))).segments == 0
 
 
 # What has changed between the proposal of a trim and its turn
 
 
-def by_policy() -> State:
+def by_policy() -> SequencerState:
     """Four sealed segments: by age the first three go at minute 63, by size the first two."""
     state = sealed(4)
     state.segments = deque(
         replace(one, sealed_ns=at * MINUTE_NS) for at, one in enumerate(state.segments, start=1)
     )
-    apply(state, Configure(time_minutes=60, limit_bytes=64 + 200))
+    apply(state, Configure(retention_minutes=60, retention_bytes=64 + 200))
     return state
 
 
-BY_AGE = Trim(30, TrimReason.TIME, 63 * MINUTE_NS)
-BY_SIZE = Trim(20, TrimReason.SIZE, MINUTE_NS)
+BY_AGE = TrimSegments(30, TrimReason.TIME, 63 * MINUTE_NS)
+BY_SIZE = TrimSegments(20, TrimReason.SIZE, MINUTE_NS)
 
 
 def test_what_the_policy_wants_trimmed_is_trimmed() -> None:
-    assert must(Trimmed, apply(by_policy(), BY_AGE)).log_start == 30
-    assert must(Trimmed, apply(by_policy(), BY_SIZE)).log_start == 20
+    assert must(SegmentsTrimmed, apply(by_policy(), BY_AGE)).log_start == 30
+    assert must(SegmentsTrimmed, apply(by_policy(), BY_SIZE)).log_start == 20
 
 
 @pytest.mark.parametrize(
     ("change", "start"),
     [
-        (Configure(time_minutes=0, limit_bytes=0), None),
-        (Configure(time_minutes=63, limit_bytes=64 + 400), None),
-        (Configure(time_minutes=62, limit_bytes=64 + 300), 10),
-        (Configure(time_minutes=1, limit_bytes=1), {"TIME": 30, "SIZE": 20}),
-        (Hold("reader", 0, 1), None),
-        (Hold("reader", 10, 1), 10),
-        (Hold("reader", 19, 1), 10),
-        (Hold("reader", 45, 1), {"TIME": 30, "SIZE": 20}),
+        (Configure(retention_minutes=0, retention_bytes=0), None),
+        (Configure(retention_minutes=63, retention_bytes=64 + 400), None),
+        (Configure(retention_minutes=62, retention_bytes=64 + 300), 10),
+        (Configure(retention_minutes=1, retention_bytes=1), {"TIME": 30, "SIZE": 20}),
+        (HoldPosition("reader", 0, 1), None),
+        (HoldPosition("reader", 10, 1), 10),
+        (HoldPosition("reader", 19, 1), 10),
+        (HoldPosition("reader", 45, 1), {"TIME": 30, "SIZE": 20}),
     ],
 )
 @pytest.mark.parametrize("trim", [BY_AGE, BY_SIZE])
 def test_a_trim_does_what_policy_and_holds_of_its_turn_let_go(
-    trim: Trim, change: Command, start: dict[str, int] | int | None
+    trim: TrimSegments, change: Command, start: dict[str, int] | int | None
 ) -> None:
     state = by_policy()
     apply(state, change)
@@ -182,28 +186,28 @@ def test_a_trim_does_what_policy_and_holds_of_its_turn_let_go(
     outcome = apply(state, trim)
     wanted = start[trim.reason.name] if isinstance(start, dict) else start
     if wanted is None:
-        assert "any more" in must(Refused, outcome).why
+        assert "any more" in must(CommandRejected, outcome).why
         assert encode_state(state) == before
     else:
-        assert must(Trimmed, outcome).log_start == wanted
+        assert must(SegmentsTrimmed, outcome).log_start == wanted
         assert state.log_start == wanted
 
 
 def test_where_holds_hold_too_much_only_what_is_more_goes() -> None:
     state = by_policy()
-    apply(state, Hold("reader", 0, 1))
-    apply(state, Configure(hold_limit_bytes=150))
-    assert must(Trimmed, apply(state, BY_AGE)).overridden == ("reader",)
+    apply(state, HoldPosition("reader", 0, 1))
+    apply(state, Configure(hold_bytes_max=150))
+    assert must(SegmentsTrimmed, apply(state, BY_AGE)).overridden == ("reader",)
     assert state.log_start == 20
 
 
 def test_a_trim_for_want_of_space_overrides_holds_but_not_a_policy_that_has_no_bound() -> None:
-    state, trim = by_policy(), Trim(20, TrimReason.DISK, 1)
-    apply(state, Hold("reader", 0, 1))
-    apply(state, Configure(disk_percent=0))
+    state, trim = by_policy(), TrimSegments(20, TrimReason.DISK, 1)
+    apply(state, HoldPosition("reader", 0, 1))
+    apply(state, Configure(retention_disk_percent=0))
     refusal(state, trim)
-    apply(state, Configure(disk_percent=50))
-    assert must(Trimmed, apply(state, trim)).overridden == ("reader",)
+    apply(state, Configure(retention_disk_percent=50))
+    assert must(SegmentsTrimmed, apply(state, trim)).overridden == ("reader",)
 
 
 @given(st.lists(COMMANDS, max_size=6), st.integers(1, 80 * MINUTE_NS))
@@ -223,6 +227,6 @@ def test_a_trim_that_is_applied_as_it_was_planned_does_all_of_it(
         members=1,
     )
     if plan is not None:
-        trimmed = must(Trimmed, apply(state, Trim(plan.up_to, plan.reason, clock_ns)))
+        trimmed = must(SegmentsTrimmed, apply(state, TrimSegments(plan.up_to, plan.reason, clock_ns)))
         assert (trimmed.segments, trimmed.size_bytes) == (plan.segments, plan.size_bytes)
         assert trimmed.overridden == plan.overridden

@@ -14,22 +14,22 @@ from batches import CLUSTER
 from receiving_node import tls_of
 
 from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, RtError, Timeout
-from rt.net import leases as lease_calls
-from rt.net.certs import init_ca, issue
+from rt.net import lease_client as lease_calls
+from rt.net.dev_pki import init_ca, issue
+from rt.net.grpc_channel import serve
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
-from rt.net.leases import LeaseCalls, LeaseRow
-from rt.net.rpc import serve
-from rt.net.rpc_errors import Unreachable
+from rt.net.lease_client import LeaseCalls, LeaseRow
 from rt.v1 import leases_pb2 as pb
-from sequencer.apply import apply
-from sequencer.command_codec import decode_command, encode_command
-from sequencer.commands import Command
-from sequencer.data import leasing as leasing_module
+from sequencer.data import lease_manager as leasing_module
+from sequencer.data.lease_manager import WAITING_MAX, LeaseManager
 from sequencer.data.lease_service import CALLS_PER_IDENTITY_MAX, LEASE_METHOD_ROLES, LeaseService
-from sequencer.data.leasing import WAITING_MAX, Leasing
-from sequencer.lease_commands import AcquireLeases
-from sequencer.state import LEASES_PER_GROUP_MAX, Lease, State
-from sequencer.testing.loopback import free_port
+from sequencer.localcluster.loopback import free_port
+from sequencer.state.apply import apply
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import Command
+from sequencer.state.lease_commands import AcquireLeases
+from sequencer.state.state import LEASES_PER_GROUP_MAX, LeaseState, SequencerState
 
 WAIT_S = 60
 REQUEST = b"Q" * 16
@@ -39,7 +39,7 @@ class Cluster:
     """Consensus that applies what is proposed at once, or when it is told to; nodes hear of it then."""
 
     def __init__(self) -> None:
-        self.state = State(CLUSTER)
+        self.state = SequencerState(CLUSTER)
         self.nodes: list[Node] = []
         self.held_back: list[Command] | None = None
 
@@ -62,7 +62,7 @@ class Node:
             state=cluster.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
         )
         self.is_up = True
-        self.leasing = Leasing(self.replica, cluster.propose, lambda: self.is_up)
+        self.leasing = LeaseManager(self.replica, cluster.propose, lambda: self.is_up)
         cluster.nodes.append(self)
 
 
@@ -135,7 +135,7 @@ def test_a_lease_is_acquired_renewed_seen_and_released_over_any_node(pki: Path) 
 def test_who_has_no_such_group_or_is_somebody_else_gets_nothing(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
-        cluster.state.leases["third/x"] = Lease("h2", 1, 1000, REQUEST, 0)
+        cluster.state.leases["third/x"] = LeaseState("h2", 1, 1000, REQUEST, 0)
         async with served(pki, Node(cluster)) as endpoints:
             async with calling(endpoints, pki, "h1") as calls:
                 for owner in ("h2", "h2~h1", "h1x"):
@@ -266,7 +266,7 @@ def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> No
         node = cluster.nodes[0]
         match lack:
             case "joined":
-                node.replica.state = State(bytes(16))
+                node.replica.state = SequencerState(bytes(16))
             case "leader":
                 node.replica.standing.leader = ""
             case "caught up":
@@ -286,7 +286,7 @@ def test_without_room_nothing_is_proposed_and_who_asks_is_told() -> None:
         cluster = Cluster()
         cluster.held_back = []
         for number in range(LEASES_PER_GROUP_MAX):
-            cluster.state.leases[f"app/{number}"] = Lease("h1", number + 1, 1000, REQUEST, 0)
+            cluster.state.leases[f"app/{number}"] = LeaseState("h1", number + 1, 1000, REQUEST, 0)
         with pytest.raises(Overloaded, match="leases of group app"):
             await service(cluster).acquire(asked())
         assert not cluster.held_back, "who asks again and again fills no log"
@@ -302,7 +302,7 @@ def test_room_that_others_took_meanwhile_is_told_as_well() -> None:
         while not cluster.held_back:
             await asyncio.sleep(0)
         for number in range(LEASES_PER_GROUP_MAX):
-            cluster.state.leases[f"app/{number}"] = Lease("h1", number + 1, 1000, REQUEST, 0)
+            cluster.state.leases[f"app/{number}"] = LeaseState("h1", number + 1, 1000, REQUEST, 0)
         cluster.commit(cluster.held_back[0])
         with pytest.raises(Overloaded, match="leases of group app"):
             await waiting

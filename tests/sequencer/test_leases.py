@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequencing import must, new_state, refusal
 
-from sequencer.apply import apply
-from sequencer.commands import Command, Reset
-from sequencer.control.lease_clock import LOOK_NS, LeaseClock
-from sequencer.lease_commands import (
+from sequencer.leader.lease_expiry import LOOK_NS, LeaseExpiry
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesGranted
+from sequencer.state.commands import Command, ResetCluster
+from sequencer.state.lease_commands import (
     LEASES_PER_COMMAND_MAX,
     AcquireLeases,
     ExpireLeases,
@@ -22,9 +23,8 @@ from sequencer.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.outcomes import Expired, Leased, Refused
-from sequencer.state import LEASES_MAX, LEASES_PER_GROUP_MAX, LET_GO_MAX, State
-from sequencer.state_encoding import decode_state, encode_state
+from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, LET_GO_MAX, SequencerState
+from sequencer.state.state_codec import decode_state, encode_state
 
 S = 10**9
 NUMBERS = itertools.count(1)
@@ -38,15 +38,15 @@ def acquiring(*names: str, owner: str = "h1", by: bytes | None = None, seconds: 
     return AcquireLeases(by or request(), owner, seconds * 1000, names)
 
 
-def do(state: State, command: Command) -> tuple[int, ...]:
-    return must(Leased, apply(state, command)).tokens
+def do(state: SequencerState, command: Command) -> tuple[int, ...]:
+    return must(LeasesGranted, apply(state, command)).tokens
 
 
-def renew(state: State, *held: tuple[str, int], owner: str = "h1") -> tuple[int, ...]:
+def renew(state: SequencerState, *held: tuple[str, int], owner: str = "h1") -> tuple[int, ...]:
     return do(state, RenewLeases(request(), owner, tuple(HeldLease(*one) for one in held)))
 
 
-def release(state: State, *held: tuple[str, int], owner: str = "h1") -> tuple[int, ...]:
+def release(state: SequencerState, *held: tuple[str, int], owner: str = "h1") -> tuple[int, ...]:
     return do(state, ReleaseLeases(request(), owner, tuple(HeldLease(*one) for one in held)))
 
 
@@ -68,7 +68,7 @@ def test_what_is_asked_again_by_the_same_id_has_what_it_got() -> None:
     do(state, acquiring("g/q1", owner="h2"))
     assert do(state, ask) == (0, 2)
     before = encode_state(state)
-    assert must(Leased, apply(state, ask)) == Leased(ask.request, (0, 2))
+    assert must(LeasesGranted, apply(state, ask)) == LeasesGranted(ask.request, (0, 2))
     assert encode_state(state) == before
     stranger = AcquireLeases(ask.request, "h3", 10_000, ask.names)
     assert do(state, stranger) == (0, 0)
@@ -132,9 +132,9 @@ def test_a_reset_keeps_leases_and_behind_a_forced_one_tokens_rise_above_all_that
 ) -> None:
     state = new_state()
     do(state, acquiring("g/q1", "g/q2"))
-    apply(state, Reset(is_hard, 2, 0, b"R" * 16))
+    apply(state, ResetCluster(is_hard, 2, 0, b"R" * 16))
     assert do(state, acquiring("g/q3")) == (3,)
-    apply(state, Reset(is_hard, 1 << 16, 0, b"S" * 16, "n1"))
+    apply(state, ResetCluster(is_hard, 1 << 16, 0, b"S" * 16, "n1"))
     assert renew(state, ("g/q1", 1)) == (1,)
     (token,) = do(state, acquiring("g/q4"))
     assert token > 1 << 40
@@ -147,7 +147,7 @@ def test_a_lease_expires_only_as_it_was_when_the_leader_began_to_measure() -> No
     release(state, ("g/q3", 3))
     do(state, acquiring("g/q3", owner="h2"))
     idle = tuple(IdleLease(f"g/q{token}", token, 0) for token in (1, 2, 3))
-    assert apply(state, ExpireLeases(idle)) == Expired(("g/q1",))
+    assert apply(state, ExpireLeases(idle)) == LeasesExpired(("g/q1",))
     assert sorted(state.leases) == ["g/q2", "g/q3"]
     assert "renewed, released or free" in refusal(state, ExpireLeases(idle)).why
 
@@ -177,7 +177,7 @@ def test_a_line_of_the_log_does_not_name_all_that_lapse_together() -> None:
     assert len(over.brief) < 500
 
 
-def due(clock: LeaseClock, now_ns: int) -> Sequence[str]:
+def due(clock: LeaseExpiry, now_ns: int) -> Sequence[str]:
     found = clock.due(now_ns)
     return [] if found is None else [one.name for one in found.leases]
 
@@ -185,20 +185,20 @@ def due(clock: LeaseClock, now_ns: int) -> Sequence[str]:
 def test_the_leader_lets_a_lease_last_its_whole_time_since_it_saw_it_renewed() -> None:
     state = new_state()
     do(state, acquiring("g/q1", "g/q2", seconds=10))
-    clock = LeaseClock(state)
+    clock = LeaseExpiry(state)
     assert due(clock, 5 * S) == []
     renew(state, ("g/q2", 2))
     assert due(clock, 6 * S) == []
     assert due(clock, 15 * S - 1) == []
     assert due(clock, 15 * S + LOOK_NS) == ["g/q1"]
     assert due(clock, 16 * S + LOOK_NS) == ["g/q1", "g/q2"], "it is said until it is applied"
-    assert due(LeaseClock(state), 100 * S) == [], "another leader begins to measure anew"
+    assert due(LeaseExpiry(state), 100 * S) == [], "another leader begins to measure anew"
 
 
 def test_a_lease_that_was_released_and_granted_again_has_its_whole_time() -> None:
     state = new_state()
     do(state, acquiring("g/q1"))
-    clock = LeaseClock(state)
+    clock = LeaseExpiry(state)
     assert due(clock, 0) == []
     release(state, ("g/q1", 1))
     do(state, acquiring("g/q1", owner="h2"))
@@ -208,7 +208,7 @@ def test_a_lease_that_was_released_and_granted_again_has_its_whole_time() -> Non
 
 def test_the_leader_looks_now_and_then_and_not_at_all_without_leases() -> None:
     state = new_state()
-    clock = LeaseClock(state)
+    clock = LeaseExpiry(state)
     assert due(clock, 0) == []
     do(state, acquiring("g/q1", seconds=1))
     assert due(clock, 1) == []
@@ -238,7 +238,7 @@ def test_whatever_is_late_lost_or_repeated_nobody_gets_what_another_one_counts_o
 ) -> None:
     """Owners count on a lease for its duration from when they began to ask; commands are applied late."""
     state, now_ns = new_state(), 0
-    leader = LeaseClock(state)
+    leader = LeaseExpiry(state)
     log: list[Command] = []
     counts_on: dict[str, tuple[str, int, int]] = {}
     """By lease: who may count on it, by which token, until when."""
@@ -248,9 +248,9 @@ def test_whatever_is_late_lost_or_repeated_nobody_gets_what_another_one_counts_o
     def commit(command: Command, began_ns: int) -> None:
         outcome = apply(state, command)
         assert decode_state(encode_state(state)) == state
-        if isinstance(outcome, Refused | Expired) or isinstance(command, ReleaseLeases):
+        if isinstance(outcome, CommandRejected | LeasesExpired) or isinstance(command, ReleaseLeases):
             return
-        assert isinstance(outcome, Leased)
+        assert isinstance(outcome, LeasesGranted)
         assert isinstance(command, AcquireLeases | RenewLeases)
         names = command.names if isinstance(command, AcquireLeases) else [one.name for one in command.leases]
         for name, token in zip(names, outcome.tokens, strict=True):
@@ -283,7 +283,7 @@ def test_whatever_is_late_lost_or_repeated_nobody_gets_what_another_one_counts_o
             case "again" if log:
                 apply(state, log[choice % len(log)])  # Whoever asked has its answer, or waits no more.
             case "leader":
-                leader = LeaseClock(state)
+                leader = LeaseExpiry(state)
             case "wait":
                 now_ns += 4 * S
         over = leader.due(now_ns)

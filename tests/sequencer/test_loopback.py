@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from rt.errors import Timeout
-from sequencer.testing import loopback
-from sequencer.testing.loopback import BLOCK, free_port, free_ports
+from sequencer.localcluster import loopback
+from sequencer.localcluster.loopback import BLOCK, free_port, free_ports
 
 
 def test_a_port_is_not_given_again_before_its_whole_block_was() -> None:
@@ -18,7 +18,7 @@ def test_a_port_is_not_given_again_before_its_whole_block_was() -> None:
 
 
 def test_two_processes_are_never_given_the_same_port() -> None:
-    ask = f"from sequencer.testing.loopback import *; print(free_ports({BLOCK // 2})); input()"
+    ask = f"from sequencer.localcluster.loopback import *; print(free_ports({BLOCK // 2})); input()"
     with contextlib.ExitStack() as stack:
         others = [
             stack.enter_context(

@@ -21,16 +21,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sequencer.node_cli
+import sequencer.node.cli
 from rt.cli.main import cli, main
 from rt.log.disk import REAL
-from rt.net.certs import init_ca, issue
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity, Role
-from sequencer.config import NodeConfig
-from sequencer.node_cli import node
-from sequencer.node_logs import JsonLines, TextLines
-from sequencer.supervision import ExitStatus
-from sequencer.testing.loopback import free_port
+from sequencer.config.config import NodeConfig
+from sequencer.config.logging_setup import JsonLines, TextLines
+from sequencer.config.restart_policy import ExitStatus
+from sequencer.localcluster.loopback import free_port
+from sequencer.node.cli import node
 
 WAIT_S: Final = 120.0
 
@@ -84,7 +84,7 @@ def test_wrong_settings_are_misuse(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "settings are missing (at name, directory, members, ca, cert, key)" in capsys.readouterr().err
     assert main([*arguments(tmp_path), "--ca", "c", "--cert", "c", "--key", "k", "--data-port", "x"]) == 2
     captured = capsys.readouterr()
-    assert "no port (at --data-port): got 'x', wanted a whole number from 1 to 65535" in captured.err
+    assert "no port (at --data-port): got 'x', expected a whole number from 1 to 65535" in captured.err
     assert captured.out == ""
 
 
@@ -105,8 +105,8 @@ def test_a_certificate_of_another_is_refused(
 ) -> None:
     assert main([*arguments(tmp_path), *certified(tmp_path / "pki", stream, role, name)]) == 1
     error = capsys.readouterr().err
-    assert f"the certificate is not this node's (at {tmp_path}/pki/{name}.crt)" in error
-    assert f"got rt://{stream}/{role}/{name}, wanted rt://s/node/n1" in error
+    assert f"the certificate does not name this node (at {tmp_path}/pki/{name}.crt)" in error
+    assert f"got rt://{stream}/{role}/{name}, expected rt://s/node/n1" in error
     assert not (tmp_path / "node").exists()
 
 
@@ -122,7 +122,7 @@ def test_a_certificate_that_is_missing_is_named(tmp_path: Path, capsys: pytest.C
 def test_a_directory_that_another_node_runs_on_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequencer.node_cli, "supervise", lambda config: pytest.fail("it ran"))
+    monkeypatch.setattr(sequencer.node.cli, "supervise", lambda config: pytest.fail("it ran"))
     (tmp_path / "node").mkdir()
     with closing(REAL.lock(str(tmp_path / "node" / "lock"))):
         assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
@@ -149,7 +149,7 @@ def test_the_command_ends_as_its_supervisor_and_holds_the_directory_meanwhile(
             REAL.lock(config.lock_file)
         return ExitStatus.DIVERGED
 
-    monkeypatch.setattr(sequencer.node_cli, "supervise", supervise)
+    monkeypatch.setattr(sequencer.node.cli, "supervise", supervise)
     before = ["--log-level", "error", "--log-format", "json"]
     assert main([*before, *arguments(tmp_path), *certified(tmp_path / "pki"), "--log-level", "debug"]) == 71
     [config] = seen
@@ -168,16 +168,17 @@ def record(message: str, *values: object, name: str = "sequencer.raft") -> loggi
 
 
 def test_a_record_of_ours_is_key_and_value() -> None:
-    assert TextLines("control").format(record("leads term=%d", 3)) == (
-        "time=2023-11-14T22:13:20.500Z level=info process=control logger=sequencer.raft event=leads term=3"
+    assert TextLines("control").format(record("became_leader term=%d", 3)) == (
+        "time=2023-11-14T22:13:20.500Z level=info process=control logger=sequencer.raft "
+        "event=became_leader term=3"
     )
-    assert json.loads(JsonLines("data").format(record("leads term=%d", 3))) == {
+    assert json.loads(JsonLines("data").format(record("became_leader term=%d", 3))) == {
         "time": "2023-11-14T22:13:20.500Z",
         "level": "info",
         "process": "data",
         "logger": "sequencer.raft",
-        "event": "leads",
-        "message": "leads term=3",
+        "event": "became_leader",
+        "message": "became_leader term=3",
     }
 
 
@@ -211,7 +212,7 @@ def test_no_text_breaks_a_line_or_steers_a_terminal(text: str, name: str) -> Non
 _RUN: Final = """
 import sys
 from rt.cli.main import cli, main
-from sequencer.node_cli import node
+from sequencer.node.cli import node
 cli.add_command(node)
 sys.exit(main())
 """
@@ -281,7 +282,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
     flags = [*arguments(tmp_path, raft=raft, data=data), *certified(tmp_path / "pki")]
 
     with running(flags, tmp_path / "first") as node:
-        node.wait(lambda: node.entries("leads", process="control"))
+        node.wait(lambda: node.entries("became_leader", process="control"))
         node.wait(lambda: listens(data) and listens(raft))
         assert node.end() == 0
         assert not listens(data)
@@ -291,7 +292,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
         ]
 
     with running(flags, tmp_path / "second") as node:
-        node.wait(lambda: node.entries("leads") and listens(data))
+        node.wait(lambda: node.entries("became_leader") and listens(data))
         again = subprocess.run(
             [sys.executable, "-c", _RUN, *flags], capture_output=True, text=True, check=False
         )
@@ -300,7 +301,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
 
         [old] = node.pids("control")
         os.kill(old, signal.SIGKILL)
-        node.wait(lambda: len(node.pids("control")) == 2 and len(node.entries("leads")) == 2)
+        node.wait(lambda: len(node.pids("control")) == 2 and len(node.entries("became_leader")) == 2)
         assert node.entries("child_ended", child="control", signal="SIGKILL")
         assert len(node.pids("data")) == 1, "the other goes on"
 
@@ -312,7 +313,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
             os.close(pidfd)
 
     with running(flags, tmp_path / "third") as node:
-        node.wait(lambda: node.entries("leads") and listens(data))
+        node.wait(lambda: node.entries("became_leader") and listens(data))
         assert node.end() == 0
 
 
@@ -320,7 +321,7 @@ def test_a_node_of_one_runs_stops_and_comes_back_whatever_of_it_is_killed(tmp_pa
 def test_damaged_files_end_the_node_for_good(tmp_path: Path) -> None:
     flags = [*arguments(tmp_path, raft=free_port(), data=free_port()), *certified(tmp_path / "pki")]
     with running(flags, tmp_path / "first") as node:
-        node.wait(lambda: node.entries("leads"))
+        node.wait(lambda: node.entries("became_leader"))
         assert node.end() == 0
     [identity] = (tmp_path / "node" / "raft").glob("identity*")
     content = bytearray(identity.read_bytes())
@@ -330,4 +331,4 @@ def test_damaged_files_end_the_node_for_good(tmp_path: Path) -> None:
         assert node.process.wait(WAIT_S) == 1
         [failed] = node.entries("process_failed", process="control")
         assert str(identity) in failed["message"]
-        assert node.entries("node_fails", child="control")
+        assert node.entries("node_failed", child="control")

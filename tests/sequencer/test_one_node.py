@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 import rt
-from rt.log.catalog import read_catalog
 from rt.log.disk import REAL
-from rt.net.rest import ask, check
-from sequencer.testing.nodes import Nodes
+from rt.log.scan.catalog import read_catalog
+from rt.net.rest_client import ask, check
+from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def node() -> Iterator[Nodes]:
+def node() -> Iterator[LocalCluster]:
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:
-        with Nodes(root, 1) as nodes:
+        with LocalCluster(root, 1) as nodes:
             nodes.start()
             nodes.wait_ready()
             yield nodes
@@ -34,13 +34,13 @@ def node() -> Iterator[Nodes]:
         shutil.rmtree(root)
 
 
-def told(node: Nodes, target: str, body: dict[str, Any] | None = None) -> Any:
+def told(node: LocalCluster, target: str, body: dict[str, Any] | None = None) -> Any:
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
     tls = node.certificate("operator", "op")
     return json.loads(check(asyncio.run(ask(node.endpoints, tls, method, target, data))).body)
 
 
-def alarms(node: Nodes) -> set[str] | None:
+def alarms(node: LocalCluster) -> set[str] | None:
     """None while it does not answer."""
     try:
         return {one["name"] for one in told(node, "/status")["alarms"]}
@@ -55,7 +55,9 @@ def flip(path: Path) -> None:
         os.pwrite(file.fileno(), bytes([byte ^ 1]), 200)
 
 
-def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(node: Nodes, tmp_path: Path) -> None:
+def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(
+    node: LocalCluster, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"endpoints": node.endpoints, "tls": node.certificate("publisher", "feed")}
 
     def publish() -> int:
@@ -73,10 +75,10 @@ def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(node: N
         flip(newest)
         node.start()
         node.wait(lambda: node.leader() is not None, "a leader")
-        node.wait(lambda: "log-damaged" in (alarms(node) or ()), "the alarm")
+        node.wait(lambda: "log-corrupt" in (alarms(node) or ()), "the alarm")
 
     restart_damaged()
-    assert "the merged log is damaged" in told(node, "/status")["node"]["obstacles"]
+    assert "the merged log is corrupt" in told(node, "/status")["node"]["obstacles"]
     flip(newest)
     node.wait(lambda: alarms(node) == set(), "the good bytes to be taken up")
     end = publish()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-from planning import World
+from planning import Node, World
 from sequencing import (
     Writing,
     do_close,
@@ -17,37 +18,44 @@ from sequencing import (
     piece,
 )
 
-from sequencer.apply import apply
-from sequencer.board import Board, Mark, SegmentKey
-from sequencer.commands import COUNT_MAX, RANGES_MAX, Close, Configure, Merge
-from sequencer.outcomes import Closed, Fenced, Merged, Opened, Refused
-from sequencer.plan import INSTRUCTION_BYTES_MAX, Speculation, plan_merge
-from sequencer.state import State
+from sequencer.leader.merge_planner import INSTRUCTION_BYTES_MAX, Speculation, plan_merge
+from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
+from sequencer.leader.session_close import DiskRestoration
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, RangesMerged, RunClosed, RunFenced, RunOpened
+from sequencer.state.commands import COUNT_MAX, RANGES_MAX, CloseRun, Configure, MergeInstruction, RestoreDisk
+from sequencer.state.state import SequencerState
 
 MIB = 1 << 20
 
 
-def held(board: Board, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2) -> None:
+def held(
+    board: ReplicationTracker, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2
+) -> None:
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
-    marks = [Mark(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
+    marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     for node in range(nodes):
         board.on_marks(f"n{node}", SegmentKey(session_id, x, y), marks)
 
 
-def stage(sessions: int = 1, *, dedup: str | None = None) -> tuple[State, Board, Speculation]:
+def stage(
+    sessions: int = 1, *, dedup: str | None = None
+) -> tuple[SequencerState, ReplicationTracker, Speculation]:
     state = new_state()
     for index in range(sessions):
         do_open(state, f"s{index}", dedup=dedup)
-    return state, Board(3), Speculation(state)
+    return state, ReplicationTracker(3), Speculation(state)
 
 
-def planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge:
+def planned(speculation: Speculation, board: ReplicationTracker, now_ns: int = 1) -> MergeInstruction:
     merge = maybe_planned(speculation, board, now_ns)
     assert merge is not None
     return merge
 
 
-def maybe_planned(speculation: Speculation, board: Board, now_ns: int = 1) -> Merge | None:
+def maybe_planned(
+    speculation: Speculation, board: ReplicationTracker, now_ns: int = 1
+) -> MergeInstruction | None:
     speculation.pending |= board.take_news()
     return plan_merge(speculation, board, now_ns)
 
@@ -68,7 +76,7 @@ def test_nothing_is_planned_where_nodes_disagree() -> None:
     _, board, speculation = stage(2)
     held(board, 1, 128)
     held(board, 2, 128)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(128, 10, 999)])
+    board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
     assert [one.session_id for one in planned(speculation, board).ranges] == [2]
 
 
@@ -81,7 +89,7 @@ def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
     assert maybe_planned(speculation, board) is None
     assert [len(merge.ranges) for merge in merges] == [2, 1, 1]
     for merge in merges:
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
 
 
 def test_what_was_planned_and_vanished_is_planned_again() -> None:
@@ -106,7 +114,7 @@ def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_fligh
     held(board, 1, 128, 256, x=1)
     merges.append(planned(speculation, board))
     for merge in merges:
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
     assert maybe_planned(speculation, board) is None
 
 
@@ -115,22 +123,22 @@ def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
     do_open(state, "s0", x=1)
     held(board, 1, 128)
     held(board, 1, 128, x=1)
-    must(Merged, apply(state, planned(speculation, board)))
+    must(RangesMerged, apply(state, planned(speculation, board)))
     do_fence(state)
-    speculation.on_applied(apply(state, Close(1, 0, 0, 128, 10)))
+    speculation.on_applied(apply(state, CloseRun(1, 0, 0, 128, 10)))
     assert planned(speculation, board).ranges == (piece(x=1),)
 
 
 def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
     state, board, speculation = stage()
     held(board, 1, 128)
-    marks = [Mark(64, 10, 7), Mark(128, 20, 8)]
+    marks = [BatchBoundary(64, 10, 7), BatchBoundary(128, 20, 8)]
     for node in ("n0", "n1"):
         board.on_marks(node, SegmentKey(1, 0, 1), marks)
     for want in (piece(), piece(y=1, first=10, chains=(7, 8))):
         merge = planned(speculation, board)
         assert merge.ranges == (want,)
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
 
 
 def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
@@ -143,7 +151,7 @@ def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
     _, board, speculation = stage()
     held(board, 1, 128)
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(1, 0, 1), [Mark(64, 20, 7), Mark(128, 30, 8)])
+        board.on_marks(node, SegmentKey(1, 0, 1), [BatchBoundary(64, 20, 7), BatchBoundary(128, 30, 8)])
     assert planned(speculation, board).ranges == (piece(),)
     assert maybe_planned(speculation, board) is None
 
@@ -160,18 +168,18 @@ def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_
     state, board, speculation = stage()
     apply(state, Configure(session_bytes_max=8))
     held(board, 1, 128, 256)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [Mark(72, 1, 1), Mark(120, 2, 1)])
+    board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(72, 1, 1), BatchBoundary(120, 2, 1)])
     assert planned(speculation, board).ranges == (piece(),)
 
 
 def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
     state, board, speculation = stage()
-    marks = [Mark(64, 0, 64), *(Mark(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
+    marks = [BatchBoundary(64, 0, 64), *(BatchBoundary(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
     for node in ("n0", "n1"):
         board.on_marks(node, SegmentKey(1, 0, 0), marks)
     counts = []
     while (merge := maybe_planned(speculation, board)) is not None:
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
         counts.append(merge.ranges[0].count)
     assert counts == [3 * 2**30, 3 * 2**30, 2 * 2**30]
     assert max(counts) <= COUNT_MAX
@@ -187,7 +195,7 @@ def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> 
     for want in (piece(), piece(x=1)):
         merge = planned(speculation, board)
         assert merge.ranges == (want,)
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
 
 
 def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
@@ -218,7 +226,7 @@ def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idl
         assert sum(one.end - one.start for one in merge.ranges[:-1]) < INSTRUCTION_BYTES_MAX
         for one in merge.ranges:
             turns[one.session_id].append(at)
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
     longest = -(-busy // max(1, min(INSTRUCTION_BYTES_MAX // cap, busy)))
     for took in turns.values():
         assert took[0] < longest
@@ -233,7 +241,7 @@ def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
     merges = [planned(speculation, board) for _ in range(2)]
     assert [len(merge.ranges) for merge in merges] == [RANGES_MAX, 100]
     for merge in merges:
-        must(Merged, apply(state, merge))
+        must(RangesMerged, apply(state, merge))
 
 
 # Dedup
@@ -246,12 +254,14 @@ def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
         state.wanted["d"] = 0
         speculation.turn = turn
         for node in ("n0", "n1"):
-            board.on_marks(node, SegmentKey(1, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+            board.on_marks(
+                node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
+            )
         held(board, 2, 128)
         for want in (piece(2), piece(1, first=10)):
             merge = planned(speculation, board)
             assert merge.ranges == (want,)
-            must(Merged, apply(state, merge))
+            must(RangesMerged, apply(state, merge))
 
 
 def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first() -> None:
@@ -259,9 +269,11 @@ def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first()
         state, board, speculation = stage(2, dedup="d")
         speculation.turn = turn
         for node in ("n0", "n1"):
-            board.on_marks(node, SegmentKey(1, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+            board.on_marks(
+                node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
+            )
         held(board, 2, 128)
-        must(Merged, apply(state, planned(speculation, board)))
+        must(RangesMerged, apply(state, planned(speculation, board)))
         assert speculation.wanted == state.wanted == {"d": 20}
 
 
@@ -270,7 +282,7 @@ def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
     state.wanted["d"] = 0
     held(board, 1, 128)
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(2, 0, 0), [Mark(64, 10, 64), Mark(128, 20, 128)])
+        board.on_marks(node, SegmentKey(2, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)])
     assert [planned(speculation, board).ranges[0].session_id for _ in range(2)] == [1, 2]
     speculation.reset()
     board.forget_below(1, 0, 0, 1000)
@@ -282,8 +294,8 @@ def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
     state.wanted["d"] = 0
     for session_id in range(1, 9):
         for node in ("n0", "n1"):
-            end = Mark(64 + 16 * MIB, 20, 1)
-            board.on_marks(node, SegmentKey(session_id, 0, 0), [Mark(64, 10, 64), end])
+            end = BatchBoundary(64 + 16 * MIB, 20, 1)
+            board.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 10, 64), end])
     held(board, 9, 128)
     assert planned(speculation, board).ranges == (piece(9),)
 
@@ -291,10 +303,10 @@ def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
 # A stream in small
 
 
-def run(seed: int, steps: int) -> World:
+def run(seed: int, steps: int, *, is_harsh: bool | None = None) -> World:
     """Some hundred steps at random, then all is mended."""
     try:
-        world = World(seed)
+        world = World(seed, is_harsh=is_harsh)
         for _ in range(steps):
             world.step()
         world.heal()
@@ -322,10 +334,10 @@ def test_the_small_stream_is_not_idle() -> None:
     """What the checks above claim would be empty if these did not happen."""
     worlds = [run(seed, 250) for seed in range(30)]
     outcomes = [outcome for world in worlds for outcome in world.log]
-    for kind in (Merged, Opened, Fenced, Closed):
+    for kind in (RangesMerged, RunOpened, RunFenced, RunClosed):
         assert sum(isinstance(outcome, kind) for outcome in outcomes) > 30, kind
-    assert any(isinstance(outcome, Refused) for outcome in outcomes)
-    orders = [outcome.order for outcome in outcomes if isinstance(outcome, Merged)]
+    assert any(isinstance(outcome, CommandRejected) for outcome in outcomes)
+    orders = [outcome.order for outcome in outcomes if isinstance(outcome, RangesMerged)]
     assert sum(len(order.consumed) > 1 for order in orders) > 30
     assert sum(len(order.consumed) > sum(not b.is_declaration for b in order.blocks) for order in orders) > 10
     assert sum(len(world.state.sessions) > len(world.present) for world in worlds) > 10
@@ -339,3 +351,46 @@ def test_a_written_life_is_what_its_marks_say() -> None:
     assert [tuple(end) for end in written.ends()] == [(0, 64, 100), (0, 72, 102), (1, 64, 102), (1, 80, 103)]
     assert written.end == written.ends()[-1]
     assert [y for y, _ in written.up_to(written.ends()[1])] == [0]
+
+
+# Who can supply what is committed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_every_committed_range_some_disk_has_the_bytes_while_disks_are_lost_one_after_another(
+    seed: int,
+) -> None:
+    """Every world here checks that whenever bytes are lost, dropped or committed. This is the hardest."""
+    for part in range(3):
+        run(100 * seed + part, 2500, is_harsh=True)
+
+
+def _release_all_committed(world: World, node: Node) -> None:
+    for place, end in node.consumed.items():
+        node.release(place, end)
+
+
+def _call_whole_what_has_not_merged(restoring: DiskRestoration, *given: Any) -> list[RestoreDisk]:
+    told, _, planned = given
+    return PLAN_RESTORE(restoring, told, {f"n{at}": 1 << 40 for at in range(5)}, planned)
+
+
+PLAN_RESTORE = DiskRestoration.plan
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault"),
+    [
+        pytest.param(World, "_release", _release_all_committed, id="let go of when it is committed"),
+        pytest.param(
+            DiskRestoration, "plan", _call_whole_what_has_not_merged, id="whole before it has merged"
+        ),
+    ],
+)
+def test_the_worlds_find_rules_that_lose_the_bytes_of_a_committed_range(
+    place: type, name: str, fault: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(AssertionError, match="nobody has the input"):
+        for seed in range(200):
+            run(seed, 2500, is_harsh=True)

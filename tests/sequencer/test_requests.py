@@ -7,44 +7,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequencing import new_state, refusal
 
-from sequencer.apply import apply
-from sequencer.commands import Ask, Configure, Decide, Operation, Release
-from sequencer.outcomes import Changed, Lapsed, Refused, Waits
-from sequencer.requests import to_decide
-from sequencer.state import ASKED_MAX
-from sequencer.state_encoding import decode_state, encode_state
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, RequestLapsed, RequestWaits
+from sequencer.state.commands import Configure, DecideRequest, Operation, ReleaseHold, SubmitRequest
+from sequencer.state.operator_requests import to_decide
+from sequencer.state.state import ASKED_MAX
+from sequencer.state.state_codec import decode_state, encode_state
 
 
 def request(number: int = 0) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def asked(number: int = 0, until_ns: int = 100, operation: Operation | None = None) -> Ask:
-    return Ask(request(number), until_ns, operation or Configure(roll_minutes=number))
+def asked(number: int = 0, until_ns: int = 100, operation: Operation | None = None) -> SubmitRequest:
+    return SubmitRequest(request(number), until_ns, operation or Configure(roll_minutes=number))
 
 
-def decided(number: int = 0, at_ns: int = 50) -> Decide:
-    return Decide(request(number), at_ns)
+def decided(number: int = 0, at_ns: int = 50) -> DecideRequest:
+    return DecideRequest(request(number), at_ns)
 
 
 def test_a_request_waits_until_it_is_decided_and_is_then_carried_out() -> None:
     state = new_state()
-    assert apply(state, asked(5)) == Waits()
+    assert apply(state, asked(5)) == RequestWaits()
     assert state.configuration.roll_minutes == 0
     assert [*to_decide(state, 50)] == [request(5)]
-    assert apply(state, decided(5)) == Changed()
+    assert apply(state, decided(5)) == ConfigurationChanged()
     assert state.configuration.roll_minutes == 5
     assert [*to_decide(state, 50)] == []
 
 
 def test_what_comes_of_it_is_what_comes_of_the_command() -> None:
     state = new_state()
-    apply(state, asked(operation=Release("nobody")))
+    apply(state, asked(operation=ReleaseHold("nobody")))
     assert "holds nothing back" in refusal(state, decided()).why
 
 
 @pytest.mark.parametrize("again", [asked(5), decided(5)], ids=["asked", "decided"])
-def test_a_request_that_comes_again_is_not_carried_out_again(again: Ask | Decide) -> None:
+def test_a_request_that_comes_again_is_not_carried_out_again(again: SubmitRequest | DecideRequest) -> None:
     state = new_state()
     apply(state, asked(5))
     apply(state, decided(5))
@@ -57,10 +57,10 @@ def test_a_request_that_comes_again_is_not_carried_out_again(again: Ask | Decide
 def test_a_request_is_in_time_up_to_its_last_moment_and_too_late_behind_it() -> None:
     state = new_state()
     apply(state, asked(5))
-    assert apply(state, decided(5, at_ns=100)) == Changed()
+    assert apply(state, decided(5, at_ns=100)) == ConfigurationChanged()
     state = new_state()
     apply(state, asked(5))
-    assert apply(state, decided(5, at_ns=101)) == Lapsed(may_be_done=False)
+    assert apply(state, decided(5, at_ns=101)) == RequestLapsed(may_be_done=False)
     assert state.configuration.roll_minutes == 0
     assert not state.asked
 
@@ -69,8 +69,8 @@ def test_one_whose_time_was_over_when_it_came_never_waits() -> None:
     state = new_state()
     apply(state, asked(1))
     apply(state, decided(1, at_ns=101))
-    assert apply(state, asked(2, until_ns=100)) == Lapsed(may_be_done=True)
-    assert apply(state, asked(2, until_ns=101)) == Waits()
+    assert apply(state, asked(2, until_ns=100)) == RequestLapsed(may_be_done=True)
+    assert apply(state, asked(2, until_ns=101)) == RequestWaits()
 
 
 def test_a_clock_that_goes_back_makes_nothing_possible_again() -> None:
@@ -78,7 +78,7 @@ def test_a_clock_that_goes_back_makes_nothing_possible_again() -> None:
     for number, until_ns in ((1, 100), (2, 1000)):
         apply(state, asked(number, until_ns))
     apply(state, decided(2, at_ns=500))
-    assert apply(state, decided(1, at_ns=50)) == Lapsed(may_be_done=False)
+    assert apply(state, decided(1, at_ns=50)) == RequestLapsed(may_be_done=False)
     assert state.decided_ns == 500
 
 
@@ -89,9 +89,9 @@ def test_what_was_decided_is_forgotten_when_its_time_is_over_and_only_then() -> 
         apply(state, decided(number))
     assert [*to_decide(state, 100)] == []
     (one,) = to_decide(state, 101)
-    assert apply(state, Decide(one, 101)) == Lapsed(may_be_done=True)
+    assert apply(state, DecideRequest(one, 101)) == RequestLapsed(may_be_done=True)
     assert not state.asked
-    assert apply(state, asked(1)) == Lapsed(may_be_done=True)
+    assert apply(state, asked(1)) == RequestLapsed(may_be_done=True)
 
 
 def test_too_many_requests_are_refused_until_the_time_of_earlier_ones_is_over() -> None:
@@ -101,8 +101,8 @@ def test_too_many_requests_are_refused_until_the_time_of_earlier_ones_is_over() 
         apply(state, decided(number))
     assert "requests of operators" in refusal(state, asked(ASKED_MAX)).why
     (one,) = to_decide(state, 101)
-    apply(state, Decide(one, 101))
-    assert apply(state, asked(ASKED_MAX, 200)) == Waits()
+    apply(state, DecideRequest(one, 101))
+    assert apply(state, asked(ASKED_MAX, 200)) == RequestWaits()
 
 
 NUMBERS = st.integers(0, 3)
@@ -114,7 +114,7 @@ COMMANDS = st.one_of(
 
 @given(st.lists(COMMANDS, max_size=40))
 def test_whatever_is_logged_a_request_is_carried_out_once_at_most_and_not_too_late(
-    commands: list[Ask | Decide],
+    commands: list[SubmitRequest | DecideRequest],
 ) -> None:
     state = new_state()
     done: list[bytes] = []
@@ -123,12 +123,12 @@ def test_whatever_is_logged_a_request_is_carried_out_once_at_most_and_not_too_la
         outcome = apply(state, command)
         assert decode_state(encode_state(state)) == state
         match command, outcome:
-            case _, Refused():
+            case _, CommandRejected():
                 assert encode_state(state) == before
-            case Decide(), Changed():
+            case DecideRequest(), ConfigurationChanged():
                 done.append(command.id)
                 assert state.decided_ns <= 3 * int.from_bytes(command.id, "big") + 2
-            case Decide(), Lapsed(may_be_done):
+            case DecideRequest(), RequestLapsed(may_be_done):
                 assert may_be_done == (command.id in done)
                 assert state.decided_ns > 3 * int.from_bytes(command.id, "big") + 2
     assert len(done) == len(set(done))

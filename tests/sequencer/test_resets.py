@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from sequencing import (
     do_close,
     do_fence,
@@ -15,22 +17,31 @@ from sequencing import (
     refusal,
 )
 
-from rt.log.segment import SegmentId
-from rt.log.table import TRIMMED_ENTRIES_MAX, TrimReason
-from sequencer.apply import apply
-from sequencer.commands import Fence, Range, Reset
-from sequencer.outcomes import Opened, WasReset
-from sequencer.state import BEGIN, Cleared, End, Force, LastReset, MergedSegment, State
-from sequencer.state_encoding import decode_state, encode_state
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import ClusterReset, LeasesGranted, RunOpened
+from sequencer.state.commands import FenceRun, MergeRange, ResetCluster
+from sequencer.state.lease_commands import TOKEN_END, AcquireLeases
+from sequencer.state.state import (
+    BEGIN,
+    ClearedRange,
+    End,
+    ForcedQuorum,
+    LastReset,
+    MergedSegment,
+    SequencerState,
+)
+from sequencer.state.state_codec import decode_state, encode_state
 
 REQUEST = b"R" * 16
 
 
-def reset(state: State, *, is_hard: bool, epoch: int = 2) -> WasReset:
-    return must(WasReset, apply(state, Reset(is_hard, epoch, 77, REQUEST)))
+def reset(state: SequencerState, *, is_hard: bool, epoch: int = 2) -> ClusterReset:
+    return must(ClusterReset, apply(state, ResetCluster(is_hard, epoch, 77, REQUEST)))
 
 
-def busy() -> State:
+def busy() -> SequencerState:
     """Three sessions: merged in part, never merged, merged whole; two merged segments."""
     state = new_state()
     do_open(state, "a")
@@ -48,17 +59,53 @@ def busy() -> State:
 
 def test_a_soft_reset_leaves_all_as_it_is_but_for_the_record_of_it() -> None:
     state, before = busy(), busy()
-    assert reset(state, is_hard=False) == WasReset(False, 2)
+    assert reset(state, is_hard=False) == ClusterReset(False, 2)
     assert state.last_reset == LastReset(False, 2, 77, REQUEST, "")
     state.last_reset = None
     assert encode_state(state) == encode_state(before)
+
+
+def forced(generation: int, request: bytes, *, is_hard: bool = False, lease_token: int = 0) -> SequencerState:
+    """A state with which a cluster goes on behind a force, and one lease acquired in it."""
+    state = new_state()
+    state.lease_token = lease_token
+    must(ClusterReset, apply(state, ResetCluster(is_hard, generation << 16, 77, request, "n1")))
+    must(LeasesGranted, apply(state, AcquireLeases(b"a" * 16, "owner", 1000, ("g/q",))))
+    return state
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16), st.integers(1, 255))
+def test_rival_forces_of_one_generation_give_no_token_twice(
+    one: bytes, other: bytes, generation: int
+) -> None:
+    assume(one[:3] != other[:3])  # They are drawn by lot.
+    tokens = [forced(generation, request).leases["g/q"].token for request in (one, other)]
+    assert abs(tokens[0] - tokens[1]) >= 1 << 31, "so many may be given before the ranges meet"
+    assert all(0 < token < TOKEN_END for token in tokens)
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16), st.integers(1, 254))
+def test_a_later_generation_gives_greater_tokens_whatever_was_given_before(
+    one: bytes, other: bytes, generation: int
+) -> None:
+    earlier = forced(generation, one).lease_token + (1 << 30)
+    for known in (0, earlier):
+        later = forced(generation + 1, other, lease_token=known)
+        assert later.leases["g/q"].token > earlier
+
+
+def test_a_reset_that_a_majority_commits_lets_tokens_go_on_as_they_were() -> None:
+    state = forced(1, REQUEST)
+    token = state.lease_token
+    reset(state, is_hard=True, epoch=(1 << 16) + 1)
+    assert state.lease_token == token
 
 
 def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None:
     state = busy()
     position, chain, total = state.position, state.merged.chain, state.merged.total_bytes
     instruction, sequenced_ns = state.instruction, state.sequenced_ns
-    assert reset(state, is_hard=True) == WasReset(True, 2)
+    assert reset(state, is_hard=True) == ClusterReset(True, 2)
     assert [(one.id, one.reason, one.trimmed_ns) for one in state.segments] == [
         (SegmentId(0, 0), TrimReason.RESET, 77),
         (SegmentId(0, 1), TrimReason.RESET, 77),
@@ -67,7 +114,7 @@ def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None
     assert (state.merged.segment, state.merged.first) == (None, position)
     assert (state.merged.chain, state.merged.total_bytes) == (chain, total)
     assert (state.instruction, state.sequenced_ns) == (instruction, sequenced_ns)
-    assert state.cleared == Cleared(2, position, state.next_session_id, 2)
+    assert state.cleared == ClearedRange(2, position, state.next_session_id, 2)
 
 
 def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_x() -> None:
@@ -94,7 +141,7 @@ def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
     assert (state.sessions[2].done, state.sessions[2].fenced_end) == ((0, End(*BEGIN, 0)), 1)
     assert state.sessions[3] == whole, "it was merged whole"
     assert all(not session.lives and session.consumed is None for session in state.sessions.values())
-    refusal(state, Fence(1, 0))
+    refusal(state, FenceRun(1, 0))
 
 
 def test_of_several_lives_that_wait_none_is_merged_any_more() -> None:
@@ -112,7 +159,7 @@ def test_the_same_directory_goes_on_with_its_next_x_and_no_earlier_one() -> None
     reset(state, is_hard=True)
     refused = refusal(state, opening("a", x=0))
     assert refused.is_fenced
-    assert must(Opened, apply(state, opening("a", x=1, newest=1))) == Opened(1, 1)
+    assert must(RunOpened, apply(state, opening("a", x=1, newest=1))) == RunOpened(1, 1)
 
 
 def test_watermarks_survive_a_hard_reset() -> None:
@@ -142,11 +189,13 @@ def test_what_was_reset_survives_its_bytes() -> None:
     assert state.cleared.epoch == 2
 
 
-def force(state: State, epoch: int = 1 << 16, *, is_hard: bool = False, request: bytes = REQUEST) -> None:
-    must(WasReset, apply(state, Reset(is_hard, epoch, 77, request, "n1")))
+def force(
+    state: SequencerState, epoch: int = 1 << 16, *, is_hard: bool = False, request: bytes = REQUEST
+) -> None:
+    must(ClusterReset, apply(state, ResetCluster(is_hard, epoch, 77, request, "n1")))
 
 
-def merged_in(state: State, *pieces: Range) -> SegmentId:
+def merged_in(state: SequencerState, *pieces: MergeRange) -> SegmentId:
     """Where the blocks of the next instruction go."""
     return do_merge(state, *pieces).segment
 
@@ -155,7 +204,7 @@ def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_x() 
     state = busy()
     growing, position, chain = state.merged.segment, state.position, state.merged.chain
     force(state)
-    assert state.force == Force(REQUEST, "n1")
+    assert state.force == ForcedQuorum(REQUEST, "n1")
     assert (state.merged.segment, state.position, state.merged.chain) == (growing, position, chain)
     assert decode_state(encode_state(state)) == state
     assert merged_in(state, piece(1, start=256, end=384, first=20)) == SegmentId(1 << 16, 0)
@@ -205,13 +254,13 @@ def test_a_forced_hard_reset_begins_with_its_x() -> None:
     assert (state.merged.segment, state.merged.next_x) == (None, 0)
     do_open(state, "a", x=1, newest=1)
     assert merged_in(state, piece(1, x=1, first=10)) == SegmentId(1 << 16, 0)
-    assert state.force == Force(REQUEST, "n1")
+    assert state.force == ForcedQuorum(REQUEST, "n1")
 
 
 def test_what_a_majority_decides_later_does_not_change_what_was_forced() -> None:
     state = busy()
     force(state)
     reset(state, is_hard=False, epoch=(1 << 16) + 1)
-    assert state.force == Force(REQUEST, "n1")
+    assert state.force == ForcedQuorum(REQUEST, "n1")
     force(state, 2 << 16, request=b"S" * 16)
-    assert state.force == Force(b"S" * 16, "n1")
+    assert state.force == ForcedQuorum(b"S" * 16, "n1")

@@ -15,24 +15,25 @@ from jsonschema import Draft202012Validator
 from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, node_view
 
 from rt.errors import Timeout
-from rt.log.table import TrimReason
+from rt.log.format.segment_table import TrimReason
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
-from rt.net.rpc_errors import Unreachable
-from sequencer.commands import Configure, Release, Trim
-from sequencer.rest.actions import ACTIONS, Action
-from sequencer.rest.answering import Answering
-from sequencer.rest.body import BODY_BYTES_MAX
-from sequencer.rest.endpoints import ENDPOINTS
-from sequencer.rest.exchange import Reply, Request
-from sequencer.rest.node_view import NodeView
-from sequencer.rest.operations import Dropped, Operations, ResetStatus
-from sequencer.state import Configuration
+from sequencer.rest.base.admin_ports import AdminPorts, DroppedMessages, ResetStatus
+from sequencer.rest.base.json_body import BODY_BYTES_MAX
+from sequencer.rest.base.node_snapshot import NodeSnapshot
+from sequencer.rest.base.request import Reply, Request
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.views.admin_actions import ACTIONS, Action
+from sequencer.rest.views.endpoints import ENDPOINTS
+from sequencer.state.commands import Configure, ReleaseHold, TrimSegments
+from sequencer.state.state import Configuration
 
 GIB = 2**30
 GOOD: dict[str, dict[str, Any]] = {
     "/configuration": {"rollBytes": "1Gi"},
     "/trim": {"position": 200},
     "/release-hold": {"name": "sub"},
+    "/close-session": {"session": "feed"},
     "/soft-reset": {},
     "/hard-reset": {"stream": "s"},
 }
@@ -48,8 +49,8 @@ class Node:
         self.replica = self
         self.commanding = FakeCommanding(self)  # type: ignore[arg-type]
         self.resets = FakeResets()
-        operations = Operations(self.commanding, self.resets)
-        self.answering = Answering(
+        operations = AdminPorts(self.commanding, self.resets)
+        self.answering = Dispatcher(
             ENDPOINTS, self.look, pool, stream="s", actions=ACTIONS, operations=operations
         )
 
@@ -57,7 +58,7 @@ class Node:
     def state(self) -> Any:
         return self.view.state
 
-    def look(self) -> NodeView:
+    def look(self) -> NodeSnapshot:
         return replace(self.view, reset=self.resets.status())
 
     def reply(self, request: Request, identity: Identity | None = OPERATOR) -> Reply:
@@ -87,23 +88,38 @@ def node() -> Iterator[Node]:
 
 
 def test_the_configuration_is_changed_where_it_is_said_and_told_whole(node: Node) -> None:
-    body = {"rollBytes": "2Gi", "timeMinutes": 60, "limit": 10**9, "diskPercent": 0, "holdLimit": "0"}
+    body = {
+        "rollBytes": "2Gi",
+        "retentionMinutes": 60,
+        "retentionBytes": 10**9,
+        "retentionDiskPercent": 0,
+        "holdBytesMax": "0",
+    }
 
     status, answer = node.post("/configuration", body)
 
     assert status == 200
     assert node.commanding.ran == [
-        Configure(roll_bytes=2 * GIB, time_minutes=60, limit_bytes=10**9, disk_percent=0, hold_limit_bytes=0)
+        Configure(
+            roll_bytes=2 * GIB,
+            retention_minutes=60,
+            retention_bytes=10**9,
+            retention_disk_percent=0,
+            hold_bytes_max=0,
+        )
     ]
     before = Configuration()
     assert answer == {
         "rollBytes": 2 * GIB,
         "rollMinutes": before.roll_minutes,
         "sessionBytesMax": before.session_bytes_max,
-        "timeMinutes": 60,
-        "limit": 10**9,
-        "diskPercent": 0,
-        "holdLimit": 0,
+        "retentionMinutes": 60,
+        "retentionBytes": 10**9,
+        "retentionDiskPercent": 0,
+        "holdBytesMax": 0,
+        "sessionsMax": before.sessions_max,
+        "sessionsPerNameMax": before.sessions_per_name_max,
+        "sessionIdleMinutes": before.session_idle_minutes,
         "setByNode": [],
     }
     assert node.get("/configuration") == (200, answer)
@@ -115,14 +131,14 @@ def test_a_configuration_that_says_nothing_changes_nothing(node: Node) -> None:
 
 
 def test_what_the_nodes_settings_say_is_changed_there_alone(node: Node) -> None:
-    node.view = replace(node.view, configured=frozenset({"limit_bytes", "roll_bytes"}))
+    node.view = replace(node.view, configured=frozenset({"retention_bytes", "roll_bytes"}))
 
-    status, answer = node.post("/configuration", {"limit": "1Gi", "timeMinutes": 5})
+    status, answer = node.post("/configuration", {"retentionBytes": "1Gi", "retentionMinutes": 5})
 
-    assert (status, answer["error"], answer["where"]) == (409, "Conflict", "field limit")
+    assert (status, answer["error"], answer["where"]) == (409, "Conflict", "field retentionBytes")
     assert not node.was_changed
-    assert node.get("/configuration")[1]["setByNode"] == ["rollBytes", "limit"]
-    assert node.post("/configuration", {"timeMinutes": 5})[0] == 200
+    assert node.get("/configuration")[1]["setByNode"] == ["rollBytes", "retentionBytes"]
+    assert node.post("/configuration", {"retentionMinutes": 5})[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -134,7 +150,7 @@ def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
     status, answer = node.post("/trim", {"position": position})
 
     (command,) = node.commanding.ran
-    assert isinstance(command, Trim)
+    assert isinstance(command, TrimSegments)
     assert (command.up_to, command.reason) == (position, TrimReason.REQUEST)
     assert status == 200
     assert answer["segments"] == segments
@@ -167,7 +183,7 @@ def test_a_hold_is_released_and_those_that_are_left_are_told(node: Node) -> None
     status, answer = node.post("/release-hold", {"name": "late"})
 
     assert (status, [one["name"] for one in answer]) == (200, ["sub"])
-    assert node.commanding.ran == [Release("late")]
+    assert node.commanding.ran == [ReleaseHold("late")]
     status, answer = node.post("/release-hold", {"name": "late"})
     assert (status, answer["what"]) == (409, "late holds nothing back")
 
@@ -204,12 +220,12 @@ def test_a_second_reset_is_told_to_come_again_while_one_runs(node: Node) -> None
 def test_a_hard_reset_of_another_stream_than_is_named_is_refused(node: Node) -> None:
     status, answer = node.post("/hard-reset", {"stream": "production"})
 
-    assert (status, answer["got"], answer["wanted"]) == (409, "production", "s")
+    assert (status, answer["got"], answer["expected"]) == (409, "production", "s")
     assert not node.was_changed
 
 
 def test_what_a_hard_reset_dropped_is_told_by_session(node: Node) -> None:
-    dropped = Dropped("feed", 2, 3, 40, 47)
+    dropped = DroppedMessages("feed", 2, 3, 40, 47)
     node.resets.now = ResetStatus("done", "hard", 3, NOW, NOW + 1, (dropped,), may_lose="")
 
     status, answer = node.get("/reset-status")
@@ -246,7 +262,7 @@ def test_every_answer_is_as_its_schema_says(action: Action, node: Node) -> None:
 def test_no_other_role_changes_anything(identity: Identity, action: Action, node: Node) -> None:
     status, answer = node.post(action.path, GOOD[action.path], identity)
 
-    assert (status, answer["error"], answer["wanted"]) == (403, "CertificateError", "role operator")
+    assert (status, answer["error"], answer["expected"]) == (403, "CertificateError", "role operator")
     assert not node.was_changed
 
 
@@ -271,7 +287,7 @@ def test_a_body_that_is_not_said_to_be_json_changes_nothing(kind: str, action: A
 
     reply = node.reply(Request("POST", action.path, kind, body))
 
-    assert (reply.status, json.loads(reply.body)["wanted"]) == (415, "application/json")
+    assert (reply.status, json.loads(reply.body)["expected"]) == (415, "application/json")
     assert not node.was_changed
     said = Request("POST", action.path, "Application/JSON; charset=utf-8", body)
     assert node.reply(said).status == action.status
@@ -311,14 +327,14 @@ def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: 
     status, answer = node.post(action.path, {**GOOD[action.path], "nope": 1})
 
     assert (status, answer["error"], answer["got"]) == (400, "BadRequest", "'nope'")
-    assert answer["wanted"] == ", ".join(one.name for one in action.fields)
+    assert answer["expected"] == ", ".join(one.name for one in action.fields)
     assert not node.was_changed
 
 
 def test_parameters_in_the_query_are_refused(action: Action, node: Node) -> None:
     status, answer = node.post(f"{action.path}?force=true", GOOD[action.path])
 
-    assert (status, answer["what"]) == (400, "no such parameter")
+    assert (status, answer["what"]) == (400, "unknown parameter")
     assert not node.was_changed
 
 
@@ -354,11 +370,11 @@ def test_a_request_is_logged_with_who_made_it(node: Node, caplog: pytest.LogCapt
         node.post("/release-hold", {"name": "late"})
 
     asked, done, _, refused = [record.getMessage() for record in caplog.records]
-    assert asked == 'rest_asked path=/release-hold by=rt://s/operator/op body={"name": "late"}'
-    assert done.startswith("rest_done path=/release-hold by=rt://s/operator/op")
-    assert refused.startswith("rest_refused path=/release-hold by=rt://s/operator/op")
+    assert asked == 'rest_request path=/release-hold by=rt://s/operator/op body={"name": "late"}'
+    assert done.startswith("rest_completed path=/release-hold by=rt://s/operator/op")
+    assert refused.startswith("rest_rejected path=/release-hold by=rt://s/operator/op")
 
 
 def test_the_port_without_certificates_has_no_actions(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError):
-        Answering(ENDPOINTS, node_view, pool, stream=None, actions=ACTIONS)
+        Dispatcher(ENDPOINTS, node_view, pool, stream=None, actions=ACTIONS)

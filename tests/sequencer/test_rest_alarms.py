@@ -20,9 +20,9 @@ from rest_node import (
 )
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.alarms import CLIENT_LAG_S, MERGE_LAG_BYTES, alarms_of
-from sequencer.rest.node_view import Client, Counts, Merging, NodeView
-from sequencer.state import Configuration, Hold, State
+from sequencer.rest.base.node_snapshot import Client, Counts, DamagedSegment, MergeStatus, NodeSnapshot
+from sequencer.rest.views.alarms import CLIENT_LAG_S, MERGE_LAG_BYTES, alarms_of
+from sequencer.state.state import Configuration, SequencerState, SubscriberHold
 
 DAY_S = 24 * 3600
 
@@ -38,18 +38,18 @@ def whole(*away: str, count: int = 3, **changes: Any) -> pb.Standing:
     return made
 
 
-def healthy(**changes: Any) -> NodeView:
+def healthy(**changes: Any) -> NodeSnapshot:
     """A follower of three that all are there; nothing is held back beyond the log's start."""
     state = history()
-    state.holds = {"sub": Hold(250, at(35))}
+    state.holds = {"sub": SubscriberHold(250, at(35))}
     return node_view(**{"standing": whole(), "state": state, "clients": (), **changes})
 
 
-def found(node: NodeView) -> list[tuple[str, str]]:
+def found(node: NodeSnapshot) -> list[tuple[str, str]]:
     return [(one.name, one.severity) for one in alarms_of(node)]
 
 
-def the_text(node: NodeView) -> str:
+def the_text(node: NodeSnapshot) -> str:
     (one,) = alarms_of(node)
     return one.text
 
@@ -59,7 +59,7 @@ def test_all_is_well_with_a_healthy_node() -> None:
 
 
 def test_a_node_of_which_nothing_is_known_yet_says_that_alone() -> None:
-    blank = NodeView("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
+    blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
 
     assert found(blank) == [("control-down", "critical")]
 
@@ -74,10 +74,10 @@ def test_without_a_leader_is_critical() -> None:
 @pytest.mark.parametrize(
     ("count", "away", "severity", "text"),
     [
-        (3, ["n2"], "critical", "one more that fails would stop the stream"),
-        (3, ["n2", "n3"], "critical", "a majority is not there"),
-        (5, ["n2"], "warning", "goes on without it"),
-        (5, ["n2", "n3"], "critical", "one more that fails would stop the stream"),
+        (3, ["n2"], "critical", "one more failure would stop the stream"),
+        (3, ["n2", "n3"], "critical", "the cluster has no majority"),
+        (5, ["n2"], "warning", "continues without it"),
+        (5, ["n2", "n3"], "critical", "one more failure would stop the stream"),
     ],
 )
 def test_a_member_that_is_away_is_critical_when_no_other_may_fail(
@@ -85,7 +85,7 @@ def test_a_member_that_is_away_is_critical_when_no_other_may_fail(
 ) -> None:
     alarms = alarms_of(healthy(standing=whole(*away, count=count)))
 
-    assert [(one.name, one.severity) for one in alarms] == [("member-away", severity)] * len(away)
+    assert [(one.name, one.severity) for one in alarms] == [("member-unreachable", severity)] * len(away)
     assert all(name in one.text and text in one.text for name, one in zip(away, alarms, strict=True))
 
 
@@ -95,18 +95,18 @@ def test_the_node_that_answers_is_never_away() -> None:
 
 def test_a_member_that_stopped_says_why() -> None:
     told = whole()
-    told.nodes[2].summary.merged.stopped = "chain 0x1, wanted 0x2"
+    told.nodes[2].summary.merged.stopped = "chain 0x1, expected 0x2"
 
-    assert found(healthy(standing=told)) == [("member-stopped", "critical")]
-    assert "n2 merges nothing any more: chain 0x1, wanted 0x2." in the_text(healthy(standing=told))
+    assert found(healthy(standing=told)) == [("member-halted", "critical")]
+    assert "n2 has stopped merging: chain 0x1, expected 0x2." in the_text(healthy(standing=told))
 
 
 def test_a_node_that_failed_says_so_once() -> None:
     assert found(healthy(failure="fsync failed")) == [("node-failed", "critical")]
-    assert found(healthy(merging=Merging(1, 360, 360, failure="x"))) == [("node-failed", "critical")]
+    assert found(healthy(merging=MergeStatus(1, 360, 360, failure="x"))) == [("node-failed", "critical")]
     told = whole()
     told.nodes[1].summary.merged.stopped = "x"
-    assert found(healthy(standing=told, failure="x")) == [("member-stopped", "critical")]
+    assert found(healthy(standing=told, failure="x")) == [("member-halted", "critical")]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_node_that_failed_says_so_once() -> None:
 def test_a_disk_fuller_than_the_policy_is_told(free: int, policy: int, wanted: list[Any]) -> None:
     told, state = whole(), history()
     told.nodes[0].summary.disk_free_bytes = free
-    state.holds, state.configuration = {}, Configuration(disk_percent=policy)
+    state.holds, state.configuration = {}, Configuration(retention_disk_percent=policy)
 
     assert found(healthy(standing=told, state=state)) == wanted
 
@@ -153,7 +153,7 @@ def test_a_certificate_that_ends_soon_is_told(left_s: int, wanted: list[Any]) ->
 
 
 def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
-    def node(behind: int, *away: str) -> NodeView:
+    def node(behind: int, *away: str) -> NodeSnapshot:
         state, told = history(), whole(*away)
         state.holds = {}
         state.merged = replace(state.merged, total_bytes=5000 + behind)
@@ -163,39 +163,39 @@ def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
 
     assert found(node(MERGE_LAG_BYTES)) == []
     assert found(node(MERGE_LAG_BYTES + 1)) == [("merge-lag", "warning")]
-    assert "n3 has 268 MB to merge" in the_text(node(MERGE_LAG_BYTES + 1))
-    assert found(node(MERGE_LAG_BYTES + 1, "n3")) == [("member-away", "critical")]
+    assert "n3 has 268 MB of committed data to merge" in the_text(node(MERGE_LAG_BYTES + 1))
+    assert found(node(MERGE_LAG_BYTES + 1, "n3")) == [("member-unreachable", "critical")]
 
 
 def test_a_session_whose_messages_wait_long_is_told() -> None:
-    def node(lag_s: float, ended_ns: int = 0) -> NodeView:
+    def node(lag_s: float, ended_ns: int = 0) -> NodeSnapshot:
         client = Client(PUBLISHER, "", "feed", at(1), ended_ns, lag_ns=int(lag_s * SECOND))
         return healthy(clients=(client,))
 
     assert found(node(CLIENT_LAG_S)) == []
     assert found(node(300)) == [("replication-lag", "warning")]
-    assert "session feed wait to be merged for 5 minutes" in the_text(node(300))
+    assert "session feed have waited 5 minutes to be merged" in the_text(node(300))
     assert found(node(300, at(2))) == []
 
 
 def test_a_hold_that_was_trimmed_all_the_same_is_told() -> None:
-    def node(position: int) -> NodeView:
+    def node(position: int) -> NodeSnapshot:
         state = history()
-        state.holds = {"late": Hold(position, at(1))}
+        state.holds = {"late": SubscriberHold(position, at(1))}
         return healthy(state=state)
 
     assert found(node(100)) == []
     assert found(node(99)) == [("hold-overridden", "warning")]
-    assert "late has up to 99, and what it wants up to 100 is trimmed" in the_text(node(99))
+    assert 'Subscriber "late" has read up to 99; positions 99 to 99 were trimmed' in the_text(node(99))
 
 
-@pytest.mark.parametrize(("count", "what"), [(3, "fetched from a peer"), (1, "POST /hard-reset")])
+@pytest.mark.parametrize(("count", "what"), [(3, "fetches good bytes from a peer"), (1, "POST /hard-reset")])
 def test_a_merged_log_that_is_damaged_is_critical_and_says_what_helps(count: int, what: str) -> None:
     alone = whole()
     del alone.nodes[count:]
     node = healthy(standing=alone, merging=replace(healthy().merging, damage="a bad block (at log.0.0)"))
-    assert ("log-damaged", "critical") in found(node)
-    (text,) = [one.text for one in alarms_of(node) if one.name == "log-damaged"]
+    assert ("log-corrupt", "critical") in found(node)
+    (text,) = [one.text for one in alarms_of(node) if one.name == "log-corrupt"]
     assert "a bad block (at log.0.0)" in text
     assert what in text
 
@@ -203,20 +203,20 @@ def test_a_merged_log_that_is_damaged_is_critical_and_says_what_helps(count: int
 def test_a_hold_that_is_refused_is_told_with_the_reason() -> None:
     node = healthy(counts=Counts(refused_holds={"sub2": "1000 subscribers hold data back"}))
     assert found(node) == [("hold-refused", "warning")]
-    assert "subscriber sub2: 1000 subscribers hold data back. POST /release-hold" in the_text(node)
+    assert 'subscriber "sub2" was refused: 1000 subscribers hold data back. Release holds' in the_text(node)
 
 
 def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_they_may() -> None:
-    def node(limit: int, time_minutes: int, *positions: int) -> NodeView:
+    def node(limit: int, retention_minutes: int, *positions: int) -> NodeSnapshot:
         state = history()
-        state.holds = {f"h{position}": Hold(position, at(1)) for position in positions}
-        state.configuration = Configuration(hold_limit_bytes=limit, time_minutes=time_minutes)
+        state.holds = {f"h{position}": SubscriberHold(position, at(1)) for position in positions}
+        state.configuration = Configuration(hold_bytes_max=limit, retention_minutes=retention_minutes)
         return healthy(state=state)
 
     both, first = 1001 + 1002, 1001
     assert found(node(both, 30, 350, 100)) == [("hold-limit", "warning")]
     assert the_text(node(both, 30, 350, 100)).endswith(
-        "for h100 above all. What is more is trimmed all the same."
+        'Subscriber "h100" is furthest behind. Data above the limit is trimmed despite holds.'
     )
     assert found(node(both * 5 // 4, 30, 100)) == [("hold-limit", "warning")]
     assert found(node(both * 5 // 4 + 2, 30, 100)) == []
@@ -229,23 +229,23 @@ def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_th
 
 def test_so_it_is_when_size_would_trim_it() -> None:
     state = history()
-    state.holds = {"far": Hold(100, at(1))}
-    state.configuration = Configuration(time_minutes=0, limit_bytes=2643, hold_limit_bytes=1)
+    state.holds = {"far": SubscriberHold(100, at(1))}
+    state.configuration = Configuration(retention_minutes=0, retention_bytes=2643, hold_bytes_max=1)
 
     assert found(healthy(state=state)) == []
-    state.configuration = replace(state.configuration, limit_bytes=2642)
+    state.configuration = replace(state.configuration, retention_bytes=2642)
     assert found(healthy(state=state)) == [("hold-limit", "warning")]
 
 
 @pytest.mark.parametrize(
     ("position", "configuration", "wanted"),
     [
-        (150, Configuration(time_minutes=50), [("subscriber-lag", "warning")]),
-        (200, Configuration(time_minutes=50), []),
-        (150, Configuration(time_minutes=51), []),
-        (150, Configuration(time_minutes=0), []),
-        (150, Configuration(time_minutes=0, limit_bytes=3300), [("subscriber-lag", "warning")]),
-        (150, Configuration(time_minutes=0, limit_bytes=3310), []),
+        (150, Configuration(retention_minutes=50), [("subscriber-lag", "warning")]),
+        (200, Configuration(retention_minutes=50), []),
+        (150, Configuration(retention_minutes=51), []),
+        (150, Configuration(retention_minutes=0), []),
+        (150, Configuration(retention_minutes=0, retention_bytes=3300), [("subscriber-lag", "warning")]),
+        (150, Configuration(retention_minutes=0, retention_bytes=3310), []),
     ],
 )
 def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
@@ -261,16 +261,19 @@ def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
 
 def test_a_subscriber_that_holds_back_what_it_wants_is_in_no_hurry_unless_holds_count_for_nothing() -> None:
     state = history()
-    state.configuration, state.holds = Configuration(time_minutes=50), {"sub": Hold(120, at(1))}
+    state.configuration, state.holds = (
+        Configuration(retention_minutes=50),
+        {"sub": SubscriberHold(120, at(1))},
+    )
     node = healthy(state=state, clients=(Client(SUBSCRIBER, "", None, at(1), position=150),))
 
     assert found(node) == []
-    state.configuration = replace(state.configuration, hold_limit_bytes=0)
+    state.configuration = replace(state.configuration, hold_bytes_max=0)
     assert found(node) == [("subscriber-lag", "warning")]
 
 
 def test_nothing_is_said_of_holds_before_there_is_a_cluster() -> None:
-    assert alarms_of(healthy(state=State(bytes(16)))) == []
+    assert alarms_of(healthy(state=SequencerState(bytes(16)))) == []
 
 
 def test_critical_ones_come_first() -> None:
@@ -280,6 +283,32 @@ def test_critical_ones_come_first() -> None:
         standing=whole("n3"),
         counts=Counts(certificate_end_s=(NOW + 10 * DAY_S * SECOND + MINUTE) / SECOND),
     )
-    state.holds = {"late": Hold(1, at(1))}
+    state.holds = {"late": SubscriberHold(1, at(1))}
 
     assert [severity for _, severity in found(node)] == ["critical", "warning", "warning"]
+
+
+# Damaged segments
+
+
+@pytest.mark.parametrize(
+    ("count", "tries", "is_growing", "severity", "texts"),
+    [
+        (3, 0, False, "warning", ["fetches good bytes from the other nodes"]),
+        (3, 1, False, "critical", ["No other node has good bytes", 'POST /trim {"position": 200}']),
+        (1, 0, False, "critical", ["No other node has good bytes", "a subscriber's copy"]),
+        (3, 2, True, "critical", ['POST /configuration {"rollMinutes": 1}', 'POST /trim {"position": 200}']),
+    ],
+)
+def test_a_damaged_segment_is_told_with_its_positions_and_the_way_on(
+    count: int, tries: int, is_growing: bool, severity: str, texts: list[str]
+) -> None:
+    damaged = (DamagedSegment("log.0.1", 4096, 100, 200, tries, is_growing),)
+    node = healthy(standing=whole(), damaged=damaged)
+    if count == 1:
+        del node.standing.nodes[1:]
+    assert found(node) == [("segment-corrupt", severity)]
+    text = the_text(node)
+    assert "log.0.1 of n1 is corrupt from offset 4096 on. It holds positions 100 to 199." in text
+    assert all(each in text for each in texts)
+    assert ("rollMinutes" in text) == is_growing

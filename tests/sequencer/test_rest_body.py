@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sequencer.rest.actions import ACTIONS
-from sequencer.rest.body import body_schema, flag, name_of, parse_body, size, whole
-from sequencer.rest.errors import BadRequest
+from sequencer.rest.base.errors import BadRequest
+from sequencer.rest.base.json_body import body_schema, flag, name_of, parse_body, size, whole
+from sequencer.rest.views.admin_actions import ACTIONS
 
 FIELDS = (
     whole("count", "How many.", low=1, high=10),
@@ -58,7 +58,7 @@ def test_a_field_is_read_as_what_it_says(said: dict[str, Any], value: object) ->
         ({"count": 1.5}, "a whole number from 1 to 10"),
         ({"count": None}, "a whole number from 1 to 10"),
         ({"count": 10**400}, "a whole number from 1 to 10"),
-        ({"room": -1}, 'bytes from 0 to 4611686018427387903, as a number or as "90Gi"'),
+        ({"room": -1}, 'bytes from 0 to 4611686018427387903, as a number or a string such as "90Gi"'),
         ({"room": "90 Gi"}, "bytes from 0"),
         ({"room": "90Gx"}, "bytes from 0"),
         ({"room": "9" * 30}, "bytes from 0"),
@@ -75,27 +75,27 @@ def test_a_field_is_read_as_what_it_says(said: dict[str, Any], value: object) ->
 )
 def test_a_field_that_cannot_be_read_is_named_with_what_is_wanted(said: dict[str, Any], wanted: str) -> None:
     (name,) = said
-    with pytest.raises(BadRequest, match="the field cannot be read") as caught:
+    with pytest.raises(BadRequest, match="the field is malformed") as caught:
         parse(**said)
     assert caught.value.where == f"field {name}"
-    assert str(caught.value.wanted).startswith(wanted)
+    assert str(caught.value.expected).startswith(wanted)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "the body is no JSON"),
-        (b"{", "the body is no JSON"),
-        (b"\xff{}", "the body is no JSON"),
-        (b'{"name": "n"} {}', "the body is no JSON"),
-        (b'{"name": NaN}', "NaN is no JSON"),
-        (b'{"name": "n", "name": "m"}', "a name is there twice"),
+        (b"", "the body is not valid JSON"),
+        (b"{", "the body is not valid JSON"),
+        (b"\xff{}", "the body is not valid JSON"),
+        (b'{"name": "n"} {}', "the body is not valid JSON"),
+        (b'{"name": NaN}', "NaN is not valid JSON"),
+        (b'{"name": "n", "name": "m"}', "a name occurs twice"),
         (b"[" * 100_000, "nested too deep"),
-        (b"[]", "the body is no object (at body): got list"),
-        (b"null", "the body is no object (at body): got NoneType"),
-        (b"1" * 9000, "the body is no JSON"),
-        (b"{}", "a field is missing (at field name): wanted Who."),
-        (b'{"name": "n", "nope": 1}', "got 'nope', wanted count, room, some, force, name"),
+        (b"[]", "the body is not an object (at body): got list"),
+        (b"null", "the body is not an object (at body): got NoneType"),
+        (b"1" * 9000, "the body is not valid JSON"),
+        (b"{}", "a required field is missing (at field name): expected Who."),
+        (b'{"name": "n", "nope": 1}', "got 'nope', expected count, room, some, force, name"),
     ],
 )
 def test_a_body_that_cannot_be_read_says_why(content: bytes, message: str) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from rest_node import OPERATOR, OTHER, PUBLISHER, SECOND, SUBSCRIBER
 
-from replicator.group_sync import GroupSync
-from replicator.handshake import (
+from replicator.protocol.handshake import (
     PullMerged,
     PullProgress,
     PullRange,
@@ -16,12 +15,13 @@ from replicator.handshake import (
     PushProgress,
     PushStart,
 )
-from replicator.items import Chunk, Life, Place, Sealed
-from replicator.pull_server import Pull
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.pull.server import Pull
+from replicator.receive.group_commit import GroupCommit
 from rt.errors import Fenced, StorageFailed
 from rt.net.identity import Identity
-from sequencer.rest.clients import ENDED_MAX, KEPT_NS, Clients, WatchedStores
-from sequencer.rest.syncs import TimedGroupSync
+from sequencer.sessions.client_tracker import ENDED_MAX, KEPT_NS, ClientTracker, TrackedStores
+from sequencer.sessions.sync_timing import TimedGroupCommit
 
 HELLO = PushHello("s", "feed", b"\1" * 16)
 
@@ -44,10 +44,10 @@ class FakeIntake:
         self.failure: Exception | None = None
         self.start = PushStart(b"\2" * 16, 1, 3, "n1", None)
 
-    async def open_life(self, life: Life) -> None:
+    async def open_life(self, life: Run) -> None:
         self.calls.append(life)
 
-    async def take(self, item: Chunk | Sealed) -> None:
+    async def take(self, item: Chunk | SegmentSealed) -> None:
         self.calls.append(item)
         if self.failure is not None:
             raise self.failure
@@ -75,9 +75,9 @@ class FakeStores:
 
 def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
     async def check() -> None:
-        clients, intake = Clients(), FakeIntake()
-        stores = WatchedStores(FakeStores(intake), clients)
-        chunk, life = Chunk(Place(0, 0, 64), b"x" * 128), Life(0, b"\4" * 8)
+        clients, intake = ClientTracker(), FakeIntake()
+        stores = TrackedStores(FakeStores(intake), clients)
+        chunk, life = Chunk(LogOffset(0, 0, 64), b"x" * 128), Run(0, b"\4" * 8)
 
         watched = await stores.accept(HELLO, PUBLISHER)
         await watched.open_life(life)
@@ -101,15 +101,15 @@ def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
 
 def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
     async def check() -> None:
-        clients, intake = Clients(), FakeIntake()
+        clients, intake = ClientTracker(), FakeIntake()
         with pytest.raises(Fenced):
-            await WatchedStores(FakeStores(None), clients).accept(HELLO, PUBLISHER)
+            await TrackedStores(FakeStores(None), clients).accept(HELLO, PUBLISHER)
         assert clients.clients() == ()
 
-        watched = await WatchedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
+        watched = await TrackedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
         intake.failure = StorageFailed("disk")
         with pytest.raises(StorageFailed):
-            await watched.take(Chunk(Place(0, 0, 64), b"x" * 128))
+            await watched.take(Chunk(LogOffset(0, 0, 64), b"x" * 128))
         with pytest.raises(StorageFailed):
             await watched.close()
         (client,) = clients.clients()
@@ -120,7 +120,7 @@ def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
 
 def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = ClientTracker(clock)
     pull = a_pull(sent_bytes=100, has=PullProgress(40))
 
     clients.look({1: pull})
@@ -148,7 +148,7 @@ def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
 
 def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = ClientTracker(clock)
     pull = a_pull(has=PullProgress(40))
 
     def lag_s() -> float:
@@ -173,7 +173,7 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
 
 def test_who_reads_a_range_does_not_lag() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = ClientTracker(clock)
     pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, has=PullProgress(40))
     clients.look({1: pull}, 100)
     clock.ns += 3 * SECOND
@@ -185,8 +185,8 @@ def test_who_reads_a_range_does_not_lag() -> None:
 def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> None:
     async def check() -> None:
         clock = Clock()
-        clients = Clients(clock)
-        watched = await WatchedStores(FakeStores(FakeIntake()), clients).accept(HELLO, PUBLISHER)
+        clients = ClientTracker(clock)
+        watched = await TrackedStores(FakeStores(FakeIntake()), clients).accept(HELLO, PUBLISHER)
         await watched.next_progress(None)
         clients.look({}, 100)
         clock.ns += 4 * SECOND
@@ -199,7 +199,7 @@ def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> Non
 
 def test_a_client_that_came_again_is_told_once() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = ClientTracker(clock)
     for key in range(3):
         clients.look({key: a_pull(sent_bytes=10)})
         clock.ns += SECOND
@@ -212,7 +212,7 @@ def test_a_client_that_came_again_is_told_once() -> None:
 
 
 def test_what_differs_by_certificate_or_log_is_another_client() -> None:
-    clients = Clients(Clock())
+    clients = ClientTracker(Clock())
     session = Pull(OPERATOR, "ipv4:1.1.1.1:1", PullSession(3), 5)
 
     clients.look({1: a_pull(), 2: a_pull(OTHER), 3: session})
@@ -224,7 +224,7 @@ def test_what_differs_by_certificate_or_log_is_another_client() -> None:
 
 
 def test_those_that_ended_are_bounded_and_the_newest_stay() -> None:
-    clients = Clients(Clock())
+    clients = ClientTracker(Clock())
     names = [f"n{index}" for index in range(ENDED_MAX + 5)]
 
     for key, name in enumerate(names):
@@ -254,9 +254,9 @@ class FakeReceiver:
 
 
 @pytest.mark.parametrize("failure", [None, StorageFailed("fsync failed")])
-@pytest.mark.parametrize("make", [GroupSync, TimedGroupSync])
+@pytest.mark.parametrize("make", [GroupCommit, TimedGroupCommit])
 def test_a_timed_group_sync_does_what_a_group_sync_does(
-    make: type[GroupSync], failure: StorageFailed | None
+    make: type[GroupCommit], failure: StorageFailed | None
 ) -> None:
     async def check() -> None:
         sync, receiver = make(), FakeReceiver(failure)
@@ -274,7 +274,7 @@ def test_a_timed_group_sync_does_what_a_group_sync_does(
 
         assert receiver.synced == (["point", "point"] if failure is None else ["point"])
         assert (len(points), errors) == ((2, []) if failure is None else (0, [failure]))
-        if isinstance(sync, TimedGroupSync):
+        if isinstance(sync, TimedGroupCommit):
             assert sum(sync.durations.histogram().counts) == len(receiver.synced)
 
     asyncio.run(check())

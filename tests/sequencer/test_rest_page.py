@@ -13,13 +13,13 @@ from page_bench import HOSTILE, POSITION, Dom, PageNode, browse, busy_node, busy
 from rest_node import OPERATOR, SUBSCRIBER
 
 from rt.errors import CertificateError
-from sequencer.rest import schema_kinds
-from sequencer.rest.answering import check_role
-from sequencer.rest.asking import Answer
-from sequencer.rest.endpoints import ENDPOINTS, OPERATORS, Endpoint
-from sequencer.rest.exchange import Request
-from sequencer.rest.node_view import NodeView
+from sequencer.rest.base import schema_kinds
+from sequencer.rest.base.node_snapshot import NodeSnapshot
+from sequencer.rest.base.request import Request
+from sequencer.rest.http.dispatcher import check_role
 from sequencer.rest.page import PAGE_FILES, POLICY
+from sequencer.rest.views.context import Response
+from sequencer.rest.views.endpoints import ENDPOINTS, OPERATORS, Endpoint
 
 FILES = {file.path: file for file in PAGE_FILES}
 SCRIPTS = {path: file.text for path, file in FILES.items() if path.endswith(".js")}
@@ -96,7 +96,7 @@ def test_only_operators_get_the_page() -> None:
         assert endpoint.roles == OPERATORS
         assert not endpoint.is_public
         check_role(endpoint, OPERATOR)
-        with pytest.raises(CertificateError, match="this role may not read that"):
+        with pytest.raises(CertificateError, match="this role may not read this path"):
             check_role(endpoint, SUBSCRIBER)
 
 
@@ -131,7 +131,11 @@ def contrast(one: str, other: str) -> float:
 
 
 def shown(
-    profile: Path, look: Callable[[], NodeView] = busy_node, *more: Endpoint, path: str = "", **options: Any
+    profile: Path,
+    look: Callable[[], NodeSnapshot] = busy_node,
+    *more: Endpoint,
+    path: str = "",
+    **options: Any,
 ) -> tuple[Dom, PageNode]:
     """What the page says after some seconds, and the node that it asked."""
     chromium()  # Or the test is skipped.
@@ -152,7 +156,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Dom:
 @pytest.mark.slow
 def test_the_page_tells_of_the_cluster_and_its_members_with_step_lag_and_disk(busy: Dom) -> None:
     assert busy.texts["stream"] == "trades"
-    assert busy.texts["about"] == "Told by node n1 (rt 0.1.0), cluster 40414243, epoch 1."
+    assert busy.texts["about"] == "Reported by node n1 (rt 0.1.0), cluster 40414243, epoch 1."
     assert "Leader n2 term 5" in busy.texts["overview"]
     assert "Next position 4,000,400 instruction 81,234" in busy.texts["overview"]
     n1, n2, n3 = busy.rows("members")[1:]
@@ -250,7 +254,7 @@ def test_tables_say_what_they_are_however_they_are_laid_out(busy: Dom) -> None:
 def test_rates_come_from_successive_polls(tmp_path: Path) -> None:
     count = 0
 
-    def growing() -> NodeView:
+    def growing() -> NodeSnapshot:
         nonlocal count
         count += 1
         node = busy_node()
@@ -341,8 +345,8 @@ def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
     seen, _ = shown(
         tmp_path,
         busy_node,
-        Endpoint("/check", "A page.", lambda _: Answer(page), text, content_type=kinds[0], policy=POLICY),
-        Endpoint("/page/check.js", "A script.", lambda _: Answer(CHECKS), text, content_type=kinds[1]),
+        Endpoint("/check", "A page.", lambda _: Response(page), text, content_type=kinds[0], policy=POLICY),
+        Endpoint("/page/check.js", "A script.", lambda _: Response(CHECKS), text, content_type=kinds[1]),
         path="check",
     )
 

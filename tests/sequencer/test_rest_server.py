@@ -20,17 +20,17 @@ import pytest
 from receiving_node import make_pki
 from rest_node import OPERATOR, PUBLISHER, SUBSCRIBER, Served, ask, node_view, serving
 
-from replicator.handshake import PullMerged, PushHello
-from replicator.pull_server import Pull
-from rt.net.certs import init_ca, issue
+from replicator.protocol.handshake import PullMerged, PushHello
+from replicator.pull.server import Pull
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
-from sequencer.rest import connection
-from sequencer.rest.answering import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Answering
-from sequencer.rest.app import App
-from sequencer.rest.asking import Answer, Asked
-from sequencer.rest.endpoints import ENDPOINTS, Endpoint
-from sequencer.rest.listener import HANDSHAKES_MAX, Listener
-from sequencer.state_encoding import encode_state
+from sequencer.rest.http import connection
+from sequencer.rest.http.app import App
+from sequencer.rest.http.dispatcher import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Dispatcher
+from sequencer.rest.http.listener import HANDSHAKES_MAX, Listener
+from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
+from sequencer.state.state_codec import encode_state
 
 WAIT_S = 120
 
@@ -89,7 +89,7 @@ def test_a_connection_is_believed_until_its_certificate_ends(
                         told = await answer.json()
                         assert answer.status == status
                 monkeypatch.setattr(connection, "clock_s", lambda: time.time() + 400 * 24 * 3600)
-        assert "has ended" in told["what"]
+        assert "has expired" in told["what"]
 
     run(check)
 
@@ -106,8 +106,8 @@ def test_a_role_reads_what_the_list_says_and_nothing_else(name: str, role: str, 
             else:
                 assert status == 403, endpoint.path
                 assert body["error"] == "CertificateError"
-                assert body["what"] == "this role may not read that"
-                assert body["wanted"] == "role operator"
+                assert body["what"] == "this role may not read this path"
+                assert body["expected"] == "role operator"
 
     run(check)
 
@@ -129,7 +129,7 @@ def test_a_certificate_of_another_stream_gets_nothing(run: Any) -> None:
     async def check(served: Served) -> None:
         for path in (*(endpoint.path for endpoint in ENDPOINTS), "/nothing"):
             status, _, body = await get(served, path, "stranger")
-            assert (status, body["what"]) == (403, "a certificate of another stream")
+            assert (status, body["what"]) == (403, "the client certificate is of another stream")
 
     run(check)
 
@@ -152,7 +152,7 @@ def test_without_a_certificate_of_our_ca_there_is_no_answer(run: Any, pki: Path,
         await until(lambda: listener.refused.total() == 3)
         assert (await get(served, "/readiness"))[0] == 200
         _, _, text = await get(served, "/metrics")
-        assert 'rt_refused_total{at="rest",reason="PEER_DID_NOT_RETURN_A_CERTIFICATE"} 1' in text
+        assert 'rt_rejections_total{at="rest",reason="PEER_DID_NOT_RETURN_A_CERTIFICATE"} 1' in text
 
     run(check)
 
@@ -178,11 +178,11 @@ def test_what_is_unknown_is_told_by_a_typed_error(run: Any) -> None:
         status, headers, body = await get(served, "/nothing/here?x=1")
         assert (status, headers["Content-Type"]) == (404, "application/json")
         assert (body["error"], body["where"]) == ("NoSuchPath", "'/nothing/here'")
-        assert set(body) == {"error", "what", "where", "got", "wanted", "hint"}
+        assert set(body) == {"error", "what", "where", "got", "expected", "hint"}
         status, _, body = await get(served, "/log-history?limit=0")
         assert (status, body["where"], body["got"]) == (400, "parameter limit", "'0'")
         status, _, body = await get(served, "/status?verbose=1")
-        assert (status, body["what"]) == (400, "no such parameter")
+        assert (status, body["what"]) == (400, "unknown parameter")
         status, _, body = await get(served, "/log-history/")
         assert status == 404
 
@@ -273,7 +273,7 @@ def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
             told = json.loads(answer.partition(b"\r\n\r\n")[2])
             assert (told["error"], told["what"]) == (
                 "BadRequest",
-                "this is no request, or one beyond the bounds",
+                "malformed HTTP request, or above a limit",
             )
         assert served.rest.answering["health"].refused.total() == 1
         assert not caplog.records
@@ -285,7 +285,7 @@ def test_what_is_no_request_within_bounds_is_answered_400_counted_and_cut_off(
 def test_a_body_is_refused_however_large(run: Any) -> None:
     async def check(served: Served) -> None:
         status, headers, body = await get(served, "/status", data=b"{}")
-        assert (status, body["what"]) == (400, "a request has no body here")
+        assert (status, body["what"]) == (400, "this path accepts no request body")
         assert headers["Connection"] == "close"
 
         async def endless() -> AsyncIterator[bytes]:
@@ -369,11 +369,11 @@ def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: 
 @contextlib.asynccontextmanager
 async def listening(
     endpoints: tuple[Endpoint, ...] = ENDPOINTS, **bounds: Any
-) -> AsyncIterator[tuple[Listener, Answering]]:
+) -> AsyncIterator[tuple[Listener, Dispatcher]]:
     """A plain port with other bounds, and with `endpoints` for everybody."""
     public = [replace(one, is_public=True) for one in endpoints]
     with ThreadPoolExecutor(1) as pool:
-        answering = Answering(public, node_view, pool, stream=None)
+        answering = Dispatcher(public, node_view, pool, stream=None)
         runner = App(answering).runner()
         await runner.setup()
         make = runner.server
@@ -422,8 +422,8 @@ def test_headers_that_drip_do_not_keep_a_connection() -> None:
 
 
 def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
-    def much(_: Asked) -> Answer:
-        return Answer("x" * 50_000_000)
+    def much(_: RequestContext) -> Response:
+        return Response("x" * 50_000_000)
 
     async def check() -> None:
         endpoint = replace(ENDPOINTS[0], path="/much", view=much)
@@ -438,8 +438,8 @@ def test_a_peer_that_does_not_read_its_answer_is_cut_off() -> None:
 
 
 def test_a_large_answer_arrives_whole_at_a_peer_that_is_slower_than_a_header_may_be() -> None:
-    def much(_: Asked) -> Answer:
-        return Answer("x" * 20_000_000)
+    def much(_: RequestContext) -> Response:
+        return Response("x" * 20_000_000)
 
     async def check() -> None:
         endpoint = replace(ENDPOINTS[0], path="/much", view=much)
@@ -501,10 +501,10 @@ class Held:
         self.go = threading.Event()
         self.entered = 0
 
-    def __call__(self, _: Asked) -> Answer:
+    def __call__(self, _: RequestContext) -> Response:
         self.entered += 1
         assert self.go.wait(WAIT_S)
-        return Answer({})
+        return Response({})
 
 
 @pytest.fixture
@@ -568,7 +568,7 @@ def test_many_requests_at_once_on_one_connection_and_on_many_are_all_answered(ru
 
 
 def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Asked) -> Answer:
+    def broken(_: RequestContext) -> Response:
         raise KeyError("secret")
 
     async def check() -> None:
@@ -582,11 +582,11 @@ def test_what_is_broken_goes_to_the_log_and_not_to_the_caller(caplog: pytest.Log
 
     with caplog.at_level(logging.CRITICAL, "sequencer"):
         asyncio.run(check())
-    assert [record.getMessage() for record in caplog.records] == ["rest_broken path='/broken'"]
+    assert [record.getMessage() for record in caplog.records] == ["rest_failed path='/broken'"]
 
 
 def test_a_peer_that_hangs_up_writes_nothing_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    app = App(Answering((), node_view, ThreadPoolExecutor(1), stream=None))
+    app = App(Dispatcher((), node_view, ThreadPoolExecutor(1), stream=None))
     logger = app._http_logger()
     for error in (ConnectionResetError("the peer is gone"), RuntimeError("ours")):
         try:
@@ -599,7 +599,7 @@ def test_a_peer_that_hangs_up_writes_nothing_to_the_log(caplog: pytest.LogCaptur
 def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sequencer.rest.listener.AGAIN_S", 0.01)
+    monkeypatch.setattr("sequencer.rest.http.listener.AGAIN_S", 0.01)
 
     async def check() -> None:
         served = Served(pki, tmp_path)
@@ -618,7 +618,7 @@ def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
 def test_certificates_are_replaced_without_a_restart(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sequencer.rest.servers.LOOK_S", 0.02)
+    monkeypatch.setattr("sequencer.data.http_servers.LOOK_S", 0.02)
     own = tmp_path / "own"
     shutil.copytree(pki, own)
 

@@ -16,20 +16,20 @@ from click.testing import CliRunner, Result
 from receiving_node import make_pki, tls_of, until
 from rest_node import Served, serving
 
+from rt.cli.commands.rest import rest
 from rt.cli.main import main
-from rt.cli.rest import rest
 from rt.errors import CertificateError, RtError, Timeout
-from rt.net import rest as rest_module
+from rt.net import rest_client as rest_module
+from rt.net.grpc_channel import Channel, RpcServer, serve
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
-from rt.net.rest import REST_METHOD, Answer, ask, call, check, error_in
-from rt.net.rpc import Channel, RpcServer, serve
-from rt.net.rpc_errors import Unreachable
+from rt.net.rest_client import REST_METHOD, RestResponse, ask, call, check, error_in
 from rt.net.tls import TLS
-from sequencer.rest.answering import REQUESTS_PER_IDENTITY_MAX, Answering
-from sequencer.rest.endpoints import ENDPOINTS
-from sequencer.rest.exchange import Reply, Request
-from sequencer.rest.tunnel import TUNNEL_ROLES, Tunnel
-from sequencer.testing.loopback import free_port
+from sequencer.localcluster.loopback import free_port
+from sequencer.rest.base.request import Reply, Request
+from sequencer.rest.http.dispatcher import REQUESTS_PER_IDENTITY_MAX, Dispatcher
+from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
+from sequencer.rest.views.endpoints import ENDPOINTS
 
 WAIT_S = 60
 PATHS = [endpoint.path for endpoint in ENDPOINTS]
@@ -41,7 +41,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Said:
-    """Stands where `Answering` does: answers what a test says, when it says so."""
+    """Stands where `Dispatcher` does: answers what a test says, when it says so."""
 
     def __init__(self, body: bytes = b"{}") -> None:
         self.body = body
@@ -83,7 +83,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(whole())
 
 
-async def on_rest_port(served: Served, name: str, method: str, path: str, body: bytes | None) -> Answer:
+async def on_rest_port(served: Served, name: str, method: str, path: str, body: bytes | None) -> RestResponse:
     headers = {"Content-Type": "application/json"} if body else {}
     async with (
         aiohttp.ClientSession(auto_decompress=False) as session,
@@ -95,7 +95,7 @@ async def on_rest_port(served: Served, name: str, method: str, path: str, body: 
             headers=headers,
         ) as answer,
     ):
-        return Answer(answer.status, answer.headers["Content-Type"], await answer.read())
+        return RestResponse(answer.status, answer.headers["Content-Type"], await answer.read())
 
 
 CASES = [
@@ -115,7 +115,7 @@ def test_a_certificate_gets_what_it_gets_on_the_rest_port(pki: Path, tmp_path: P
     async def work() -> None:
         async with serving(pki, tmp_path) as served:
             answering = served.rest.answering["rest"]
-            assert isinstance(answering, Answering)
+            assert isinstance(answering, Dispatcher)
             async with tunnelled(pki, answering) as (endpoint, _):
                 for method, path, body in CASES:
                     there = await on_rest_port(served, name, method, path, body)
@@ -235,7 +235,7 @@ def test_what_may_have_been_done_is_asked_of_no_other_node(pki: Path) -> None:
         broken.failure = Unreachable("the connection broke")
         async with tunnelled(pki, broken) as (first, _), tunnelled(pki, other) as (second, _):
             nodes, tls = [first, second], tls_of(pki, "op")
-            with pytest.raises(Unreachable, match=r"broke.*may have been done"):
+            with pytest.raises(Unreachable, match=r"broke.*may have been made"):
                 await ask(nodes, tls, "POST", "/trim", b"{}")
             assert (len(broken.asked), len(other.asked)) == (1, 0)
             await ask(nodes, tls, "GET", "/status")
@@ -338,16 +338,16 @@ def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"[" * 10**5, b'"x"', b'{"error": 1}', b"\xff", b"{}"])
 def test_an_answer_that_tells_no_error_is_one_by_its_status_alone(body: bytes) -> None:
-    assert check(Answer(200, "application/json", body)).body == body
-    assert error_in(Answer(200, "application/json", b'{"error": "Timeout", "what": "x"}')) is None
+    assert check(RestResponse(200, "application/json", body)).body == body
+    assert error_in(RestResponse(200, "application/json", b'{"error": "Timeout", "what": "x"}')) is None
     with pytest.raises(RtError, match="503"):
-        check(Answer(503, "application/json", body), where="n1:5002")
+        check(RestResponse(503, "application/json", body), where="n1:5002")
 
 
 def test_an_error_keeps_its_class_and_its_sentence() -> None:
-    told = {"error": "Timeout", "what": "it took long", "where": None, "got": None, "wanted": "1 s"}
-    with pytest.raises(Timeout, match="wanted 1 s") as caught:
-        check(Answer(504, "application/json", json.dumps(told).encode()), where="n1")
+    told = {"error": "Timeout", "what": "it took long", "where": None, "got": None, "expected": "1 s"}
+    with pytest.raises(Timeout, match="expected 1 s") as caught:
+        check(RestResponse(504, "application/json", json.dumps(told).encode()), where="n1")
     assert caught.value.hint is None
 
 
@@ -425,7 +425,7 @@ def test_what_is_refused_is_a_sentence_on_stderr_and_status_1(
     assert main(["rest", "/status", *options(node, pki, "sub")]) == 1
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("rt: this role may not read that (at /status)")
+    assert err.startswith("rt: this role may not read this path (at /status)")
     assert main(["rest", "/readiness", *options(node, pki)]) == 0
     node.served.data.link.is_up = False
     try:
@@ -452,7 +452,6 @@ def test_options_of_the_command_may_stand_in_the_environment(node: Node, pki: Pa
         [],
         ["/status"],
         ["/status", "--endpoints", "n1:5002"],
-        ["/status", "--endpoints", " , ", "--insecure"],
         ["/status", "--endpoints", "n1:5002", "--insecure", "--ca", __file__],
         ["/status", "--endpoints", "localhost:1", "--insecure", "--data", "{"],
     ],

@@ -22,29 +22,31 @@ from rest_node import (
 )
 
 import rt
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest import operating_views, schemas, views
-from sequencer.rest.asking import Answer, Asked
-from sequencer.rest.endpoints import ENDPOINTS
-from sequencer.rest.errors import BadRequest, NotReady
-from sequencer.rest.kept import Kept
-from sequencer.rest.log_history import log_history
-from sequencer.rest.node_view import LAG_BYTES_MAX, Client, Merging, NodeView
-from sequencer.rest.query import parse_query
-from sequencer.rest.times import parse_rfc3339, rfc3339
-from sequencer.state import Lease, MergedEnd, MergedSegment, State
+from sequencer.rest.base.errors import BadRequest, NotReady
+from sequencer.rest.base.node_snapshot import LAG_BYTES_MAX, Client, MergeStatus, NodeSnapshot
+from sequencer.rest.base.query_params import parse_query
+from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.rfc3339 import parse_rfc3339, rfc3339
+from sequencer.rest.views import admin_views, cluster_schemas, cluster_views
+from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.endpoints import ENDPOINTS
+from sequencer.rest.views.log_history import log_history
+from sequencer.state.state import LeaseState, MergedEnd, MergedSegment, SequencerState
 
 HISTORY = next(one for one in ENDPOINTS if one.path == "/log-history")
 
 
-def asked(node: NodeView | None = None, identity: Identity | None = OPERATOR, **query: Any) -> Asked:
-    return Asked(node or node_view(), identity, query)
+def asked(
+    node: NodeSnapshot | None = None, identity: Identity | None = OPERATOR, **query: Any
+) -> RequestContext:
+    return RequestContext(node or node_view(), identity, query)
 
 
-def body(answer: Answer) -> Any:
+def body(answer: Response) -> Any:
     assert answer.status == 200
     return answer.body
 
@@ -53,7 +55,7 @@ def body(answer: Answer) -> Any:
 
 
 def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_growing_one() -> None:
-    found = body(views.log_history(asked()))
+    found = body(cluster_views.log_history(asked()))
 
     assert [one["state"] for one in found] == ["trimmed", "sealed", "sealed", "active"]
     assert found[0] == {
@@ -85,10 +87,10 @@ def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_g
 
 
 def test_log_history_is_the_same_on_every_node() -> None:
-    here = body(views.log_history(asked()))
+    here = body(cluster_views.log_history(asked()))
     there = node_view(node="n2", standing=standing(node="n2", leader=""), merging=None, clients=())
 
-    assert body(views.log_history(asked(there))) == here
+    assert body(cluster_views.log_history(asked(there))) == here
 
 
 @pytest.mark.parametrize(
@@ -127,16 +129,16 @@ def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[
     pairs = [tuple(part.replace("%2B", "+").split("=")) for part in query.split("&") if part]
     parsed = parse_query(pairs, HISTORY.parameters)  # type: ignore[arg-type]
 
-    found = body(views.log_history(asked(**parsed)))
+    found = body(cluster_views.log_history(asked(**parsed)))
 
     assert [one["logPath"] for one in found] == [f"s/merged/log.0.{y}" for y in wanted]
 
 
 def test_a_stream_without_a_message_has_an_empty_history() -> None:
-    node = node_view(state=State(b"\1" * 16))
+    node = node_view(state=SequencerState(b"\1" * 16))
 
-    assert body(views.log_history(asked(node))) == []
-    assert body(views.latest_out_position(asked(node))) == {"latestOutPosition": -1}
+    assert body(cluster_views.log_history(asked(node))) == []
+    assert body(cluster_views.latest_out_position(asked(node))) == {"latestOutPosition": -1}
 
 
 def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
@@ -149,27 +151,27 @@ def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
 
 
 def test_the_latest_out_position_is_that_of_the_last_message() -> None:
-    assert body(views.latest_out_position(asked())) == {"latestOutPosition": 359}
+    assert body(cluster_views.latest_out_position(asked())) == {"latestOutPosition": 359}
 
 
 def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
-    for state in (None, State(bytes(16))):
+    for state in (None, SequencerState(bytes(16))):
         node = node_view(state=state)
         for view in (
-            views.latest_out_position,
-            views.log_history,
-            views.sessions,
-            operating_views.holds,
-            operating_views.configuration,
-            operating_views.dedup_clients,
+            cluster_views.latest_out_position,
+            cluster_views.log_history,
+            cluster_views.sessions,
+            admin_views.holds,
+            admin_views.configuration,
+            admin_views.dedup_clients,
         ):
             with pytest.raises(NotReady, match="has not joined"):
                 view(asked(node))
-        assert body(views.status(asked(node)))["cluster"] == ""
+        assert body(cluster_views.status(asked(node)))["cluster"] == ""
 
 
 def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
-    found = body(views.status(asked(node_view(merging=Merging(16, 340, 300)))))
+    found = body(cluster_views.status(asked(node_view(merging=MergeStatus(16, 340, 300)))))
 
     assert [(one["name"], one["isLeader"], one["isConnected"]) for one in found["members"]] == [
         ("n1", False, True),
@@ -186,7 +188,7 @@ def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
 
 
 def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
-    first, second = body(views.sessions(asked()))
+    first, second = body(cluster_views.sessions(asked()))
 
     assert (first["id"], first["isSuperseded"], first["mergedX"], first["isConnected"]) == (1, True, 3, False)
     assert first["consumed"] == {"segment": 1, "offset": 64, "number": 40}
@@ -196,8 +198,8 @@ def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
 
 
 def test_sessions_can_be_asked_for_by_name_and_page() -> None:
-    assert body(views.sessions(asked(name="nobody"))) == []
-    assert [one["id"] for one in body(views.sessions(asked(name="feed", offset=1)))] == [2]
+    assert body(cluster_views.sessions(asked(name="nobody"))) == []
+    assert [one["id"] for one in body(cluster_views.sessions(asked(name="feed", offset=1)))] == [2]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +217,11 @@ def test_sessions_can_be_asked_for_by_name_and_page() -> None:
 def test_who_is_no_operator_sees_only_clients_of_its_own_role_and_name(
     identity: Identity | None, wanted: list[str]
 ) -> None:
-    assert [one["name"] for one in body(views.clients(asked(None, identity)))] == wanted
+    assert [one["name"] for one in body(cluster_views.clients(asked(None, identity)))] == wanted
 
 
 def test_a_client_tells_how_far_it_is_behind() -> None:
-    feed, sub, other = body(views.clients(asked()))
+    feed, sub, other = body(cluster_views.clients(asked()))
 
     assert (feed["position"], feed["lag"], feed["session"]) == (55, 5, "feed")
     assert (sub["position"], sub["lag"], sub["active"]) == (300, 60, True)
@@ -242,7 +244,7 @@ def test_clients_can_be_asked_for_by_kind_name_and_page(query: str, wanted: list
     clients = next(one for one in ENDPOINTS if one.path == "/rt-clients")
     parsed = parse_query([tuple(part.split("=")) for part in query.split("&")], clients.parameters)  # type: ignore[misc]
 
-    assert [one["name"] for one in body(views.clients(asked(**parsed)))] == wanted
+    assert [one["name"] for one in body(cluster_views.clients(asked(**parsed)))] == wanted
 
 
 def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
@@ -251,7 +253,7 @@ def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
     merged = Client(SUBSCRIBER, "", None, T0)
     copied = Client(Identity("s", "node", "n2"), "", None, T0, is_of_merged=False, session_id=1)
 
-    found = body(views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
+    found = body(cluster_views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
 
     told = {(one["kind"], one["session"]): one["directory"] for one in found}
     assert told == {
@@ -266,7 +268,7 @@ def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
 
 
 def test_holds_are_told_by_name_with_what_they_keep() -> None:
-    late, sub = body(operating_views.holds(asked()))
+    late, sub = body(admin_views.holds(asked()))
 
     assert late == {
         "name": "late",
@@ -290,17 +292,17 @@ def test_holds_are_told_by_name_with_what_they_keep() -> None:
     ],
 )
 def test_a_subscriber_sees_its_own_hold_alone(identity: Identity | None, wanted: list[str]) -> None:
-    assert [one["name"] for one in body(operating_views.holds(asked(None, identity)))] == wanted
+    assert [one["name"] for one in body(admin_views.holds(asked(None, identity)))] == wanted
 
 
 def test_leases_are_told_by_name_with_owner_and_token() -> None:
     node = asked().node
     assert node.state is not None
     node.state.leases = {
-        "g/q2": Lease("h1", 7, 1500, b"Q" * 16, 4),
-        "g/q1": Lease("h2~a", 8, 60_000, b"Q" * 16, 0),
+        "g/q2": LeaseState("h1", 7, 1500, b"Q" * 16, 4),
+        "g/q1": LeaseState("h2~a", 8, 60_000, b"Q" * 16, 0),
     }
-    told = body(operating_views.leases(Asked(node, OPERATOR)))
+    told = body(admin_views.leases(RequestContext(node, OPERATOR)))
     assert [one["name"] for one in told] == ["g/q1", "g/q2"]
     assert told[1] == {
         "name": "g/q2",
@@ -312,7 +314,7 @@ def test_leases_are_told_by_name_with_owner_and_token() -> None:
 
 
 def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() -> None:
-    first, second = body(operating_views.dedup_clients(asked()))
+    first, second = body(admin_views.dedup_clients(asked()))
 
     assert (first["dedupId"], first["wanted"]) == ("d1", 40)
     assert first["sessions"] == [
@@ -334,7 +336,7 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
     other = Identity("s", "publisher", "other", frozenset({"d1"}))
 
     def seen(identity: Identity) -> list[Any]:
-        found = body(operating_views.dedup_clients(asked(None, identity)))
+        found = body(admin_views.dedup_clients(asked(None, identity)))
         return [(one["dedupId"], len(one["sessions"])) for one in found]
 
     assert seen(feed) == [("d1", 1)]
@@ -343,15 +345,15 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
 
 
 def test_one_dedup_id_is_asked_for_by_name() -> None:
-    (found,) = body(operating_views.dedup_clients(asked(name="d2")))
+    (found,) = body(admin_views.dedup_clients(asked(name="d2")))
     assert found["dedupId"] == "d2"
-    assert body(operating_views.dedup_clients(asked(name="d2~a"))) == []
+    assert body(admin_views.dedup_clients(asked(name="d2~a"))) == []
 
 
 def test_the_archive_is_told_against_its_policy() -> None:
-    status = body(views.status(asked()))
+    status = body(cluster_views.status(asked()))
 
-    assert status["archive"] == {
+    assert status["retention"] == {
         "logStart": 100,
         "segments": 3,
         "segmentsTrimmed": 1,
@@ -362,14 +364,14 @@ def test_the_archive_is_told_against_its_policy() -> None:
         "holds": 2,
         "holdBytes": 1001 + 1002 + 640,
     }
-    assert status["configuration"] == body(operating_views.configuration(asked()))
-    assert [one["name"] for one in status["alarms"]] == ["member-away", "hold-overridden"]
+    assert status["configuration"] == body(admin_views.configuration(asked()))
+    assert [one["name"] for one in status["alarms"]] == ["member-unreachable", "hold-overridden"]
 
 
 # Readiness
 
 
-READY = Merging(17, 360, 350)
+READY = MergeStatus(17, 360, 350)
 
 
 @pytest.mark.parametrize(
@@ -378,32 +380,32 @@ READY = Merging(17, 360, 350)
         ({"failure": "disk"}, "the data process has failed"),
         ({"is_control_up": False}, "the control process is not connected"),
         ({"standing": standing(leader="")}, "no leader is known"),
-        ({"standing": standing(role="joining")}, "this node neither leads nor follows"),
-        ({"standing": standing(role="stalled")}, "this node neither leads nor follows"),
-        ({"standing": standing(is_caught_up=False)}, "nothing of the present term was applied yet"),
-        ({"merging": None}, "the state of the cluster is not here yet"),
+        ({"standing": standing(role="joining")}, "this node is neither leader nor follower"),
+        ({"standing": standing(role="stalled")}, "this node is neither leader nor follower"),
+        ({"standing": standing(is_caught_up=False)}, "no entry of the current term was applied yet"),
+        ({"merging": None}, "the state of the cluster was not received yet"),
         ({"merging": replace(READY, failure="differs: /secret")}, "the merger has failed"),
         ({"merging": replace(READY, is_behind_gap=True)}, "the merged log is being copied"),
-        ({"merging": replace(READY, damage="a bad block")}, "the merged log is damaged"),
+        ({"merging": replace(READY, damage="a bad block")}, "the merged log is corrupt"),
     ],
 )
 def test_one_obstacle_makes_a_node_not_ready(changes: dict[str, Any], obstacle: str) -> None:
-    answer = views.readiness(asked(node_view(**changes), None))
+    answer = cluster_views.readiness(asked(node_view(**changes), None))
 
-    assert answer == Answer({"ready": False, "obstacles": [obstacle]}, 503)
+    assert answer == Response({"ready": False, "obstacles": [obstacle]}, 503)
 
 
 def test_a_node_that_follows_merges_and_keeps_up_is_ready() -> None:
     for role, leader in (("follower", "n2"), ("leader", "n1")):
         node = node_view(standing=standing(role=role, leader=leader))
-        assert views.readiness(asked(node, None)) == Answer({"ready": True, "obstacles": []})
+        assert cluster_views.readiness(asked(node, None)) == Response({"ready": True, "obstacles": []})
 
 
 def test_a_node_that_knows_nothing_yet_is_not_ready_but_alive() -> None:
-    blank = NodeView("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
+    blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing(), is_control_up=False)
 
-    assert views.readiness(asked(blank, None)).status == 503
-    assert views.liveness(asked(blank, None)).status == 200
+    assert cluster_views.readiness(asked(blank, None)).status == 503
+    assert cluster_views.liveness(asked(blank, None)).status == 200
 
 
 def test_a_node_far_behind_is_not_ready() -> None:
@@ -411,7 +413,7 @@ def test_a_node_far_behind_is_not_ready() -> None:
     state.merged = replace(state.merged, offset=LAG_BYTES_MAX + 600)
 
     def ready(position: int) -> int:
-        return views.readiness(
+        return cluster_views.readiness(
             asked(node_view(state=state, merging=replace(READY, position=position)), None)
         ).status
 
@@ -420,7 +422,7 @@ def test_a_node_far_behind_is_not_ready() -> None:
 
 def test_what_has_failed_is_not_alive() -> None:
     for changes in ({"failure": "x"}, {"merging": replace(READY, failure="x")}):
-        assert views.liveness(asked(node_view(**changes), None)) == Answer({"alive": False}, 503)
+        assert cluster_views.liveness(asked(node_view(**changes), None)) == Response({"alive": False}, 503)
 
 
 def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_it() -> None:
@@ -447,7 +449,7 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
         segment = MergedSegment(SegmentId(0, y), first, first + count, count * each, 1, 2)
         segments.append(segment.trimmed(TrimReason.TIME, 3) if y < trimmed else segment)
         first += count
-    state = State(b"\1" * 16, position=first + 3)
+    state = SequencerState(b"\1" * 16, position=first + 3)
     state.segments.extend(segments)
     state.merged = MergedEnd(SegmentId(0, len(sizes)), 21, first)
     per_message = [
@@ -456,7 +458,7 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
         for _ in range(count)
     ] + [7, 7, 7]
 
-    assert Kept(state).bytes_from(position) == sum(per_message[position:])
+    assert RetainedSize(state).bytes_from(position) == sum(per_message[position:])
 
 
 # Times
@@ -502,16 +504,19 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([("nope", "1")], "no such parameter (at query): got 'nope', wanted from, to, state, limit, offset"),
-        ([("limit", "1"), ("limit", "1")], "the parameter is there twice (at parameter limit)"),
-        ([("limit", "0")], "got '0', wanted a whole number from 1 to 100000"),
+        (
+            [("nope", "1")],
+            "unknown parameter (at query): got 'nope', expected from, to, state, limit, offset",
+        ),
+        ([("limit", "1"), ("limit", "1")], "the parameter occurs twice (at parameter limit)"),
+        ([("limit", "0")], "got '0', expected a whole number from 1 to 100000"),
         ([("limit", "-1")], "got '-1'"),
         ([("limit", "²")], "got '²'"),
-        ([("limit", "1" * 20)], "wanted a whole number"),
-        ([("offset", "")], "got '', wanted a whole number from 0"),
-        ([("state", "gone")], "got 'gone', wanted active or sealed or trimmed"),
-        ([("from", str(2**63))], "wanted a position, or a time as 2026-01-31T12:00:00Z"),
-        ([("to", "2026-01-01T00:00:00 01:00")], "Write + as %2B."),
+        ([("limit", "1" * 20)], "expected a whole number"),
+        ([("offset", "")], "got '', expected a whole number from 0"),
+        ([("state", "gone")], "got 'gone', expected active or sealed or trimmed"),
+        ([("from", str(2**63))], "expected a position, or a time such as 2026-01-31T12:00:00Z"),
+        ([("to", "2026-01-01T00:00:00 01:00")], "Encode + as %2B."),
     ],
 )
 def test_a_parameter_that_cannot_be_read_is_named(pairs: list[tuple[str, str]], message: str) -> None:
@@ -526,7 +531,7 @@ def test_a_parameter_that_cannot_be_read_is_named(pairs: list[tuple[str, str]], 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: one.path)
 @pytest.mark.parametrize("node", ["whole", "blank"])
 def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
-    blank = NodeView("s", "n1", NOW, T0, pb.Standing())
+    blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing())
     try:
         answer = endpoint.view(asked(node_view() if node == "whole" else blank))
     except NotReady:
@@ -537,6 +542,6 @@ def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
 
 
 def test_a_schema_refuses_fields_that_it_does_not_know() -> None:
-    answer = {**body(views.latest_out_position(asked())), "more": 1}
+    answer = {**body(cluster_views.latest_out_position(asked())), "more": 1}
 
-    assert not Draft202012Validator(schemas.LATEST_OUT_POSITION).is_valid(answer)
+    assert not Draft202012Validator(cluster_schemas.LATEST_OUT_POSITION).is_valid(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,17 +14,28 @@ from batches import CLUSTER
 from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import do_close, do_fence, do_join, do_merge, do_open, do_roll, new_state, piece
+from sequencing import do_close, do_fence, do_join, do_merge, do_open, do_roll, must, new_state, piece
 
 from rt.errors import FormatError, UnknownVersion
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
-from sequencer import state as held
-from sequencer import state_encoding
-from sequencer.apply import apply
-from sequencer.commands import Ask, Configure, Decide, Hold, Release, Reset, Trim
-from sequencer.lease_commands import (
+from sequencer.state import state as held
+from sequencer.state import state_codec
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import Forgotten, RunFenced
+from sequencer.state.commands import (
+    CloseSession,
+    Configure,
+    DecideRequest,
+    Forget,
+    HoldPosition,
+    ReleaseHold,
+    ResetCluster,
+    SubmitRequest,
+    TrimSegments,
+)
+from sequencer.state.lease_commands import (
     AcquireLeases,
     ExpireLeases,
     HeldLease,
@@ -32,30 +43,31 @@ from sequencer.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.orders import MergeOrder, OrderBlock, SessionEnd, decode_order, encode_order
-from sequencer.state import (
+from sequencer.state.state import (
     CONFIGURABLE,
-    Cleared,
+    FORGOTTEN_KEY_BYTES,
+    ActiveRun,
+    ClearedRange,
     Configuration,
-    Consumed,
+    ConsumedEnd,
     End,
-    Force,
+    ForcedQuorum,
     LastReset,
-    Life,
     MergedEnd,
     MergedSegment,
     NodeDisk,
+    SequencerState,
     Session,
-    State,
 )
-from sequencer.state_encoding import decode_state, encode_state
+from sequencer.state.state_codec import decode_state, encode_state
+from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan, decode_order, encode_order
 
 UINT32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
 UINT64 = st.integers(0, 2**62) | st.integers(0, 3)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
 ENDS = st.builds(End, UINT32, UINT64, UINT64)
 IDS = st.builds(SegmentId, UINT32, UINT32)
-LIVES = st.builds(Life, UINT32, st.binary(min_size=8, max_size=8), st.booleans(), st.none() | ENDS)
+LIVES = st.builds(ActiveRun, UINT32, st.binary(min_size=8, max_size=8), st.booleans(), st.none() | ENDS)
 SESSIONS = st.builds(
     Session,
     st.just(0),
@@ -66,7 +78,7 @@ SESSIONS = st.builds(
     st.booleans(),
     st.just(-1) | UINT32,
     st.lists(LIVES, max_size=3).map(tuple),
-    st.none() | st.builds(Consumed, ENDS, UINT32),
+    st.none() | st.builds(ConsumedEnd, ENDS, UINT32),
     st.none() | st.tuples(UINT32, ENDS),
     UINT64,
 )
@@ -76,7 +88,7 @@ SEGMENTS = st.builds(
 CONFIGURATIONS = st.builds(
     Configuration, **{name: st.integers(0, end - 1) for name, (_, end) in CONFIGURABLE.items()}
 )
-HOLDS = st.builds(held.Hold, UINT64, UINT64)
+HOLDS = st.builds(held.SubscriberHold, UINT64, UINT64)
 DISKS = st.builds(NodeDisk, st.binary(min_size=16, max_size=16), UINT64, st.booleans())
 RESETS = st.builds(
     LastReset, st.booleans(), UINT32, UINT64, st.binary(min_size=16, max_size=16), st.sampled_from(["", "n1"])
@@ -92,14 +104,14 @@ MERGED = st.builds(
     UINT64,
     UINT32,
 )
-LEASES = st.builds(held.Lease, NAMES, UINT64, UINT32, st.binary(min_size=16, max_size=16), UINT64)
-ASKED = st.builds(held.Asked, UINT64, st.binary(max_size=5))
+LEASES = st.builds(held.LeaseState, NAMES, UINT64, UINT32, st.binary(min_size=16, max_size=16), UINT64)
+ASKED = st.builds(held.PendingRequest, UINT64, st.binary(max_size=5))
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def states(draw: st.DrawFn) -> SequencerState:
     sessions = draw(st.dictionaries(st.integers(1, 40), SESSIONS, max_size=4))
-    state = State(
+    state = SequencerState(
         draw(st.binary(min_size=16, max_size=16)),
         draw(CONFIGURATIONS),
         draw(UINT64),
@@ -114,20 +126,23 @@ def states(draw: st.DrawFn) -> State:
         draw(UINT64),
         draw(st.dictionaries(NAMES, HOLDS, max_size=3)),
         draw(st.none() | RESETS),
-        draw(st.none() | st.builds(Cleared, UINT32, UINT64, UINT32, UINT32)),
+        draw(st.none() | st.builds(ClearedRange, UINT32, UINT64, UINT32, UINT32)),
         draw(st.dictionaries(st.binary(min_size=16, max_size=16), ASKED, max_size=2)),
         draw(UINT64),
-        draw(st.none() | st.builds(Force, st.binary(min_size=16, max_size=16), NAMES)),
+        draw(st.none() | st.builds(ForcedQuorum, st.binary(min_size=16, max_size=16), NAMES)),
         draw(st.dictionaries(NAMES, LEASES, max_size=3)),
         draw(UINT64),
         deque(draw(st.lists(st.binary(min_size=16, max_size=16), max_size=3))),
     )
-    for key in sorted(state.sessions):
-        state.by_name[state.sessions[key].name] = key
+    closed = [key for key, session in state.sessions.items() if not session.lives]
+    state.closed = dict.fromkeys(draw(st.permutations(closed)))
+    keys = st.binary(min_size=FORGOTTEN_KEY_BYTES, max_size=FORGOTTEN_KEY_BYTES)
+    state.forgotten = dict.fromkeys(draw(st.lists(keys, max_size=3)))
+    state.index()
     return state
 
 
-def shuffled(state: State, rng: random.Random) -> State:
+def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
     """The same state, its dictionaries and sets built in another order."""
 
     def mixed(items: Any) -> list[Any]:
@@ -136,7 +151,7 @@ def shuffled(state: State, rng: random.Random) -> State:
         return found
 
     merged = state.merged
-    return State(
+    return SequencerState(
         state.cluster,
         state.configuration,
         state.instruction,
@@ -167,13 +182,17 @@ def shuffled(state: State, rng: random.Random) -> State:
         dict(mixed(state.leases.items())),
         state.lease_token,
         deque(state.let_go),
+        dict(state.closed),
+        dict(state.forgotten),
         dict(mixed(state.by_name.items())),
+        dict(mixed(state.by_incarnation.items())),
+        Counter(dict(mixed(state.open_of.items()))),
     )
 
 
 @given(states(), st.integers(0, 2**32 - 1))
 def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_built(
-    state: State, seed: int
+    state: SequencerState, seed: int
 ) -> None:
     data = encode_state(state)
     assert decode_state(data) == state
@@ -183,27 +202,31 @@ def test_a_state_survives_its_bytes_and_equal_ones_have_equal_bytes_however_buil
     assert encode_state(other) == data
 
 
-CHANGES: list[Callable[[State], object]] = [
+CHANGES: list[Callable[[SequencerState], object]] = [
     lambda state: do_join(state, "n1", disk=7),
     *(
         lambda state, name=name: apply(state, Configure(**{name: 61}))  # type: ignore[misc]
         for name in CONFIGURABLE
     ),
-    lambda state: apply(state, Trim(20, TrimReason.REQUEST, 7)),
-    lambda state: apply(state, Hold("reader", 6, 7)),
-    lambda state: apply(state, Hold("reader", 5, 8)),
-    lambda state: apply(state, Hold("another", 5, 7)),
-    lambda state: apply(state, Release("reader")),
+    lambda state: apply(state, TrimSegments(20, TrimReason.REQUEST, 7)),
+    lambda state: apply(state, HoldPosition("reader", 6, 7)),
+    lambda state: apply(state, HoldPosition("reader", 5, 8)),
+    lambda state: apply(state, HoldPosition("another", 5, 7)),
+    lambda state: apply(state, ReleaseHold("reader")),
     do_roll,
     lambda state: apply(state, AcquireLeases(b"M" * 16, "h2", 1000, ("g/queue/q2",))),
     lambda state: apply(state, RenewLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
     lambda state: apply(state, ReleaseLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
     lambda state: apply(state, ExpireLeases((IdleLease("g/queue/q1", 1, 1),))),
-    lambda state: apply(state, Ask(b"r" * 16, 9, Release("writer"))),
-    lambda state: apply(state, Decide(b"q" * 16, 6)),
-    lambda state: do_open(state, "new", incarnation=3),
+    lambda state: apply(state, SubmitRequest(b"r" * 16, 9, ReleaseHold("writer"))),
+    lambda state: apply(state, DecideRequest(b"q" * 16, 6)),
+    lambda state: do_open(state, "new", incarnation=5),
     lambda state: do_open(state, "a", x=5),
     lambda state: do_fence(state, 1, 4),
+    lambda state: apply(state, CloseSession("b~c")),
+    lambda state: apply(state, Forget((4,))),
+    lambda state: state.closed.clear(),
+    lambda state: state.forgotten.update({b"F" * 8: None}),
     lambda state: do_merge(state, piece(1, x=4)),
     lambda state: state.wanted.update(twins=7),
     lambda state: state.merged.declared.add(77),
@@ -212,7 +235,7 @@ CHANGES: list[Callable[[State], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
-def test_what_changes_a_state_changes_its_bytes(change: Callable[[State], object]) -> None:
+def test_what_changes_a_state_changes_its_bytes(change: Callable[[SequencerState], object]) -> None:
     state = grown()
     before = encode_state(state)
     change(state)
@@ -220,7 +243,7 @@ def test_what_changes_a_state_changes_its_bytes(change: Callable[[State], object
 
 
 @given(states(), st.data())
-def test_changed_bytes_are_a_state_or_a_format_error(state: State, data: st.DataObject) -> None:
+def test_changed_bytes_are_a_state_or_a_format_error(state: SequencerState, data: st.DataObject) -> None:
     body = bytearray(encode_state(state))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(body)))
@@ -257,7 +280,7 @@ def test_a_newer_version_is_told_from_nonsense() -> None:
 
 
 ORDERS = st.builds(
-    MergeOrder,
+    WritePlan,
     UINT64,
     UINT64,
     IDS,
@@ -266,7 +289,7 @@ ORDERS = st.builds(
     UINT64,
     st.lists(
         st.builds(
-            OrderBlock,
+            BlockWrite,
             st.binary(max_size=20),
             st.booleans(),
             UINT32,
@@ -287,18 +310,18 @@ ORDERS = st.builds(
 
 
 @given(ORDERS)
-def test_an_order_survives_its_bytes(order: MergeOrder) -> None:
+def test_an_order_survives_its_bytes(order: WritePlan) -> None:
     assert decode_order(encode_order(order)) == order
 
 
 # Golden bytes: states that commands made
 
 
-def young() -> State:
+def young() -> SequencerState:
     return new_state()
 
 
-def grown() -> State:
+def grown() -> SequencerState:
     """Sessions of every kind: merged in part, merged whole, closed, waiting, superseded, dedup."""
     state = new_state()
     apply(state, Configure(roll_bytes=4096, roll_minutes=60, session_bytes_max=1 << 20))
@@ -312,28 +335,34 @@ def grown() -> State:
     do_fence(state, 1)
     do_close(state, 1, 0, (0, 256, 20))
     do_merge(state, piece(1, start=128, end=256, first=10))
+    do_open(state, "gone", incarnation=3)
+    do_open(state, "idle", incarnation=4)
+    for gone in (3, 4):
+        must(RunFenced, apply(state, CloseSession(state.sessions[gone].name)))
+        do_close(state, gone, 0, (0, 64, 0))
+    must(Forgotten, apply(state, Forget((3,))))
     do_open(state, "b~c", dedup="twins", incarnation=2)
     do_fence(state, 2)
     do_close(state, 2, 0, (2, 64, 500))
     trimmed = MergedSegment(SegmentId(0, 9), 1, 2, 3, 4, 5, trimmed_ns=6, reason=TrimReason.TIME)
     state.segments.appendleft(trimmed)
-    apply(state, Hold("writer", 3, 4))
-    apply(state, Ask(b"p" * 16, 9, Configure(roll_minutes=60)))
-    apply(state, Decide(b"p" * 16, 5))
-    apply(state, Ask(b"q" * 16, 9, Release("reader")))
-    apply(state, Hold("reader", 5, 7))
+    apply(state, HoldPosition("writer", 3, 4))
+    apply(state, SubmitRequest(b"p" * 16, 9, Configure(roll_minutes=60)))
+    apply(state, DecideRequest(b"p" * 16, 5))
+    apply(state, SubmitRequest(b"q" * 16, 9, ReleaseHold("reader")))
+    apply(state, HoldPosition("reader", 5, 7))
     apply(state, AcquireLeases(b"L" * 16, "h1~a", 60_000, ("g/queue/q1", "g/host/h1~a", "g/queue/q2")))
     apply(state, RenewLeases(b"N" * 16, "h1~a", (HeldLease("g/queue/q1", 1),)))
     apply(state, ReleaseLeases(b"O" * 16, "h1~a", (HeldLease("g/queue/q2", 3),)))
     return state
 
 
-def was_reset() -> State:
+def was_reset() -> SequencerState:
     state = grown()
-    apply(state, Reset(True, 2, 1_700_000_000_000_000_000, b"R" * 16))
+    apply(state, ResetCluster(True, 2, 1_700_000_000_000_000_000, b"R" * 16))
     do_open(state, "a", x=5)
     do_merge(state, piece(1, x=5, first=900))
-    apply(state, Reset(False, 1 << 16, 7, b"S" * 16, "n1"))
+    apply(state, ResetCluster(False, 1 << 16, 7, b"S" * 16, "n1"))
     return state
 
 
@@ -353,13 +382,13 @@ def test_the_bytes_of_version_1(golden: Any) -> None:
 
 def test_a_session_that_did_not_change_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     state, seen = grown(), list[int]()
-    encode = state_encoding._encode_session
+    encode = state_codec._encode_session
 
     def noted(session: Session) -> pb.Session:
         seen.append(session.id)
         return encode(session)
 
-    monkeypatch.setattr(state_encoding, "_encode_session", noted)
+    monkeypatch.setattr(state_codec, "_encode_session", noted)
     encode_state(state)
     assert seen == sorted(state.sessions)
     seen.clear()

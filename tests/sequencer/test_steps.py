@@ -8,65 +8,65 @@ from typing import Any
 import pytest
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.control.holdings import Holdings
-from sequencer.control.standing import data_step
-from sequencer.data.stepping import Stepping
-from sequencer.steps import (
+from sequencer.config.startup_phase import (
     PATIENCE_NS,
     STEPS,
-    DataSteps,
-    MergedLog,
-    NodeSteps,
-    Pace,
-    RaftLog,
-    Step,
+    DataPhases,
+    LagDetector,
+    MergedLogView,
+    NodePhases,
+    Phase,
+    RaftLogView,
 )
+from sequencer.control.cluster_view import data_step
+from sequencer.control.reporter import DurableEnds
+from sequencer.data.phase_reporter import PhaseReporter
 
-READY = Step("ready")
-AT_START = RaftLog(is_led=False, applied=5, committed=5, is_caught_up=False)
-BEHIND = RaftLog(is_led=True, applied=5, committed=9, is_caught_up=False)
-LEVEL = RaftLog(is_led=True, applied=9, committed=9, is_caught_up=True)
-RECEIVES = RaftLog(is_led=True, applied=5, committed=5, is_caught_up=True, received=(100, 400))
-COPYING = Step("copying", 10, 50)
+READY = Phase("ready")
+AT_START = RaftLogView(is_led=False, applied=5, committed=5, is_caught_up=False)
+BEHIND = RaftLogView(is_led=True, applied=5, committed=9, is_caught_up=False)
+LEVEL = RaftLogView(is_led=True, applied=9, committed=9, is_caught_up=True)
+RECEIVES = RaftLogView(is_led=True, applied=5, committed=5, is_caught_up=True, received=(100, 400))
+COPYING = Phase("copying", 10, 50)
 
 
 @pytest.mark.parametrize(
     ("log", "data", "expected"),
     [
-        (AT_START, None, Step("starting")),
-        (AT_START, READY, Step("starting")),
-        (RECEIVES, READY, Step("snapshot", 100, 400)),
-        (RECEIVES._replace(is_led=False), None, Step("snapshot", 100, 400)),
-        (BEHIND, READY, Step("commands", 5, 9)),
-        (BEHIND._replace(is_caught_up=True), COPYING, Step("commands", 5, 9)),
+        (AT_START, None, Phase("starting")),
+        (AT_START, READY, Phase("starting")),
+        (RECEIVES, READY, Phase("snapshot", 100, 400)),
+        (RECEIVES._replace(is_led=False), None, Phase("snapshot", 100, 400)),
+        (BEHIND, READY, Phase("commands", 5, 9)),
+        (BEHIND._replace(is_caught_up=True), COPYING, Phase("commands", 5, 9)),
         # Whoever has not applied anything of the present term may lack what earlier ones committed.
-        (BEHIND._replace(committed=5), READY, Step("commands", 5, 5)),
-        (LEVEL, None, Step("starting")),
+        (BEHIND._replace(committed=5), READY, Phase("commands", 5, 5)),
+        (LEVEL, None, Phase("starting")),
         (LEVEL, COPYING, COPYING),
-        (LEVEL, Step("merging", 3, 4), Step("merging", 3, 4)),
+        (LEVEL, Phase("merging", 3, 4), Phase("merging", 3, 4)),
         (LEVEL, READY, READY),
     ],
 )
 def test_a_node_is_at_the_first_step_that_is_not_behind_it(
-    log: RaftLog, data: Step | None, expected: Step
+    log: RaftLogView, data: Phase | None, expected: Phase
 ) -> None:
-    found = NodeSteps().look(log, data, 0)
+    found = NodePhases().look(log, data, 0)
     assert found == expected
     assert found.name in STEPS
 
 
 def test_a_return_goes_through_all_steps_in_order() -> None:
-    steps = NodeSteps()
+    steps = NodePhases()
     told = [
         steps.look(log, data, now_ns)
         for now_ns, (log, data) in enumerate(
             [
                 (AT_START, None),
                 (RECEIVES, None),
-                (BEHIND, Step("starting")),
-                (LEVEL, Step("starting")),
+                (BEHIND, Phase("starting")),
+                (LEVEL, Phase("starting")),
                 (LEVEL, COPYING),
-                (LEVEL, Step("merging", 50, 60)),
+                (LEVEL, Phase("merging", 50, 60)),
                 (LEVEL, READY),
             ]
         )
@@ -77,7 +77,7 @@ def test_a_return_goes_through_all_steps_in_order() -> None:
 
 
 def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
-    steps = NodeSteps()
+    steps = NodePhases()
     assert steps.look(LEVEL, READY, 0) == READY
     assert steps.look(LEVEL._replace(is_led=False), READY, 10 * PATIENCE_NS) == READY
 
@@ -85,20 +85,20 @@ def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
 @pytest.mark.parametrize(
     ("merged", "expected"),
     [
-        (None, Step("starting")),
-        (MergedLog(3, 9), Step("merging", 3, 9)),
-        (MergedLog(3, 9, is_cut_off=True), Step("copying", 3, 9)),
-        (MergedLog(0, 9, COPYING, is_cut_off=True), COPYING),
-        (MergedLog(9, 9), READY),
-        (MergedLog(0, 0), READY),
+        (None, Phase("starting")),
+        (MergedLogView(3, 9), Phase("merging", 3, 9)),
+        (MergedLogView(3, 9, is_cut_off=True), Phase("copying", 3, 9)),
+        (MergedLogView(0, 9, COPYING, is_cut_off=True), COPYING),
+        (MergedLogView(9, 9), READY),
+        (MergedLogView(0, 0), READY),
     ],
 )
-def test_a_data_process_says_how_its_merged_log_stands(merged: MergedLog | None, expected: Step) -> None:
-    assert DataSteps().look(merged, 0) == expected
+def test_a_data_process_says_how_its_merged_log_stands(merged: MergedLogView | None, expected: Phase) -> None:
+    assert DataPhases().look(merged, 0) == expected
 
 
 def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached() -> None:
-    pace = Pace()
+    pace = LagDetector()
     for second in range(100):
         now_ns = second * PATIENCE_NS // 4
         # Behind from the start, until the first end that was shown is reached.
@@ -106,7 +106,7 @@ def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached()
 
 
 def test_who_stands_still_has_fallen_behind_after_a_while_and_is_back_at_the_end_it_was_shown() -> None:
-    pace = Pace()
+    pace = LagDetector()
     assert not pace.look(10, 10, 0)
     assert not pace.look(10, 12, 1)
     assert not pace.look(10, 30, PATIENCE_NS)
@@ -117,7 +117,7 @@ def test_who_stands_still_has_fallen_behind_after_a_while_and_is_back_at_the_end
 
 
 def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
-    pace = Pace()
+    pace = LagDetector()
     for done in range(0, 1000, 10):
         assert pace.look(done, 1000 + done, done * PATIENCE_NS)
     assert not pace.look(1000, 2000, 1000 * PATIENCE_NS)
@@ -126,32 +126,32 @@ def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, Step("merging", 10, 40)),
+        ({}, Phase("merging", 10, 40)),
         ({"written": SimpleNamespace(position=40)}, READY),
-        ({"gap": (0, 0, 64)}, Step("copying", 10, 40)),
-        ({"damage": OSError()}, Step("copying", 10, 40)),
+        ({"gap": (0, 0, 64)}, Phase("copying", 10, 40)),
+        ({"damage": OSError()}, Phase("copying", 10, 40)),
     ],
 )
-def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Step) -> None:
+def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Phase) -> None:
     fields = {"written": SimpleNamespace(position=10), "gap": None, "damage": None, **changes}
     replica: Any = SimpleNamespace(state=None)
     merging: Any = SimpleNamespace(merger=None)
     catching_up: Any = SimpleNamespace(copied=None)
     reports: Any = None
-    stepping = Stepping(replica, merging, catching_up, reports)
-    assert stepping.look(0) == Step("starting")
+    stepping = PhaseReporter(replica, merging, catching_up, reports)
+    assert stepping.look(0) == Phase("starting")
     replica.state = SimpleNamespace(position=40)
-    assert stepping.look(0) == Step("starting")
+    assert stepping.look(0) == Phase("starting")
     merging.merger = SimpleNamespace(**fields)
     assert stepping.look(0) == expected
-    catching_up.copied = Step("copying", 20, 40)
-    assert stepping.look(0) == Step("copying", 20, 40)
+    catching_up.copied = Phase("copying", 20, 40)
+    assert stepping.look(0) == Phase("copying", 20, 40)
 
 
 def test_control_keeps_what_the_data_process_said_until_another_one_begins() -> None:
-    holdings = Holdings(b"boot")
+    holdings = DurableEnds(b"boot")
     assert data_step(holdings.standings) is None
     holdings.take(pb.DataReport(step=pb.DataStep(step="copying", done=1, total=2)))
     holdings.take(pb.DataReport(disk_bytes=5))
-    assert data_step(holdings.standings) == Step("copying", 1, 2)
-    assert data_step(Holdings(b"next").standings) is None
+    assert data_step(holdings.standings) == Phase("copying", 1, 2)
+    assert data_step(DurableEnds(b"next").standings) is None

@@ -20,28 +20,36 @@ from hypothesis import strategies as st
 from rt.errors import (
     CertificateError,
     ClusterMismatch,
-    Damaged,
+    Corrupt,
     DirectoryLocked,
     DiskFull,
     Diverged,
     InvalidName,
-    NotALog,
+    LogNotFound,
     RtError,
     StorageFailed,
     UnknownVersion,
 )
-from sequencer.children import exit_status
-from sequencer.config import BadSetting
-from sequencer.supervision import FINAL, Action, ExitStatus, Signal, Start, Supervision, Times
-from sequencer.supervisor import Supervisor
+from sequencer.config.config import BadSetting
+from sequencer.config.restart_policy import (
+    FINAL,
+    Action,
+    ExitStatus,
+    RestartPolicy,
+    RestartTimes,
+    SignalChild,
+    StartChild,
+)
+from sequencer.node.child_main import exit_status
+from sequencer.node.supervisor import Supervisor
 
 WAIT_S: Final = 120.0
 CHILDREN: Final = ("control", "data")
 
 
-def begun(times: Times | None = None) -> Supervision:
-    decisions = Supervision(CHILDREN, times or Times())
-    assert decisions.begin(0.0) == [Start("control"), Start("data")]
+def begun(times: RestartTimes | None = None) -> RestartPolicy:
+    decisions = RestartPolicy(CHILDREN, times or RestartTimes())
+    assert decisions.begin(0.0) == [StartChild("control"), StartChild("data")]
     return decisions
 
 
@@ -51,12 +59,12 @@ def begun(times: Times | None = None) -> Supervision:
 def test_a_child_that_a_reset_ended_is_started_at_once_and_keeps_its_pause() -> None:
     decisions = begun()
     decisions.ended("control", 70, 0.0)
-    assert decisions.tick(1.0) == [Start("control")]
+    assert decisions.tick(1.0) == [StartChild("control")]
     for now_s in (1.5, 2.0):
-        assert decisions.ended("control", ExitStatus.RESET, now_s) == [Start("control")]
+        assert decisions.ended("control", ExitStatus.RESET, now_s) == [StartChild("control")]
         assert decisions.wake_at_s is None
     decisions.stop(3.0)
-    assert decisions.ended("data", 0, 3.1) != [Start("data")]
+    assert decisions.ended("data", 0, 3.1) != [StartChild("data")]
     assert decisions.ended("control", ExitStatus.RESET, 3.2) == []
     assert decisions.result == ExitStatus.STOPPED
 
@@ -68,7 +76,7 @@ def test_the_pause_before_a_start_doubles_up_to_its_greatest() -> None:
         at_s = decisions.wake_at_s
         assert at_s is not None
         assert decisions.tick(at_s - 0.001) == []
-        assert decisions.tick(at_s) == [Start("data")]
+        assert decisions.tick(at_s) == [StartChild("data")]
         pauses.append(round(at_s - now_s, 3))
         now_s = at_s
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
@@ -78,10 +86,10 @@ def test_a_child_that_lived_for_long_is_started_again_soon() -> None:
     decisions = begun()
     for now_s in (1.0, 2.0, 3.0):
         decisions.ended("data", 70, now_s)
-        assert decisions.tick(now_s + 1) == [Start("data")]
+        assert decisions.tick(now_s + 1) == [StartChild("data")]
     decisions.ended("data", 70, 4.0 + 29.9)
     assert decisions.restart_at_s("data") == pytest.approx(33.9 + 0.8)
-    assert decisions.tick(40.0) == [Start("data")]
+    assert decisions.tick(40.0) == [StartChild("data")]
     decisions.ended("data", 70, 40.0 + 30.0)
     assert decisions.restart_at_s("data") == pytest.approx(70.1)
 
@@ -91,7 +99,7 @@ def test_a_child_that_ends_by_itself_is_started_again_alone(status: int) -> None
     decisions = begun()
     assert decisions.ended("control", status, 1.0) == []
     assert decisions.result is None
-    assert decisions.tick(1.1) == [Start("control")]
+    assert decisions.tick(1.1) == [StartChild("control")]
     assert decisions.wake_at_s is None
 
 
@@ -101,7 +109,7 @@ def test_what_no_start_can_help_stops_the_other_child_and_the_node(
     status: int, result: int, child: str, other: str
 ) -> None:
     decisions = begun()
-    assert decisions.ended(child, status, 1.0) == [Signal(other, SIGTERM)]
+    assert decisions.ended(child, status, 1.0) == [SignalChild(other, SIGTERM)]
     assert decisions.result is None
     assert decisions.ended(other, 0, 2.0) == []
     assert decisions.result == result
@@ -109,8 +117,8 @@ def test_what_no_start_can_help_stops_the_other_child_and_the_node(
 
 def test_data_stops_first_and_then_control() -> None:
     decisions = begun()
-    assert decisions.stop(1.0) == [Signal("data", SIGTERM)]
-    assert decisions.ended("data", 0, 2.0) == [Signal("control", SIGTERM)]
+    assert decisions.stop(1.0) == [SignalChild("data", SIGTERM)]
+    assert decisions.ended("data", 0, 2.0) == [SignalChild("control", SIGTERM)]
     assert decisions.ended("control", 0, 3.0) == []
     assert decisions.result == ExitStatus.STOPPED
 
@@ -120,10 +128,10 @@ def test_a_child_that_does_not_stop_in_time_is_killed_and_each_has_its_own_time(
     decisions.stop(1.0)
     assert decisions.wake_at_s == 11.0
     assert decisions.tick(10.9) == []
-    assert decisions.tick(11.0) == [Signal("data", SIGKILL)]
+    assert decisions.tick(11.0) == [SignalChild("data", SIGKILL)]
     assert decisions.tick(12.0) == []
-    assert decisions.ended("data", -SIGKILL, 12.0) == [Signal("control", SIGTERM)]
-    assert decisions.tick(22.0) == [Signal("control", SIGKILL)]
+    assert decisions.ended("data", -SIGKILL, 12.0) == [SignalChild("control", SIGTERM)]
+    assert decisions.tick(22.0) == [SignalChild("control", SIGKILL)]
     decisions.ended("control", -SIGKILL, 22.0)
     assert decisions.result == ExitStatus.STOPPED
 
@@ -138,7 +146,7 @@ def test_being_asked_twice_is_no_reason_to_kill() -> None:
 def test_a_child_that_waits_for_its_start_is_not_waited_for() -> None:
     decisions = begun()
     decisions.ended("data", 70, 1.0)
-    assert decisions.stop(1.05) == [Signal("control", SIGTERM)]
+    assert decisions.stop(1.05) == [SignalChild("control", SIGTERM)]
     assert decisions.tick(5.0) == []
     decisions.ended("control", 0, 5.0)
     assert decisions.result == ExitStatus.STOPPED
@@ -162,11 +170,11 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) ->
     def heed(actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(child):
+                case StartChild(child):
                     assert not asked, "nothing starts once stopping has begun"
                     assert child not in running, "one process a child"
                     running.add(child)
-                case Signal(child, _):
+                case SignalChild(child, _):
                     assert child in running, "only a process that runs gets signals"
                     assert child == "data" or "data" not in running, "data stops first"
 
@@ -190,7 +198,7 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) ->
     ("error", "status"),
     [
         (Diverged("x"), 71),
-        (Damaged("x", path="p", offset=0), 1),
+        (Corrupt("x", path="p", offset=0), 1),
         (UnknownVersion("x"), 1),
         (ClusterMismatch("x"), 1),
         (BadSetting("x"), 1),
@@ -198,7 +206,7 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) ->
         (StorageFailed("x"), 70),
         (DiskFull("x"), 70),
         (DirectoryLocked("x"), 70),
-        (NotALog("x"), 70),
+        (LogNotFound("x"), 70),
         (CertificateError("x"), 70),
         (RtError("x"), 70),
         (OSError(98, "x"), 70),
@@ -216,7 +224,7 @@ def test_an_error_says_whether_a_new_start_can_help(error: BaseException, status
 def supervise(*scripts: str, handover: str = "{}", **times: float) -> int:
     """Run a supervisor here, over shell scripts; the first is `control`, the second `data`."""
     commands = {name: ("sh", "-c", script) for name, script in zip(CHILDREN, scripts, strict=False)}
-    return Supervisor(commands, handover, times=Times(**times)).run()
+    return Supervisor(commands, handover, times=RestartTimes(**times)).run()
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +287,10 @@ def test_a_program_that_cannot_be_started_is_tried_again(
         return tries / 1000
 
     assert (
-        Supervisor(commands, "{}", times=Times(pause_s_min=0.001, pause_s_max=0.002), clock=clock).run() == 1
+        Supervisor(
+            commands, "{}", times=RestartTimes(pause_s_min=0.001, pause_s_max=0.002), clock=clock
+        ).run()
+        == 1
     )
     assert "child_not_started child=control" in caplog.text
 
@@ -333,17 +344,17 @@ def test_a_supervisor_that_breaks_leaves_no_child_behind(tmp_path: Path) -> None
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-_BY_KERNEL = "children.die_with_parent(); tell(); signal.pause()"
-_BY_STDIN = "children.read_handover(); tell(); children._watch_parent()"
+_BY_KERNEL = "child_main.die_with_parent(); tell(); signal.pause()"
+_BY_STDIN = "child_main.read_handover(); tell(); child_main._watch_parent()"
 _CHILD = """
 import os, signal, sys
-from sequencer import children
+from sequencer.node import child_main
 def tell():
     os.write(1, b"%d\\n" % os.getpid())
 """
 _PARENT = """
 import json, sys
-from sequencer.supervisor import Supervisor
+from sequencer.node.supervisor import Supervisor
 Supervisor(json.loads(sys.argv[1]), "{}").run()
 """
 

@@ -8,10 +8,10 @@ import pytest
 from sequencing import Writing, do_fence, do_merge, do_open, new_state, piece
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.board import Board, SegmentKey, pack_marks
-from sequencer.control.leading import Leader
-from sequencer.state import State
-from sequencer.supplying import QUIET_NS, Lack, Supplying
+from sequencer.leader.leader import Leader
+from sequencer.leader.peer_fetch_planner import QUIET_NS, FetchRequest, PeerFetchPlanner
+from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, pack_marks
+from sequencer.state.state import SequencerState
 
 NODES = ("n1", "n2", "n3")
 
@@ -20,10 +20,10 @@ class Stage:
     """A session of two segments of which nodes report what they hold."""
 
     def __init__(self) -> None:
-        self.state: State = new_state()
+        self.state: SequencerState = new_state()
         self.session_id = do_open(self.state)
-        self.board = Board(len(NODES))
-        self.supplying = Supplying(self.state, self.board)
+        self.board = ReplicationTracker(len(NODES))
+        self.supplying = PeerFetchPlanner(self.state, self.board)
         self.written = Writing(0, 0, 0)
         for _ in range(4):
             self.written.append(104, 5)
@@ -34,14 +34,14 @@ class Stage:
     def report(self, node: str, y: int, batches: int) -> None:
         marks = self.written.segments[y][: batches + 1]
         self.board.on_marks(node, SegmentKey(self.session_id, 0, y), marks)
-        self.supplying.on_news(self.session_id, self.now_ns)
+        self.supplying.on_news(self.session_id, node, self.now_ns)
 
-    def plan(self, after_ns: int = QUIET_NS) -> list[Lack]:
+    def plan(self, after_ns: int = QUIET_NS) -> list[FetchRequest]:
         self.now_ns += after_ns
         return self.supplying.plan(NODES, self.now_ns)
 
-    def lack(self, node: str, holder: str, y: int, batches: int) -> Lack:
-        return Lack(node, holder, self.session_id, 0, y, self.written.segments[y][batches].offset)
+    def lack(self, node: str, holder: str, y: int, batches: int) -> FetchRequest:
+        return FetchRequest(node, holder, self.session_id, 0, y, self.written.segments[y][batches].offset)
 
 
 @pytest.fixture
@@ -62,10 +62,33 @@ def test_a_later_segment_is_more_than_an_earlier_one(stage: Stage) -> None:
     assert stage.plan() == [stage.lack("n1", "n2", 1, 1), stage.lack("n3", "n2", 1, 1)]
 
 
-def test_while_something_comes_nothing_is_told(stage: Stage) -> None:
+def test_a_node_to_which_something_comes_is_told_nothing(stage: Stage) -> None:
     for batches in (1, 2, 3):
-        stage.report("n1", 0, batches)
+        stage.report("n1", 0, batches + 1)
+        for node in ("n2", "n3"):
+            stage.report(node, 0, batches)
         assert stage.plan(QUIET_NS - 1) == []
+
+
+def test_a_node_that_a_publisher_does_not_reach_is_told_while_others_get_more_and_more(stage: Stage) -> None:
+    stage.report("n1", 0, 1)
+    told = []
+    for batches in (2, 3, 4):
+        stage.report("n1", 0, batches)
+        stage.report("n2", 0, batches)
+        told += stage.plan(QUIET_NS // 2 + 1)
+    assert told == [stage.lack("n3", "n1", 0, 3)]
+
+
+def test_what_is_merged_of_a_session_that_goes_on_is_told_too(stage: Stage) -> None:
+    for node in ("n1", "n2"):
+        stage.report(node, 0, 1)
+    first, second = stage.written.segments[0][:2]
+    chains = first.chain, second.chain
+    do_merge(stage.state, piece(stage.session_id, 64, second.offset, first=0, count=5, chains=chains))
+    stage.now_ns += QUIET_NS
+    stage.supplying.on_news(stage.session_id, "n1", stage.now_ns)
+    assert stage.plan(0) == [stage.lack("n3", "n1", 0, 1)]
 
 
 def test_it_is_told_again_as_long_as_it_is_so(stage: Stage) -> None:
@@ -84,7 +107,7 @@ def test_a_node_that_begins_anew_is_looked_at_although_it_reports_nothing(stage:
         stage.report(node, 0, 1)
     assert stage.plan() == []
     stage.board.forget_node("n2")
-    stage.supplying.on_node(stage.now_ns)
+    stage.supplying.on_node("n2", stage.now_ns)
     assert stage.plan() == [stage.lack("n2", "n1", 0, 1)]
 
 
@@ -119,7 +142,7 @@ class Nowhere:
 
 
 def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
-    told: list[Lack] = []
+    told: list[FetchRequest] = []
     leader = Leader(stage.state, len(NODES), Nowhere(), lambda _: None, lambda: stage.now_ns, told.append)
     for node in NODES:
         report = pb.Report(boot=b"boot", is_full=True)

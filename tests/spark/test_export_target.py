@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rt
-from rt.spark.export_target import STATE, ExportTarget, Part
-from rt.spark.storage import LocalStorage, is_local, open_storage
+from rt.spark.export.filesystem import LocalFilesystem, is_local, open_storage
+from rt.spark.export.target import STATE, ExportedPart, ExportTarget
 
 PLACES = ("date=2026-01-31/topic=a", "date=2026-01-31/topic=b", "date=2026-02-01/topic=a")
 
@@ -20,7 +20,7 @@ class Killed(Exception):
     """Stands for a kill -9 before some write, move or removal."""
 
 
-class Killing(LocalStorage):
+class Killing(LocalFilesystem):
     """Is killed instead of the `after`th thing that changes the target."""
 
     def __init__(self, root: str, after: int) -> None:
@@ -57,7 +57,7 @@ class Copying(Killing):
         assert not self.exists(target), "they rename over no file"
         content = self.read(source)
         assert content is not None
-        LocalStorage.write(self, target, content)
+        LocalFilesystem.write(self, target, content)
         self.remove(source)
 
 
@@ -83,10 +83,10 @@ def seen(root: Path) -> dict[str, list[str]]:
     }
 
 
-def export(storage: LocalStorage, texts: list[str]) -> list[str]:
+def export(storage: LocalFilesystem, texts: list[str]) -> list[str]:
     """Export what is not exported yet, part by part."""
     target = ExportTarget(storage)
-    part = target.begin()
+    part = target.open()
     for number in range(0 if part is None else part.end, len(texts)):
         stage(target, texts[number])
         target.commit(number, number + 1, rows=1, log_end=9, time_ns=5)
@@ -113,11 +113,11 @@ def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path, kin
 
 
 def test_of_two_exports_to_one_target_the_first_one_stops(tmp_path: Path) -> None:
-    first, second = ExportTarget(LocalStorage(str(tmp_path))), ExportTarget(LocalStorage(str(tmp_path)))
-    first.begin()
-    second.begin()
+    first, second = ExportTarget(LocalFilesystem(str(tmp_path))), ExportTarget(LocalFilesystem(str(tmp_path)))
+    first.open()
+    second.open()
     stage(first, "one")
-    with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+    with pytest.raises(rt.WriteConflict, match="another exporter has taken over this target"):
         first.commit(0, 1, rows=1, log_end=1, time_ns=0)
     stage(second, "one")
     part = second.commit(0, 1, rows=1, log_end=1, time_ns=0)
@@ -125,7 +125,7 @@ def test_of_two_exports_to_one_target_the_first_one_stops(tmp_path: Path) -> Non
     assert seen(tmp_path) == {place: ["one"] for place in PLACES}
 
 
-class Overtaken(LocalStorage):
+class Overtaken(LocalFilesystem):
     """Something happens between the last look at who exports, and the description of a part."""
 
     happens: Callable[[], None] | None = None
@@ -141,27 +141,27 @@ class Overtaken(LocalStorage):
 def test_who_is_overtaken_at_the_last_moment_spoils_nothing(tmp_path: Path, is_faster: bool) -> None:
     """The other one has begun, and has exported the same positions, or has not got so far."""
     storage = Overtaken(str(tmp_path))
-    first, second = ExportTarget(storage), ExportTarget(LocalStorage(str(tmp_path)))
+    first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
 
     def overtake() -> None:
-        second.begin()
+        second.open()
         stage(second, "two")
         if is_faster:
             second.commit(0, 2, rows=2, log_end=2, time_ns=0)
 
-    first.begin()
+    first.open()
     stage(first, "one")
     storage.happens = overtake
     if is_faster:
-        with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+        with pytest.raises(rt.WriteConflict, match="another exporter has taken over this target"):
             first.commit(0, 1, rows=1, log_end=1, time_ns=0)
     else:
         first.commit(0, 1, rows=1, log_end=1, time_ns=0)
-        with pytest.raises(rt.WriteConflict, match="another export writes to this target now"):
+        with pytest.raises(rt.WriteConflict, match="another exporter has taken over this target"):
             second.commit(0, 2, rows=2, log_end=2, time_ns=0)
     assert seen(tmp_path) == {place: ["two" if is_faster else "one"] for place in PLACES}
-    third = ExportTarget(LocalStorage(str(tmp_path)))
-    part = third.begin()
+    third = ExportTarget(LocalFilesystem(str(tmp_path)))
+    part = third.open()
     assert part is not None
     assert part.end == (2 if is_faster else 1)
     stage(third, "three")
@@ -175,7 +175,7 @@ def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(
     def no_links(source: str, target: str) -> None:
         raise PermissionError(1, "Operation not permitted", source, target)
 
-    storage = LocalStorage(str(tmp_path))
+    storage = LocalFilesystem(str(tmp_path))
     assert storage.create("a/one", b"1")
     assert not storage.create("a/one", b"2")
     monkeypatch.setattr(os, "link", no_links)
@@ -185,21 +185,21 @@ def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(
 
 
 def test_what_is_known_of_many_parts_does_not_grow_for_ever(tmp_path: Path) -> None:
-    target = ExportTarget(LocalStorage(str(tmp_path)))
-    target.begin()
+    target = ExportTarget(LocalFilesystem(str(tmp_path)))
+    target.open()
     for number in range(103):
         target.commit(number, number + 1, rows=0, log_end=200, time_ns=7)
-    assert target.last() == Part(102, 103, 0, 200, 7, ())
+    assert target.last() == ExportedPart(102, 103, 0, 200, 7, ())
     assert len(list((tmp_path / STATE).glob("part-*.json"))) == 100
     assert len(list((tmp_path / STATE).glob("part-*.moved"))) == 100
 
 
 def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
-    export(LocalStorage(str(tmp_path)), ["one"])
+    export(LocalFilesystem(str(tmp_path)), ["one"])
     (path,) = (tmp_path / STATE).glob("part-*.json")
     path.write_bytes(path.read_bytes().replace(b'"end": 1', b'"end": 7'))
-    with pytest.raises(rt.Damaged, match="fails its checksum"):
-        ExportTarget(LocalStorage(str(tmp_path))).begin()
+    with pytest.raises(rt.Corrupt, match="fails its checksum"):
+        ExportTarget(LocalFilesystem(str(tmp_path))).open()
 
 
 def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:
         export(storage, ["one"])
     staged = sorted((tmp_path / STATE / "staging").rglob("*.parquet"))
     staged[-1].unlink()
-    with pytest.raises(rt.Damaged, match="a file of an exported part is missing"):
-        ExportTarget(LocalStorage(str(tmp_path))).begin()
+    with pytest.raises(rt.Corrupt, match="a file of an exported part is missing"):
+        ExportTarget(LocalFilesystem(str(tmp_path))).open()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from merged_logs import Feeds
 
 import rt
 from rt.log import disk
-from rt.spark import local_log
-from rt.spark.local_log import LocalLog
+from rt.spark.source import local_log
+from rt.spark.source.local_log import LocalLog
 
 MEGABYTES = 24
 
@@ -91,5 +91,5 @@ def test_a_synced_message_that_is_not_there_is_damage(feeds: Feeds, log: LocalLo
     feeds.merge()
     with open(f"{feeds.path}/log.0.0", "r+b") as file:
         file.truncate(os.fstat(file.fileno()).st_size - 8)
-    with pytest.raises(rt.Damaged, match=r"log\.0\.0"):
+    with pytest.raises(rt.Corrupt, match=r"log\.0\.0"):
         log.bounds()

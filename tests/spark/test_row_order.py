@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.spark.row_order import digests_of, order_of
+from rt.spark.sink.row_order import digests_of, order_of
 
 rows = st.lists(
     st.tuples(st.binary(max_size=3), st.text(max_size=2), st.none() | st.integers(0, 3)), max_size=12

@@ -18,7 +18,7 @@ from sink_nodes import Sink
 from sink_part import attempt, rows_of
 
 import rt
-from rt.spark import writing
+from rt.spark.sink import writer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,7 +29,7 @@ COUNT = 700
 @pytest.fixture(autouse=True)
 def no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts put a context of their own in the place of Spark's."""
-    monkeypatch.setattr(writing, "_context", writing._context)
+    monkeypatch.setattr(writer, "_context", writer._context)
 
 
 def asked(sink: Sink, disk: Path, **more: Any) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def test_a_task_that_has_other_rows_the_second_time_publishes_nothing_and_says_s
 ) -> None:
     rows = {"name": "other", "seed": 4}
     dead(sink, tmp_path / "one", **rows, die_at=10)
-    with pytest.raises(rt.WriteConflict, match="the write is made again with other rows") as error:
+    with pytest.raises(rt.WriteConflict, match="the write was repeated with other rows") as error:
         done(sink, tmp_path / "two", **rows, change=True)
-    assert "got 1 other rows of 700, wanted the same rows" in str(error.value)
+    assert "got 1 other rows of 700, expected the same rows" in str(error.value)
     assert done(sink, tmp_path / "two", **rows) == [0, COUNT]
     assert sink.written("other", 0, COUNT) == rows_of(4, COUNT)
 
@@ -115,7 +115,7 @@ def test_a_ledger_that_was_lost_is_noticed_before_rows_count_as_merged(sink: Sin
     rows = {"name": "ledger", "seed": 5}
     done(sink, tmp_path / "one", **rows, finish=True)
     (sink.ledger / "ledger").rename(sink.ledger / "ledger-before")
-    with pytest.raises(rt.WriteConflict, match="rows would count as merged already"):
+    with pytest.raises(rt.WriteConflict, match="rows would be dropped as duplicates"):
         done(sink, tmp_path / "one", **rows | {"seed": 6})
     assert sink.written("ledger", 0, COUNT) == rows_of(5, COUNT)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rt
-from rt.spark.options import Nodes
-from rt.spark.sink_options import WriteOptions, parse_write_options
+from rt.spark.sink.options import WriteOptions, parse_write_options
+from rt.spark.source.options import ClusterSource
 
 GIVEN = {
     "endpoints": "n1:5002, n2:5002",
@@ -17,7 +17,7 @@ GIVEN = {
     "name": "copy",
     "ledger": "/shared",
 }
-NODES = Nodes(("n1:5002", "n2:5002"), "trades", "/ca", "/cert", "/key")
+NODES = ClusterSource(("n1:5002", "n2:5002"), "trades", "/ca", "/cert", "/key")
 
 
 def test_options_are_told_by_name_whatever_their_case() -> None:
@@ -39,16 +39,16 @@ def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"ledger": ""}, "a write wants ledger as well"),
-        ({"ledger": "", "checkpointLocation": "hdfs://a/ck"}, "a write wants ledger as well"),
-        ({"ledger": "s3://a/b"}, "ledger cannot be 's3://a/b': wanted an absolute path"),
-        ({"name": "a/b"}, "name: not a name for a name"),
+        ({"ledger": ""}, "a write needs ledger as well"),
+        ({"ledger": "", "checkpointLocation": "hdfs://a/ck"}, "a write needs ledger as well"),
+        ({"ledger": "s3://a/b"}, "ledger cannot be 's3://a/b': expected an absolute path"),
+        ({"name": "a/b"}, "name: not a valid name for a name"),
         ({"name": "a" * 49}, "at most 48 characters"),
-        ({"endpoints": "n1"}, "endpoints cannot be 'n1': wanted host:port"),
-        ({"version": "1"}, "version is for batch writes"),
+        ({"endpoints": "n1"}, "endpoints cannot be 'n1': expected host:port"),
+        ({"version": "1"}, "version is only for batch writes"),
         ({"deliveryTimeoutMs": "0"}, "deliveryTimeoutMs cannot be '0'"),
         ({"topic": "t" * 1025}, "at most 1024 bytes"),
-        ({"dedupid": "a~b"}, "dedupId: not a name"),
+        ({"dedupid": "a~b"}, "dedupId: not a valid name"),
         ({"legder": "/x"}, "Did you mean ledger"),
     ],
 )

@@ -12,9 +12,13 @@ import pytest
 from merged_logs import Feeds
 
 import rt
-from rt.log.segment import SegmentId
-from rt.spark.audit import Found, join
-from rt.spark.auditing import Copy, audit_segment
+from rt.log.disk import REAL
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.scan.directory import read_header
+from rt.log.scan.scanner import SessionScanner
+from rt.spark.export.audit import FoundSegment, join
+from rt.spark.export.audit_job import SegmentCopy, audit_segment
+from rt.testing.merged import MergedLogBuilder
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +35,17 @@ def segments(feeds: Feeds) -> list[SegmentId]:
     return [SegmentId(0, y) for y in range(4)]
 
 
-def copy_of(path: str, segment: SegmentId) -> Copy:
-    return Copy(path, (Path(path) / segment.file_name).stat().st_size)
+def copy_of(path: str, segment: SegmentId) -> SegmentCopy:
+    return SegmentCopy(path, (Path(path) / segment.file_name).stat().st_size)
 
 
-def look(path: str, segment: SegmentId, *others: str) -> Found:
+def look(path: str, segment: SegmentId, *others: str) -> FoundSegment:
     found = audit_segment(segment, [copy_of(each, segment) for each in (path, *others)])
     assert found is not None
     return found
 
 
-def all_found(feeds: Feeds) -> list[Found]:
+def all_found(feeds: Feeds) -> list[FoundSegment]:
     return [look(feeds.path, segment) for segment in segments(feeds)]
 
 
@@ -96,12 +100,46 @@ def test_another_declaration_of_a_session_is_told(feeds: Feeds) -> None:
 
 def test_a_dedup_id_has_dense_numbers_across_segments() -> None:
     found = [
-        Found(SegmentId(0, y), f"log.0.{y}", y, y + 1, dedup={"d": (y * 5, y * 5 + 5)}) for y in range(3)
+        FoundSegment(SegmentId(0, y), f"log.0.{y}", y, y + 1, dedup={"d": (y * 5, y * 5 + 5)})
+        for y in range(3)
     ]
     assert list(join(found)) == []
     found[2].dedup["d"] = (9, 15)
     (problem,) = join(found)
     assert problem.what == "number 9 of dedup id d where 10 must follow"
+
+
+def test_a_dedup_group_is_sound_when_the_rest_of_a_segment_had_come_from_elsewhere(tmp_path: Path) -> None:
+    twins = []
+    for name in ("a", "b"):
+        with rt.Publisher(
+            tmp_path, "s", publisher_id=name, dedup_id="d", linger_ms=60_000, roll_bytes=12_000
+        ) as publisher:
+            for _ in range(6):
+                publisher.publish_many([bytes(1500)] * 3)
+                publisher.flush()
+        twins.append(publisher.directory)
+    with MergedLogBuilder(tmp_path / "merged", cluster_id=bytes(16), stream="s") as merged:
+        merged.merge(twins[0], end=batch_end(twins[0]))
+        merged.roll()
+        merged.merge(twins[1])
+        merged.merge(twins[0])
+        merged.roll()
+        merged.merge(twins[0], segment=SegmentId(0, 1))
+        merged.merge_all(twins)
+        assert merged.position == 18
+    found = [look(merged.path, SegmentId(0, y)) for y in range(3)]
+    assert [one.problems for one in found] == [[]] * 3
+    assert list(join(found)) == []
+
+
+def batch_end(session: str) -> int:
+    """Where the first batch of a session ends."""
+    header = read_header(REAL, session, SegmentId(0, 0))
+    assert header is not None
+    content = (Path(session) / "log.0.0").read_bytes()[SEGMENT_HEADER_BYTES:]
+    scan = SessionScanner(header).scan(memoryview(content))
+    return SEGMENT_HEADER_BYTES + scan.batches[0].header.total_bytes
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -132,7 +170,7 @@ def test_a_damaged_copy_is_told_and_another_one_followed_in_its_stead(feeds: Fee
     ):
         spoil(other / f"log.0.{y}")
         segment = SegmentId(0, y)
-        again = audit_segment(segment, [Copy(str(other), 10**9), copy_of(feeds.path, segment)])
+        again = audit_segment(segment, [SegmentCopy(str(other), 10**9), copy_of(feeds.path, segment)])
         assert again is not None
         assert [one.path for one in again.problems] == [str(other / segment.file_name)]
         assert (again.first, again.end, again.is_whole) == (found[y].first, found[y].end, True)
@@ -146,7 +184,7 @@ def test_what_is_cut_off_is_told(feeds: Feeds, tmp_path: Path) -> None:
     size = copy_of(feeds.path, segment).size_bytes
     with open(other / segment.file_name, "r+b") as file:
         file.truncate(size - 100)
-    found = audit_segment(segment, [Copy(feeds.path, size), Copy(str(other), size)])
+    found = audit_segment(segment, [SegmentCopy(feeds.path, size), SegmentCopy(str(other), size)])
     assert found is not None
     assert [(one.what, one.offset) for one in found.problems] == [("cut off", size - 100)]
 
@@ -155,8 +193,8 @@ def test_what_is_cut_off_is_told(feeds: Feeds, tmp_path: Path) -> None:
 def test_spark_audits_all_segments_of_all_copies(spark: object, feeds: Feeds, tmp_path: Path) -> None:
     from pyspark.sql import SparkSession
 
-    from rt.cli.log_check import audit_lines, audit_object
-    from rt.spark.auditing import audit
+    from rt.cli.commands.log_check import audit_lines, audit_object
+    from rt.spark.export.audit_job import audit
 
     assert isinstance(spark, SparkSession)
     other = shutil.copytree(feeds.path, tmp_path / "other")
@@ -169,5 +207,5 @@ def test_spark_audits_all_segments_of_all_copies(spark: object, feeds: Feeds, tm
     (other / "log.0.2").unlink()
     found = audit([str(other), feeds.path], spark)
     assert [problem.path for problem in found.problems] == [str(other / "log.0.2")]
-    with pytest.raises(rt.NotALog, match="only merged logs are audited"):
+    with pytest.raises(rt.LogNotFound, match="not a merged log"):
         audit([feeds._publishers["a"].directory], spark)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sink_nodes import Sink
 
-from sequencer.demo.source import BUILTIN, Record, flights_directory, share
+from sequencer.demo.source import BUILTIN, DemoRecord, flights_directory, share
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,13 +23,13 @@ FEEDS = [f"feed{index}" for index in range(PUBLISHERS)]
 
 
 @pytest.fixture(scope="module")
-def records() -> list[list[Record]]:
+def records() -> list[list[DemoRecord]]:
     """By publisher: every fourth."""
     return [share(BUILTIN, index, PUBLISHERS)[::4] for index in range(PUBLISHERS)]
 
 
 @pytest.fixture(scope="module")
-def source(sink: Sink, records: list[list[Record]]) -> Sink:
+def source(sink: Sink, records: list[list[DemoRecord]]) -> Sink:
     """Nodes that have merged all of it, among what others wrote."""
     publishers = [sink.publisher(feed) for feed in FEEDS]
     for publisher, some in zip(publishers, records, strict=True):
@@ -43,7 +43,7 @@ def source(sink: Sink, records: list[list[Record]]) -> Sink:
 
 
 def test_flights_are_counted_by_a_streaming_query_as_in_the_file(
-    spark: SparkSession, source: Sink, records: list[list[Record]], tmp_path: Path
+    spark: SparkSession, source: Sink, records: list[list[DemoRecord]], tmp_path: Path
 ) -> None:
     options = source.reading("counter") | {"consumer": "counter"}
     live = spark.readStream.format("rt").options(**options, maxOffsetsPerTrigger="60000").load()

@@ -13,15 +13,15 @@ from pyspark.sql import SparkSession
 from sink_nodes import Sink
 
 import rt
-from rt.spark.export_target import ExportTarget, Part
-from rt.spark.exporting import Exporter, ExportSettings
-from rt.spark.options import Directory, Nodes
-from rt.spark.source import latest_position
-from rt.spark.storage import HadoopStorage, LocalStorage, Storage, open_storage
+from rt.spark.data_source import latest_position
+from rt.spark.export.exporter import Exporter, ExportSettings
+from rt.spark.export.filesystem import Filesystem, HadoopFilesystem, LocalFilesystem, open_storage
+from rt.spark.export.target import ExportedPart, ExportTarget
+from rt.spark.source.options import ClusterSource, DirectorySource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COLUMNS = ["position", "timestamp_ns", "session", "number", "full_topic", "value"]
+COLUMNS = ["position", "timestamp_ns", "session", "run", "number", "full_topic", "value"]
 
 
 @pytest.fixture
@@ -39,11 +39,13 @@ def exported(target: Path) -> list[tuple[object, ...]]:
 
 
 def truth(messages: Sequence[rt.Message]) -> list[tuple[object, ...]]:
-    return [(m.position, m.timestamp_ns, m.session, m.number, m.topic, m.value) for m in messages]
+    return [(m.position, m.timestamp_ns, m.session, m.run, m.number, m.topic, m.value) for m in messages]
 
 
-def export(feeds: Feeds, spark: SparkSession, storage: Storage, part_bytes: int = 2**30) -> list[Part]:
-    settings = ExportSettings(Directory(feeds.path), part_bytes=part_bytes)
+def export(
+    feeds: Feeds, spark: SparkSession, storage: Filesystem, part_bytes: int = 2**30
+) -> list[ExportedPart]:
+    settings = ExportSettings(DirectorySource(feeds.path), part_bytes=part_bytes)
     return list(Exporter(settings, ExportTarget(storage), spark).parts(once=True))
 
 
@@ -61,9 +63,9 @@ def test_every_message_is_exported_once_and_the_next_run_goes_on_behind_it(
     target = tmp_path / "a target"
     root = f"file://{tmp_path}" if kind == "local" else mounted(spark, tmp_path)
 
-    def storage() -> Storage:
+    def storage() -> Filesystem:
         found = open_storage(f"{root}/a target", spark)
-        assert isinstance(found, LocalStorage if kind == "local" else HadoopStorage)
+        assert isinstance(found, LocalFilesystem if kind == "local" else HadoopFilesystem)
         return found
 
     end = feeds.rows()[-1].position + 1
@@ -90,7 +92,7 @@ def test_topics_that_are_no_names_of_directories_are_told_apart(spark: SparkSess
     for number, topic in enumerate(topics):
         feeds.publish("a", [b"%d" % number], topic, [number])
     feeds.merge()
-    export(feeds, spark, LocalStorage(str(tmp_path / "target")))
+    export(feeds, spark, LocalFilesystem(str(tmp_path / "target")))
     assert exported(tmp_path / "target") == truth(feeds.rows())
     assert len(list((tmp_path / "target" / "date=1970-01-01").iterdir())) == len(topics)
     feeds.close()
@@ -99,7 +101,7 @@ def test_topics_that_are_no_names_of_directories_are_told_apart(spark: SparkSess
 def test_what_was_trimmed_before_it_was_exported_is_an_error_or_left_out(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
-    storage = LocalStorage(str(tmp_path / "target"))
+    storage = LocalFilesystem(str(tmp_path / "target"))
     exported_end = export(feeds, spark, storage)[-1].end
     feeds.roll()
     feeds.fill(10)
@@ -108,18 +110,18 @@ def test_what_was_trimmed_before_it_was_exported_is_an_error_or_left_out(
     feeds.trim(2)
     with pytest.raises(rt.Gap, match=f"positions {exported_end} to {low - 1} were trimmed before"):
         export(feeds, spark, storage)
-    settings = ExportSettings(Directory(feeds.path), skip_lost=True)
+    settings = ExportSettings(DirectorySource(feeds.path), skip_lost=True)
     (part,) = Exporter(settings, ExportTarget(storage), spark).parts(once=True)
     assert (part.start, part.end - part.start - part.rows) == (exported_end, low - exported_end)
     assert [row[0] for row in exported(tmp_path / "target")] == [*range(exported_end), *range(low, part.end)]
 
 
 def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:
-    storage = LocalStorage(str(tmp_path / "target"))
+    storage = LocalFilesystem(str(tmp_path / "target"))
     export(feeds, spark, storage)
     other = Feeds(tmp_path / "other")
     other.fill(2)
-    with pytest.raises(rt.Gap, match=r"exported is up to position .* but the log ends with"):
+    with pytest.raises(rt.Gap, match=r"the export has reached position .* but the log ends with"):
         export(other, spark, storage)
     other.close()
 
@@ -128,11 +130,11 @@ def test_what_is_exported_from_nodes_is_held_until_it_is(
     spark: SparkSession, sink: Sink, tmp_path: Path
 ) -> None:
     files = {name: path for name, path in sink.reading("archive").items() if name in {"ca", "cert", "key"}}
-    where = Nodes(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
-    target = ExportTarget(LocalStorage(str(tmp_path / "target")))
+    where = ClusterSource(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
+    target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))
     start = latest_position(**sink.reading("archive"))
     if start:  # What other tests wrote was exported already.
-        target.begin()
+        target.open()
         target.commit(0, start, rows=0, log_end=start, time_ns=0)
     with sink.publisher("exported") as publisher:
         numbers = publisher.publish_many([b"%d" % number for number in range(300)], topic="trade")
@@ -142,6 +144,6 @@ def test_what_is_exported_from_nodes_is_held_until_it_is(
     (part,) = Exporter(ExportSettings(where, hold="archive"), target, spark).parts(once=True)
 
     assert (part.start, part.rows) == (start, part.end - start)
-    got = [(row[2], row[3], row[5]) for row in exported(tmp_path / "target") if row[2] == "exported"]
+    got = [(row[2], row[4], row[6]) for row in exported(tmp_path / "target") if row[2] == "exported"]
     assert got == [("exported", number, b"%d" % number) for number in range(300)]
     sink.nodes.wait(lambda: sink.held("archive") == part.end, "the hold to be where the export is")

@@ -18,10 +18,10 @@ from pyspark.sql.datasource import (
 )
 
 import rt
-from rt.log.interest import Interest
-from rt.log.layout import NUMBER_MAX
-from rt.spark.columns import check_columns
-from rt.spark.filters import Pushed, push_filters
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.read.projection import Projection
+from rt.spark.source.columns import check_columns
+from rt.spark.source.filter_pushdown import PushedFilters, push_filters
 
 POSITION, TIMESTAMP = ("position",), ("timestamp",)
 NOON = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
@@ -41,12 +41,12 @@ NOON_NS = 1_769_860_800_000_005_000
     ],
 )
 def test_filters_on_positions_are_done_here(filters: list[Filter], start: int, end: int) -> None:
-    assert push_filters([IsNotNull(POSITION), *filters], Pushed()) == (Pushed(start, end), [])
+    assert push_filters([IsNotNull(POSITION), *filters], PushedFilters()) == (PushedFilters(start, end), [])
 
 
 def test_a_list_of_positions_bounds_them_and_is_left_to_spark() -> None:
     filters = [In(POSITION, (9, 3, 5))]
-    assert push_filters(filters, Pushed()) == (Pushed(3, 10), filters)
+    assert push_filters(filters, PushedFilters()) == (PushedFilters(3, 10), filters)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,15 @@ def test_a_list_of_positions_bounds_them_and_is_left_to_spark() -> None:
     ],
 )
 def test_filters_on_times_narrow_what_is_read(one: Filter, low: int, high: int) -> None:
-    pushed = Pushed(interest=Interest(timestamp_low_ns=low, timestamp_high_ns=high))
-    assert push_filters([one], Pushed()) == (pushed, [one])
+    pushed = PushedFilters(interest=Projection(timestamp_low_ns=low, timestamp_high_ns=high))
+    assert push_filters([one], PushedFilters()) == (pushed, [one])
 
 
 def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
     filters = [In(("session",), ("a", "b")), EqualTo(("session",), "a"), In(("topic",), ("trade", "quote"))]
-    pushed, left = push_filters(filters, Pushed(interest=Interest(topics=frozenset({"quote", "news"}))))
+    pushed, left = push_filters(
+        filters, PushedFilters(interest=Projection(topics=frozenset({"quote", "news"})))
+    )
     assert left == filters
     assert (pushed.interest.sessions, pushed.interest.topics) == ({"a"}, {"quote"})
 
@@ -86,18 +88,18 @@ def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
     ],
 )
 def test_what_says_nothing_here_is_left_to_spark(one: Filter) -> None:
-    pushed, left = push_filters([one], Pushed())
+    pushed, left = push_filters([one], PushedFilters())
     assert left == [one]
-    assert pushed == Pushed()
+    assert pushed == PushedFilters()
 
 
 def test_a_schema_is_some_of_the_columns() -> None:
     assert check_columns([("value", "binary"), ("timestamp_ns", "bigint")]) == ("value", "timestamp_ns")
     for fields, said in [
-        ([("key", "binary")], "a column 'key'. The columns are position bigint"),
-        ([("value", "string")], "the column value another type: got string, wanted binary. Cast it"),
-        ([("value", "binary")] * 2, "no column, or one twice"),
-        ([], "no column"),
+        ([("key", "binary")], "unknown column 'key'. The columns are position bigint"),
+        ([("value", "string")], "the wrong type for column value: got string, expected binary. Cast it"),
+        ([("value", "binary")] * 2, "a duplicate column"),
+        ([], "the schema is empty"),
     ]:
         with pytest.raises(rt.InvalidOption) as error:
             check_columns(fields)

@@ -20,17 +20,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rt.log.interest import Interest
-from rt.log.messages import MessageBatch
-from rt.log.ranges import RangeReader
-from rt.spark.columns import COLUMNS
-from rt.spark.gathering import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather, schema_of
+from rt.log.read.projection import Projection
+from rt.log.read.range_reader import RangeReader
+from rt.log.scan.message_batch import MessageBatch
+from rt.spark.source.arrow_batches import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather, schema_of
+from rt.spark.source.columns import COLUMNS
 
-ALL = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns")
+ALL = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns", "run")
 
 
 def batches(path: str, end: int, **interest: object) -> Iterator[MessageBatch]:
-    return RangeReader(path, 0, end, interest=Interest(**interest), on_loss=lambda _: None).batches()
+    return RangeReader(path, 0, end, interest=Projection(**interest), on_loss=lambda _: None).batches()
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def test_the_rows_are_those_of_the_log(feeds: Feeds) -> None:
             "position": row.position,
             "timestamp": table.column("timestamp")[i].as_py(),
             "session": row.session,
+            "run": row.run,
             "number": row.number,
             "topic": row.topic,
             "value": row.value,
@@ -108,6 +109,7 @@ def test_one_batch_above_the_bound_is_cut() -> None:
         np.arange(count),
         np.arange(count),
         ("s",),
+        (0,),
         None,
         ("t",),
         None,
@@ -145,7 +147,10 @@ def test_sessions_and_topics_are_those_of_their_rows_however_they_come() -> None
             zeros = np.zeros(count, np.int64)
             sessions, topics = (drawn(count, int(draw.integers(1, kinds_max + 1))) for _ in range(2))
             offsets = np.zeros(count + 1, np.int32)
-            made.append(MessageBatch(zeros, zeros, zeros, *sessions, *topics, offsets, memoryview(b"")))
-        table = pa.Table.from_batches(gather(made, ("session", "topic")))
+            runs = tuple(draw.integers(0, 9, len(sessions[0])).tolist())
+            named = sessions[0], runs, sessions[1]
+            made.append(MessageBatch(zeros, zeros, zeros, *named, *topics, offsets, memoryview(b"")))
+        table = pa.Table.from_batches(gather(made, ("session", "run", "topic")))
+        assert table["run"].to_pylist() == [each for batch in made for each in batch.runs.tolist()]
         assert table["session"].to_pylist() == [each for batch in made for each in batch.sessions]
         assert table["topic"].to_pylist() == [each for batch in made for each in batch.topics]

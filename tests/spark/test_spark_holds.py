@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import rt
-from rt.log.status import LogStatus, read_status
-from sequencer.testing.nodes import Nodes
+from rt.log.check.status import LogStatus, read_status
+from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
@@ -21,11 +21,11 @@ LIMIT_BYTES = 64 << 10
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes() -> Iterator[LocalCluster]:
     """One that keeps about 65 messages, in segments of 20 to 40."""
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:
-        with Nodes(root, 1, flags=["--roll-bytes", "32Ki", "--archive-limit", "64Ki"]) as nodes:
+        with LocalCluster(root, 1, flags=["--roll-bytes", "32Ki", "--retention-bytes", "64Ki"]) as nodes:
             nodes.start()
             nodes.wait_ready()
             yield nodes
@@ -34,7 +34,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def test_what_a_consumers_checkpoint_does_not_cover_is_kept_until_it_does(
-    spark: SparkSession, nodes: Nodes, tmp_path: Path
+    spark: SparkSession, nodes: LocalCluster, tmp_path: Path
 ) -> None:
     tls = nodes.certificate("subscriber", "reader")
     files = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}

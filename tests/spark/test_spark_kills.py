@@ -29,12 +29,12 @@ from pyspark.sql import SparkSession
 from sink_nodes import Sink
 from spark_victim import PARTITIONS, into_nodes, into_parquet
 
-from rt.spark.export_target import STATE, ExportTarget
-from rt.spark.exporting import Exporter, ExportSettings
-from rt.spark.ledger import Ledger
-from rt.spark.options import Directory
-from rt.spark.storage import LocalStorage
-from sequencer.testing.leftovers import nothing_left
+from rt.spark.export.exporter import Exporter, ExportSettings
+from rt.spark.export.filesystem import LocalFilesystem
+from rt.spark.export.target import STATE, ExportTarget
+from rt.spark.sink.ledger import Ledger
+from rt.spark.source.options import DirectorySource
+from sequencer.localcluster.leftovers import nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -136,7 +136,7 @@ def victim(spark: SparkSession, sink: Sink, tmp_path_factory: pytest.TempPathFac
         victim = Victim(tmp_path_factory.mktemp("victim"), sink)
         draw = victim.draw
         try:
-            victim.until(victim.ledger.begun)
+            victim.until(victim.ledger.started)
             assert victim.kill_workers() > 0
 
             # Planned and not done yet, or done just now; exported, and seen in part or whole.
@@ -190,13 +190,16 @@ def test_each_row_is_delivered_once_though_a_worker_was_killed_as_well(
 
 
 def test_each_message_is_exported_once(spark: SparkSession, victim: Victim) -> None:
-    columns = ["position", "timestamp_ns", "session", "number", "full_topic", "value"]
+    columns = ["position", "timestamp_ns", "session", "run", "number", "full_topic", "value"]
     wanted = [
-        (m.position, m.timestamp_ns, m.session, m.number, m.topic, m.value) for m in victim.feeds.rows()
+        (m.position, m.timestamp_ns, m.session, m.run, m.number, m.topic, m.value)
+        for m in victim.feeds.rows()
     ]
     for target in (victim.target, victim.root / "target-before"):
-        settings = ExportSettings(Directory(victim.feeds.path))
-        deque(Exporter(settings, ExportTarget(LocalStorage(str(target))), spark).parts(once=True), maxlen=0)
+        settings = ExportSettings(DirectorySource(victim.feeds.path))
+        deque(
+            Exporter(settings, ExportTarget(LocalFilesystem(str(target))), spark).parts(once=True), maxlen=0
+        )
         table = ds.dataset(target, format="parquet", partitioning="hive").to_table(columns=columns)
         got = sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
         assert got == wanted, f"{target.name}, seed {victim.seed}"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import rt
-from rt.spark.ledger import Done, Ledger, Order
-from rt.spark.writing import BATCH_WRITES, next_number, version_of
+from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
+from rt.spark.sink.writer import BATCH_WRITES, next_number, version_of
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(str(tmp_path / "shared"), "copy")
 
 
-def order(first: int, rows: int, mark: int = 0) -> Order:
-    return Order("query", first, bytes([mark]) * 16 * rows)
+def order(first: int, rows: int, mark: int = 0) -> PartitionSpan:
+    return PartitionSpan("query", first, bytes([mark]) * 16 * rows)
 
 
 def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
@@ -28,20 +28,20 @@ def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
     assert {claimed for claimed, _ in claims} == {winner}
     assert (ledger.partitions(0), ledger.order(0, 3), ledger.order(0, 4)) == ({3}, winner, None)
     assert (winner.count, winner.end) == (4, 9)
-    assert ledger.begun() == [0]
+    assert ledger.started() == [0]
 
 
 def test_a_batch_is_done_once_and_what_lies_behind_it_is_forgotten(ledger: Ledger) -> None:
-    assert ledger.done() == Done()
+    assert ledger.done() == CompletedBatch()
     for batch in range(3):
         ledger.claim(batch, 0, order(batch, 1))
-        ledger.finish(Done("query", batch, {0: batch + 1}))
-        ledger.finish(Done("query", batch, {0: batch + 1}))
-    assert ledger.done() == Done("query", 2, {0: 3})
-    assert ledger.begun() == []
+        ledger.finish(CompletedBatch("query", batch, {0: batch + 1}))
+        ledger.finish(CompletedBatch("query", batch, {0: batch + 1}))
+    assert ledger.done() == CompletedBatch("query", 2, {0: 3})
+    assert ledger.started() == []
     assert (ledger.partitions(1), ledger.order(1, 0), ledger.order(2, 0)) == (set(), None, order(2, 1))
-    with pytest.raises(rt.WriteConflict, match="batch 2 is done already, and was another one"):
-        ledger.finish(Done("query", 2, {0: 4}))
+    with pytest.raises(rt.WriteConflict, match="batch 2 is done already, with other content"):
+        ledger.finish(CompletedBatch("query", 2, {0: 4}))
 
 
 @pytest.mark.parametrize("place", [0, 10, 30, -1])
@@ -51,45 +51,45 @@ def test_damage_is_an_error_and_never_an_order(ledger: Ledger, place: int) -> No
     content = bytearray(path.read_bytes())
     content[place] ^= 64
     path.write_bytes(content)
-    with pytest.raises(rt.Damaged, match="fails its checksum"):
+    with pytest.raises(rt.Corrupt, match="fails its checksum"):
         ledger.order(0, 0)
 
 
 def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
-    ledger.finish(Done("query", 0, {0: 10}))
+    ledger.finish(CompletedBatch("query", 0, {0: 10}))
     path = Path(ledger.path, "0.done")
     path.write_bytes(path.read_bytes().replace(b"10", b"11"))
-    with pytest.raises(rt.Damaged, match="fails its checksum"):
+    with pytest.raises(rt.Corrupt, match="fails its checksum"):
         ledger.done()
 
 
 def test_numbers_go_on_where_the_last_batch_ended(ledger: Ledger) -> None:
     assert next_number(ledger, "query", 0, 2) == 0
-    ledger.finish(Done("query", 0, {2: 10}))
+    ledger.finish(CompletedBatch("query", 0, {2: 10}))
     assert next_number(ledger, "query", 1, 2) == 10
     assert next_number(ledger, "query", 1, 5) == 0
     with pytest.raises(rt.WriteConflict, match="another query writes"):
         next_number(ledger, "other", 1, 2)
-    with pytest.raises(rt.WriteConflict, match="batch 0 is done already, without a partition 3"):
+    with pytest.raises(rt.WriteConflict, match="batch 0 is done already, without partition 3"):
         next_number(ledger, "query", 0, 3)
 
 
 def test_a_batch_out_of_its_turn_is_refused(ledger: Ledger) -> None:
-    ledger.finish(Done("query", 4, {0: 10}))
-    with pytest.raises(rt.WriteConflict, match="batch 3 comes behind batch 4"):
+    ledger.finish(CompletedBatch("query", 4, {0: 10}))
+    with pytest.raises(rt.WriteConflict, match="batch 3 comes after batch 4"):
         next_number(ledger, "query", 3, 0)
     ledger.claim(5, 0, order(10, 1))
-    with pytest.raises(rt.WriteConflict, match="batch 5 was begun and is not finished"):
+    with pytest.raises(rt.WriteConflict, match="batch 5 was started and is not finished"):
         next_number(ledger, "query", 6, 0)
 
 
 def test_a_batch_write_gets_the_next_number_or_finishes_what_was_begun(ledger: Ledger) -> None:
     assert version_of(ledger, None) == 0
     assert version_of(ledger, 20260131) == 20260131
-    ledger.claim(7, 0, Order(BATCH_WRITES, 0, bytes(16)))
+    ledger.claim(7, 0, PartitionSpan(BATCH_WRITES, 0, bytes(16)))
     assert version_of(ledger, 7) == 7
     for wanted in (None, 8):
-        with pytest.raises(rt.WriteConflict, match="7 was begun and is not finished"):
+        with pytest.raises(rt.WriteConflict, match="7 was started and is not finished"):
             version_of(ledger, wanted)
-    ledger.finish(Done(BATCH_WRITES, 7, {0: 1}))
+    ledger.finish(CompletedBatch(BATCH_WRITES, 7, {0: 1}))
     assert (version_of(ledger, None), version_of(ledger, 7)) == (8, 7)

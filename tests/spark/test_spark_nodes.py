@@ -15,10 +15,10 @@ from pyspark.sql.types import StructType
 from range_nodes import RangeNodes, range_nodes
 
 import rt
-from rt.spark import gathering, reading
-from rt.spark.log_source import open_log
-from rt.spark.options import parse_options
-from rt.spark.reading import RtPartition, RtReader
+from rt.spark.source import arrow_batches, batch_reader
+from rt.spark.source.batch_reader import RtPartition, RtReader
+from rt.spark.source.log_source import open_log
+from rt.spark.source.options import parse_options
 
 pytestmark = [pytest.mark.slow]
 
@@ -72,9 +72,9 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
     for _ in range(24):
         large.publish("a", [os.urandom(2**20)], "t", [1])
     end = large.merge().stop
-    monkeypatch.setattr(gathering, "BYTES_MAX", 2**20)
+    monkeypatch.setattr(arrow_batches, "BYTES_MAX", 2**20)
     opened: list[Any] = []
-    monkeypatch.setattr(reading, "open_log", lambda where: opened.append(open_log(where)) or opened[-1])
+    monkeypatch.setattr(batch_reader, "open_log", lambda where: opened.append(open_log(where)) or opened[-1])
     with range_nodes(tmp_path) as nodes:
         reader = RtReader(
             parse_options(options(nodes)), StructType().add("position", "long").add("value", "binary")
@@ -133,8 +133,8 @@ def test_a_certificate_that_cannot_be_used_is_named(
 
 
 def test_what_nodes_are_asked_with_is_checked_before_anything_is_read(nodes: RangeNodes) -> None:
-    from rt.spark.source import RtDataSource
+    from rt.spark.data_source import RtDataSource
 
     source = RtDataSource({**options(nodes), "stream": ""})
-    with pytest.raises(rt.InvalidOption, match="endpoints want stream as well"):
+    with pytest.raises(rt.InvalidOption, match="endpoints needs stream as well"):
         source.schema()

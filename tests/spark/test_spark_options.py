@@ -3,11 +3,11 @@
 import pytest
 
 import rt
-from rt.spark.options import (
+from rt.spark.source.options import (
     MAX_PARTITION_BYTES,
     AtTime,
-    Directory,
-    Nodes,
+    ClusterSource,
+    DirectorySource,
     ReadOptions,
     parse_options,
     parse_position,
@@ -18,13 +18,13 @@ NODES = {"endpoints": "n1:5002, n2:5002", "stream": "s", "ca": "/ca", "cert": "/
 
 
 def test_a_path_is_enough() -> None:
-    assert parse_options(LOG) == ReadOptions(Directory("/log"))
-    assert parse_options({"log": "/log"}).where == Directory("/log")
+    assert parse_options(LOG) == ReadOptions(DirectorySource("/log"))
+    assert parse_options({"log": "/log"}).where == DirectorySource("/log")
     assert parse_options(LOG).max_partition_bytes == MAX_PARTITION_BYTES
 
 
 def test_nodes_want_their_stream_and_three_files() -> None:
-    assert parse_options(NODES).where == Nodes(("n1:5002", "n2:5002"), "s", "/ca", "/cert", "/key")
+    assert parse_options(NODES).where == ClusterSource(("n1:5002", "n2:5002"), "s", "/ca", "/cert", "/key")
 
 
 def test_names_are_taken_in_any_case() -> None:
@@ -78,34 +78,40 @@ def test_topics_are_a_list_or_json() -> None:
     ("given", "said"),
     [
         ({}, "neither path nor endpoints is given"),
-        ({**LOG, "startingOffset": "1"}, "no option 'startingOffset'. Did you mean startingOffsets"),
-        ({**LOG, "kafka.group.id": "1"}, "Known are path, log, endpoints"),
-        ({**LOG, "log": "/other"}, "path and log name two directories"),
+        ({**LOG, "startingOffset": "1"}, "unknown option 'startingOffset'. Did you mean startingOffsets"),
+        ({**LOG, "kafka.group.id": "1"}, "The options are path, log, endpoints"),
+        ({**LOG, "log": "/other"}, "path and log name different directories"),
         ({**LOG, **NODES}, "path and endpoints exclude each other"),
         ({**LOG, "ca": "/ca"}, "path and ca exclude each other"),
-        ({"endpoints": "n1:5002", "stream": "s"}, "endpoints want ca, cert, key as well"),
-        ({**NODES, "endpoints": "n1"}, "endpoints cannot be 'n1': wanted host:port"),
+        ({"endpoints": "n1:5002", "stream": "s"}, "endpoints needs ca, cert, key as well"),
+        ({**NODES, "endpoints": "n1"}, "endpoints cannot be 'n1': expected host:port"),
         ({**NODES, "stream": "a/b"}, "stream: "),
-        ({**LOG, "startingOffsets": "newest"}, "startingOffsets cannot be 'newest': wanted earliest, latest"),
-        ({**LOG, "startingOffsets": "-3"}, "startingOffsets cannot be '-3': wanted a position"),
+        (
+            {**LOG, "startingOffsets": "newest"},
+            "startingOffsets cannot be 'newest': expected earliest, latest",
+        ),
+        ({**LOG, "startingOffsets": "-3"}, "startingOffsets cannot be '-3': expected a position"),
         ({**LOG, "startingOffsets": "1.5"}, "startingOffsets cannot be '1.5'"),
         ({**LOG, "startingOffsets": "true"}, "startingOffsets cannot be 'True'"),
         ({**LOG, "startingOffsets": '{"topic": {"0": 1}}'}, "startingOffsets cannot be"),
         ({**LOG, "startingOffsets": "[" * 100_000}, "startingOffsets cannot be"),
-        ({**LOG, "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest': wanted latest"),
+        ({**LOG, "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest': expected latest"),
         (
             {**LOG, "startingOffsets": "5", "endingOffsets": "4"},
-            "endingOffsets cannot be '4': wanted at least",
+            "endingOffsets cannot be '4': expected at least",
         ),
         ({**LOG, "startingTimestamp": "yesterday"}, "startingTimestamp cannot be 'yesterday'"),
-        ({**LOG, "startingTimestamp": "2023-11-14T22:13:20"}, "wanted a time with its zone"),
+        ({**LOG, "startingTimestamp": "2023-11-14T22:13:20"}, "expected a time with its zone"),
         ({**LOG, "endingTimestamp": "2300-01-01T00:00:00Z"}, "between the years 1678 and 2262"),
         ({**LOG, "topics": "[1]"}, "topics cannot be '[1]'"),
-        ({**LOG, "failOnDataLoss": "yes"}, "failOnDataLoss cannot be 'yes': wanted true or false"),
-        ({**LOG, "minPartitions": "0"}, "minPartitions cannot be '0': wanted a number above 0"),
+        ({**LOG, "failOnDataLoss": "yes"}, "failOnDataLoss cannot be 'yes': expected true or false"),
+        ({**LOG, "minPartitions": "0"}, "minPartitions cannot be '0': expected a number above 0"),
         ({**LOG, "maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger cannot be 'many'"),
-        ({**LOG, "maxBytesPerTrigger": "64 q"}, "maxBytesPerTrigger cannot be '64 q': wanted bytes above 0"),
-        ({**LOG, "startingOffsetsByTimestampStrategy": "x"}, "wanted error or latest"),
+        (
+            {**LOG, "maxBytesPerTrigger": "64 q"},
+            "maxBytesPerTrigger cannot be '64 q': expected bytes above 0",
+        ),
+        ({**LOG, "startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line_that_names_the_option(
@@ -121,11 +127,11 @@ def test_what_cannot_be_meant_is_refused_in_one_line_that_names_the_option(
 def test_a_consumer_is_for_streams_from_nodes() -> None:
     assert parse_options({**NODES, "consumer": "reader1"}).consumer == "reader1"
     assert parse_options({**NODES, "Consumer": "reader1"}, streaming=True).consumer == "reader1"
-    with pytest.raises(rt.InvalidOption, match="consumer is for streams"):
+    with pytest.raises(rt.InvalidOption, match="consumer is only for streaming"):
         parse_options({**NODES, "consumer": "reader1"}, streaming=False)
-    with pytest.raises(rt.InvalidOption, match="consumer wants endpoints"):
+    with pytest.raises(rt.InvalidOption, match="consumer needs endpoints"):
         parse_options({**LOG, "consumer": "reader1"}, streaming=True)
-    with pytest.raises(rt.InvalidOption, match="consumer: not a name"):
+    with pytest.raises(rt.InvalidOption, match="consumer: not a valid name"):
         parse_options({**NODES, "consumer": "a/b"}, streaming=True)
 
 

@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.waypoints import Waypoint
-from rt.spark.planning import Part, end_within, plan_parts
+from rt.log.read.waypoint import Waypoint
+from rt.spark.source.partitioner import PositionRange, end_within, plan_parts
 
 
 def even(count: int, *, messages: int = 100, size: int = 1000) -> list[Waypoint]:
@@ -39,7 +39,7 @@ def test_parts_cover_the_range_and_none_is_empty(
 
 def test_cuts_fall_between_blocks_where_one_is_near() -> None:
     parts = plan_parts(even(10), 0, 1000, min_parts=3, max_part_bytes=10**9)
-    assert parts == [Part(0, 300), Part(300, 700), Part(700, 1000)]
+    assert parts == [PositionRange(0, 300), PositionRange(300, 700), PositionRange(700, 1000)]
 
 
 def test_a_part_holds_no_more_than_it_may() -> None:
@@ -50,22 +50,25 @@ def test_a_part_holds_no_more_than_it_may() -> None:
 
 def test_one_block_is_cut_inside_where_more_parts_are_wanted() -> None:
     assert plan_parts(even(1), 0, 100, min_parts=4, max_part_bytes=10**9) == [
-        Part(0, 25),
-        Part(25, 50),
-        Part(50, 75),
-        Part(75, 100),
+        PositionRange(0, 25),
+        PositionRange(25, 50),
+        PositionRange(50, 75),
+        PositionRange(75, 100),
     ]
 
 
 def test_there_are_no_more_parts_than_positions() -> None:
-    assert plan_parts(even(1), 7, 9, min_parts=5, max_part_bytes=1) == [Part(7, 8), Part(8, 9)]
+    assert plan_parts(even(1), 7, 9, min_parts=5, max_part_bytes=1) == [
+        PositionRange(7, 8),
+        PositionRange(8, 9),
+    ]
 
 
 def test_large_blocks_weigh_more_than_many_positions() -> None:
     waypoints = [Waypoint(0, 0), Waypoint(1000, 100), Waypoint(1001, 10_000), Waypoint(1002, 20_000)]
     assert plan_parts(waypoints, 0, 1002, min_parts=2, max_part_bytes=10**9) == [
-        Part(0, 1001),
-        Part(1001, 1002),
+        PositionRange(0, 1001),
+        PositionRange(1001, 1002),
     ]
 
 

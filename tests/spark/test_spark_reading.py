@@ -29,8 +29,8 @@ from pyspark.sql.types import (
 )
 
 import rt
-from rt.spark.reading import RtReader
-from rt.spark.source import RtDataSource
+from rt.spark.data_source import RtDataSource
+from rt.spark.source.batch_reader import RtReader
 
 TYPES: dict[str, DataType] = {
     "position": LongType(),
@@ -140,10 +140,10 @@ def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "options", "said"),
     [
-        (ALL, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': wanted true or false"),
-        ((("key", BinaryType()),), {}, "the schema names a column 'key'"),
-        ((("value", StringType()),), {}, "the schema gives the column value another type"),
-        (POSITION * 2, {}, "the schema has no column, or one twice"),
+        (ALL, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': expected true or false"),
+        ((("key", BinaryType()),), {}, "the schema has an unknown column 'key'"),
+        ((("value", StringType()),), {}, "the schema has the wrong type for column value"),
+        (POSITION * 2, {}, "the schema is empty or has a duplicate column"),
         (
             ALL,
             {"startingOffsets": "999999"},
@@ -155,7 +155,7 @@ def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
             {"startingTimestamp": str(2**42)},
             "no message has a timestamp at or after startingTimestamp",
         ),
-        (ALL, {"consumer": "reader1"}, "consumer wants endpoints"),
+        (ALL, {"consumer": "reader1"}, "consumer needs endpoints"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_says_so(
@@ -168,9 +168,9 @@ def test_what_is_wrong_is_one_line_that_says_so(
 
 
 def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
-    with pytest.raises(rt.NotALog) as error:
+    with pytest.raises(rt.LogNotFound) as error:
         reader(str(tmp_path)).partitions()
-    assert f"no log directory (at {tmp_path})" in str(error.value)
+    assert f"not a log directory (at {tmp_path})" in str(error.value)
 
 
 def test_a_path_of_a_log_is_needed_before_anything_is_read() -> None:
@@ -187,7 +187,7 @@ def test_a_log_that_was_trimmed_when_it_is_planned_or_read_is_told_of_or_passed(
     (part,) = planned.partitions()
     careless = reader(feeds.path, POSITION, startingOffsets="5", failOnDataLoss="false")
     feeds.trim(1)
-    said = f"position 5 is wanted, but the log has nothing before position {first.stop}: "
+    said = f"the query needs position 5, but the log starts again at position {first.stop}: "
     with pytest.raises(rt.Gap, match=said):
         list(planned.read(part))
     with pytest.raises(rt.Gap, match=said):

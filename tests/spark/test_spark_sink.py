@@ -34,7 +34,7 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
     save(numbers(spark, 10).coalesce(1), options)
     assert sink.written("batch", 0, 510) == wanted[:250] + wanted[:10]
     assert sink.written("batch", 1, 510) == wanted[250:]
-    with pytest.raises(PySparkException, match="batch 7 comes behind batch 8"):
+    with pytest.raises(PySparkException, match="batch 7 comes after batch 8"):
         save(numbers(spark, 5), {**options, "version": "7"})
 
 
@@ -42,7 +42,7 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
     ("query", "more", "error"),
     [
         ("select cast(null as binary) value", {}, "a row has no value.*coalesce"),
-        ("select 'a' value, 2 position", {}, "a column 'position' cannot be published"),
+        ("select 'a' value, 2 position", {}, "column 'position' cannot be published"),
         ("select 'a' value", {"nmae": "x"}, "Did you mean name"),
         ("select 'a' value", {"key": "/none.key"}, "/none.key"),
     ],

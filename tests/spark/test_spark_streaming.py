@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import LongType, StructField, StructType
 
 import rt
-from rt.net.rpc_errors import Unreachable
-from rt.spark import streaming
-from rt.spark.options import parse_options
-from rt.spark.source import latest_position
-from rt.spark.streaming import RtStreamReader
+from rt.net.grpc_errors import Unreachable
+from rt.spark.data_source import latest_position
+from rt.spark.source import stream_reader
+from rt.spark.source.options import parse_options
+from rt.spark.source.stream_reader import RtStreamReader
 
 SCHEMA = StructType([StructField("position", LongType())])
 
@@ -121,7 +121,7 @@ def test_a_start_below_the_log_is_an_error_that_names_both_positions_or_is_skipp
     second = feeds.fill(5).stop
     feeds.trim(1)
     stream = reader(feeds)
-    with pytest.raises(rt.Gap, match=f"position 2 is wanted, .* nothing before position {first}"):
+    with pytest.raises(rt.Gap, match=f"the query needs position 2, .* starts again at position {first}"):
         stream.partitions(at(2), at(second))
     stream.stop()
     stream = reader(feeds, failOnDataLoss="false")
@@ -149,7 +149,7 @@ def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
 def test_a_start_behind_the_batch_that_is_made_again_is_an_error(feeds: Feeds) -> None:
     feeds.fill(20)
     stream = reader(feeds)
-    with pytest.raises(rt.Gap, match="position 3 is wanted, but the log has nothing before position 9"):
+    with pytest.raises(rt.Gap, match="the query needs position 3, but the log starts again at position 9"):
         stream.partitions(at(9), at(3))
     stream.stop()
 
@@ -180,7 +180,7 @@ class FakeLog:
 
 def holding(fake: FakeLog, monkeypatch: pytest.MonkeyPatch, **options: str) -> RtStreamReader:
     nodes = {"endpoints": "n1:1", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
-    monkeypatch.setattr(streaming, "open_log", lambda _: fake)
+    monkeypatch.setattr(stream_reader, "open_log", lambda _: fake)
     return RtStreamReader(parse_options({**nodes, **options}, streaming=True), SCHEMA)
 
 
@@ -296,7 +296,9 @@ def test_a_checkpoint_below_the_log_fails_the_query_or_goes_on_behind_the_gap(
     feeds.trim(1)
     with pytest.raises(PySparkException) as error:
         run(stream(spark, feeds), checkpoint, take)
-    assert f"position {first} is wanted, but the log has nothing before position {second}" in str(error.value)
+    assert f"the query needs position {first}, but the log starts again at position {second}" in str(
+        error.value
+    )
     got.clear()
     run(stream(spark, feeds, failOnDataLoss="false"), checkpoint, take)
     assert got == list(range(second, third))

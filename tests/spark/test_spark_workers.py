@@ -11,7 +11,7 @@ SETTLING = """
 import gc, sys
 from importlib.machinery import ModuleSpec
 sys.modules["__main__"].__spec__ = {spec}
-from rt.spark.workers import freeze_modules
+from rt.spark.source.python_workers import freeze_modules
 freeze_modules()
 first = gc.get_freeze_count()
 more = [[] for _ in range(1000)]
@@ -39,9 +39,9 @@ def test_modules_are_frozen_once_and_in_processes_of_sparks_alone(spec: str, tol
 
 READ = """
 import sys
-from rt.log.ranges import RangeReader
-from rt.spark.gathering import gather
-columns = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns")
+from rt.log.read.range_reader import RangeReader
+from rt.spark.source.arrow_batches import gather
+columns = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns", "run")
 rows = RangeReader(sys.argv[1], 0, 300, on_loss=lambda event: sys.exit(str(event))).batches()
 print(sum(batch.num_rows for batch in gather(rows, columns)), "pandas" in sys.modules)
 """

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rt.errors import CertificateError
-from rt.streams.balancers import LeaseBalancer, LeaseTimes
-from rt.streams.balancing import Fence
-from rt.streams.ids import QueueId
-from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult
-from rt.streams.mapping import HashRingQueueMapper
-from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.balancer.balancer import Fence
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, OwnedLease
+from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.core.stream_id import QueueId
+from rt.streams.queue.mapper import HashRingQueueMapper
 from rt.testing.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
@@ -35,7 +35,7 @@ class Counted(MemoryLeases):
         if error := self.raises.pop(call, None):
             raise error
 
-    async def release(self, leases: Sequence[Lease]) -> Sequence[LeaseResult]:
+    async def release(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseResult]:
         self.releases += 1
         self.at_once += 1
         self.at_once_most = max(self.at_once_most, self.at_once)
@@ -46,12 +46,12 @@ class Counted(MemoryLeases):
         finally:
             self.at_once -= 1
 
-    async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
+    async def renew(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
         self._may_raise("renew")
         self.renewed += [one.name for one in leases]
         return await super().renew(leases)
 
-    async def held(self, prefix: str) -> Mapping[str, Holder] | None:
+    async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
         self._may_raise("held")
         return await super().held(prefix)
 
@@ -159,14 +159,14 @@ def test_what_breaks_once_is_tried_again_whatever_it_was(call: str) -> None:
 def test_a_policy_that_fails_once_is_asked_again() -> None:
     async def main() -> None:
         balancer = LeaseBalancer(MemoryLeases(LeaseTable(), "h1"), times=TIMES)
-        wishes, failures = balancer._policy.wishes, [IndexError("a bug")]
+        assign, failures = balancer._policy.assign, [IndexError("a bug")]
 
         def fails_once(view: Any) -> Any:
             if failures:
                 raise failures.pop()
-            return wishes(view)
+            return assign(view)
 
-        balancer._policy.wishes = fails_once  # type: ignore[method-assign]
+        balancer._policy.assign = fails_once  # type: ignore[method-assign]
         await balancer.start(HashRingQueueMapper(3, "q"))
         await asyncio.sleep(2 * TIMES.look_s)
         assert len(balancer.my_queues()) == 3

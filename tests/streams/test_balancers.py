@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.errors import Closed, InvalidOption
-from rt.streams.balancers import DeploymentBalancer, LeaseBalancer, LeaseTimes, RingBalancer
-from rt.streams.balancing import Fence
-from rt.streams.ids import QueueId
-from rt.streams.leased_balancer import LeasedBalancer
-from rt.streams.leasing import Holder, Lease, LeaseAnswer, LeaseResult
-from rt.streams.mapping import HashRingQueueMapper
-from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.balancer.balancer import Fence
+from rt.streams.balancer.balancers import DeploymentBalancer, LeaseBalancer, LeaseTimes, RingBalancer
+from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, OwnedLease
+from rt.streams.balancer.lease_balancer import LeasedBalancer
+from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.core.stream_id import QueueId
+from rt.streams.queue.mapper import HashRingQueueMapper
 from rt.testing.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
@@ -43,19 +43,19 @@ class Faulty(MemoryLeases):
             return [LeaseAnswer(UNKNOWN)] * len(names)
         return self.lost(await super().acquire(names, duration_s))
 
-    async def renew(self, leases: Sequence[Lease]) -> Sequence[LeaseAnswer]:
+    async def renew(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
         await asyncio.sleep(0.05)
         if self.fault == "asked":
             return [LeaseAnswer(UNKNOWN)] * len(leases)
         return self.lost(await super().renew(leases))
 
-    async def release(self, leases: Sequence[Lease]) -> Sequence[LeaseResult]:
+    async def release(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseResult]:
         if self.fault == "asked":
             return [UNKNOWN] * len(leases)
         results = await super().release(leases)
         return [UNKNOWN] * len(leases) if self.fault else results
 
-    async def held(self, prefix: str) -> Mapping[str, Holder] | None:
+    async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
         return None if self.fault else await super().held(prefix)
 
 

@@ -10,9 +10,9 @@ from stream_consumers import Collector
 
 import rt
 from rt.errors import StorageFailed
-from rt.log.catalog import read_catalog
-from rt.log.directory import merged_directory
 from rt.log.disk import REAL
+from rt.log.scan.catalog import read_catalog
+from rt.log.scan.directory import merged_directory
 from rt.streams import (
     NotWritable,
     SequenceToken,
@@ -22,10 +22,10 @@ from rt.streams import (
     StreamProvider,
     directory_stores,
 )
-from rt.streams.cluster_events import Unreadable, events_of
-from rt.streams.cluster_queues import Cluster, ClusterQueues
-from rt.streams.ids import stream_of
-from rt.testing.merged import MergedLog
+from rt.streams.core.stream_id import stream_of
+from rt.streams.queue.cluster import Cluster, ClusterQueues
+from rt.streams.queue.cluster_events import UnreadableMessage, events_of
+from rt.testing.merged import MergedLogBuilder
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 
@@ -38,7 +38,7 @@ class Log:
         self.stream = stream
         self.publisher = rt.Publisher(root, stream, publisher_id="feed")
         directory = merged_directory(str(root), stream)
-        self.merged = MergedLog(directory, cluster_id=bytes(16), stream=stream)
+        self.merged = MergedLogBuilder(directory, cluster_id=bytes(16), stream=stream)
 
     def publish(self, *events: tuple[str, bytes]) -> None:
         for topic, value in events:
@@ -86,7 +86,7 @@ def test_a_topic_is_a_stream_and_a_position_its_token(log: Log, tmp_path: Path) 
             await provider.stream("n", "a").subscribe(late, start=SequenceToken(1))
             await until(lambda: len(late.events) == 2)
             assert late.events == [b"2", b"5"]
-            with pytest.raises(NotWritable, match="only read"):
+            with pytest.raises(NotWritable, match="read-only"):
                 await provider.stream("n", "a").publish([b"x"])
         async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "books")) as provider:
             again = Collector()
@@ -165,7 +165,7 @@ def test_a_message_may_carry_many_events_and_one_that_cannot_be_split_is_an_even
     events = [(str(each.stream), token, event) for each in read for token, event in each]
     a = [(token, event) for stream, token, event in events if stream == "n/a"]
     assert a[:2] == [(SequenceToken(0), 1), (SequenceToken(0, 1), 2)]
-    assert [type(event) for _, event in a[2:]] == [Unreadable, Unreadable]
+    assert [type(event) for _, event in a[2:]] == [UnreadableMessage, UnreadableMessage]
     assert [token for token, _ in a[2:]] == [SequenceToken(2), SequenceToken(3)]
 
     async def main() -> None:

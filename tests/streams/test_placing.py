@@ -9,10 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.streams.ids import RING_SIZE, QueueId
-from rt.streams.mapping import HashRingQueueMapper
-from rt.streams.placing import best_fit, ideal_fit, ring_parts, share_of
-from rt.streams.policies import MaturePolicy, Policy, RingPolicy, SharePolicy, StaticPolicy, View, Wishes
+from rt.streams.balancer.assignment_policy import (
+    Assignment,
+    AssignmentPolicy,
+    HostView,
+    MaturePolicy,
+    RingPolicy,
+    SharePolicy,
+    StaticPolicy,
+    best_fit,
+    ideal_fit,
+    ring_parts,
+    share_of,
+)
+from rt.streams.core.stream_id import RING_SIZE, QueueId
+from rt.streams.queue.mapper import HashRingQueueMapper
 
 HOSTS = st.sets(st.sampled_from("ABCDEF"), min_size=1, max_size=6)
 
@@ -26,7 +37,7 @@ def test_an_absent_buckets_resources_go_where_there_is_least() -> None:
 
 
 def test_what_cannot_be_placed_is_an_error() -> None:
-    with pytest.raises(IndexError, match="not a bucket: D"):
+    with pytest.raises(IndexError, match="unknown bucket: D"):
         best_fit("ABC", range(7), "AD")
     with pytest.raises(IndexError, match="no buckets"):
         best_fit("", range(7))
@@ -91,55 +102,55 @@ MAPPER = HashRingQueueMapper(7, "q")
 
 def view(
     host: str, hosts: str, held: Collection[int] = (), taken: Collection[int] = (), now_s: float = 0.0
-) -> View:
+) -> HostView:
     queues = MAPPER.queues
     mine, others = [queues[one] for one in held], frozenset(queues[one] for one in taken)
-    return View(host, frozenset(hosts), MAPPER, mine, others, now_s)
+    return HostView(host, frozenset(hosts), MAPPER, mine, others, now_s)
 
 
-def said(wishes: Wishes) -> tuple[list[str], list[str]]:
-    return [queue.name for queue in wishes.give_up], [queue.name for queue in wishes.take]
+def said(decision: Assignment) -> tuple[list[str], list[str]]:
+    return [queue.name for queue in decision.give_up], [queue.name for queue in decision.take]
 
 
 def test_a_static_deployment_heeds_nobody_who_is_there_or_not() -> None:
     policy = StaticPolicy("ABC")
-    assert said(policy.wishes(view("A", "A"))) == ([], ["q-0", "q-1", "q-2"])
-    assert said(policy.wishes(view("B", "BC", held=[6, 3], taken=[4]))) == (["q-6"], [])
+    assert said(policy.assign(view("A", "A"))) == ([], ["q-0", "q-1", "q-2"])
+    assert said(policy.assign(view("B", "BC", held=[6, 3], taken=[4]))) == (["q-6"], [])
 
 
 def test_hosts_that_were_there_at_first_are_mature_and_newcomers_later() -> None:
     policy = MaturePolicy("ABC", maturity_s=100.0)
-    assert said(policy.wishes(view("A", "AC"))) == ([], ["q-0", "q-1", "q-2"]), "just its own, at first"
-    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=99.0))) == ([], [])
-    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=100.0))) == ([], ["q-4"])
+    assert said(policy.assign(view("A", "AC"))) == ([], ["q-0", "q-1", "q-2"]), "just its own, at first"
+    assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=99.0))) == ([], [])
+    assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=100.0))) == ([], ["q-4"])
     # B comes: what is ideally its own is nobody else's, at once; what it is dealt it has when it is mature.
-    assert said(policy.wishes(view("A", "ABC", held=[0, 1, 2, 4], now_s=150.0))) == (["q-4"], [])
-    assert said(policy.wishes(view("A", "ABC", held=[0, 1, 2], now_s=250.0))) == ([], [])
+    assert said(policy.assign(view("A", "ABC", held=[0, 1, 2, 4], now_s=150.0))) == (["q-4"], [])
+    assert said(policy.assign(view("A", "ABC", held=[0, 1, 2], now_s=250.0))) == ([], [])
     # It goes: what was its own is shared again.
-    assert said(policy.wishes(view("A", "AC", held=[0, 1, 2], now_s=251.0))) == ([], ["q-4"])
+    assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=251.0))) == ([], ["q-4"])
     # C goes and comes back: it is new again.
-    policy.wishes(view("A", "A", now_s=252.0))
-    assert said(policy.wishes(view("A", "AC", held=[*range(7)], now_s=260.0)))[0] == ["q-5", "q-6"]
+    policy.assign(view("A", "A", now_s=252.0))
+    assert said(policy.assign(view("A", "AC", held=[*range(7)], now_s=260.0)))[0] == ["q-5", "q-6"]
 
 
 def test_a_host_that_is_not_of_the_deployment_gets_nothing_and_takes_nothing_away() -> None:
     policy = MaturePolicy("ABC", maturity_s=0.0)
-    assert said(policy.wishes(view("A", "ABCZ"))) == ([], ["q-0", "q-1", "q-2"])
-    assert said(MaturePolicy("ABC", 0.0).wishes(view("Z", "ABCZ", held=[1]))) == (["q-1"], [])
+    assert said(policy.assign(view("A", "ABCZ"))) == ([], ["q-0", "q-1", "q-2"])
+    assert said(MaturePolicy("ABC", 0.0).assign(view("Z", "ABCZ", held=[1]))) == (["q-1"], [])
 
 
 def test_who_has_too_many_gives_up_what_it_won_first_and_who_has_too_few_takes_only_what_is_free() -> None:
     policy = SharePolicy(random.Random(1))
-    assert said(policy.wishes(view("A", "ABC", held=[6, 5, 4, 3]))) == (["q-6"], [])
-    assert said(policy.wishes(view("B", "ABC", held=[6, 5]))) == ([], [])
-    give_up, take = said(policy.wishes(view("A", "ABC", held=[6], taken=[0, 1, 2, 3])))
+    assert said(policy.assign(view("A", "ABC", held=[6, 5, 4, 3]))) == (["q-6"], [])
+    assert said(policy.assign(view("B", "ABC", held=[6, 5]))) == ([], [])
+    give_up, take = said(policy.assign(view("A", "ABC", held=[6], taken=[0, 1, 2, 3])))
     assert (give_up, sorted(take)) == ([], ["q-4", "q-5"])
-    assert said(policy.wishes(view("A", "ABC", held=[6], taken=range(6)))) == ([], [])
-    orders = {tuple(said(policy.wishes(view("A", "AB")))[1]) for _ in range(20)}
+    assert said(policy.assign(view("A", "ABC", held=[6], taken=range(6)))) == ([], [])
+    orders = {tuple(said(policy.assign(view("A", "AB")))[1]) for _ in range(20)}
     assert len(orders) > 5
     assert {len(order) for order in orders} == {4}
 
 
 @pytest.mark.parametrize("policy", [RingPolicy(), StaticPolicy("AB"), MaturePolicy("AB", 0.0), SharePolicy()])
-def test_nobody_asks_for_what_another_one_has(policy: Policy) -> None:
-    assert policy.wishes(view("A", "AB", taken=range(7))) == Wishes()
+def test_nobody_asks_for_what_another_one_has(policy: AssignmentPolicy) -> None:
+    assert policy.assign(view("A", "AB", taken=range(7))) == Assignment()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rt.errors import InvalidOption
-from rt.streams.batches import EventBatch, join
-from rt.streams.cache import Cursor, QueueCache
-from rt.streams.ids import SequenceToken, StreamId
+from rt.streams.agent.queue_cache import CacheCursor, QueueCache
+from rt.streams.core.event_batch import EventBatch, join
+from rt.streams.core.stream_id import SequenceToken, StreamId
 
 A, B, C = StreamId("s", "a"), StreamId("s", "b"), StreamId("s", "c")
 
@@ -122,11 +122,11 @@ def test_bytes_are_bounded_by_the_bound_and_one_read() -> None:
 
 def test_a_batch_is_cut_by_tokens_with_indexes() -> None:
     many = EventBatch(A, [4, 4, 4, 6], list("wxyz"), [0, 1, 2, 0], 40)
-    part = many.behind(at(4, 1))
+    part = many.from_token(at(4, 1))
     assert part is not None
     assert list(part) == [(at(4, 1), "x"), (at(4, 2), "y"), (at(6), "z")]
     assert part.size_bytes == 30
-    assert many.behind(at(6).next) is None
+    assert many.from_token(at(6).next) is None
     both = join([batch(A, [1, 2]), many])
     assert [both.first, both.last, len(both)] == [at(1), at(6), 6]
     assert both.token(3) == at(4, 1)
@@ -134,7 +134,7 @@ def test_a_batch_is_cut_by_tokens_with_indexes() -> None:
 
 
 def test_a_cache_that_could_hold_nothing_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="holds nothing"):
+    with pytest.raises(InvalidOption, match="too small"):
         QueueCache(at(0), events_max=9)
 
 
@@ -147,7 +147,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
         super().__init__()
         self.cache = QueueCache(at(0), events_max=self.EVENTS_MAX)
         self.read: dict[StreamId, list[int]] = {A: [], B: [], C: []}
-        self.cursors: dict[Cursor, StreamId] = {}
+        self.cursors: dict[CacheCursor, StreamId] = {}
 
     @precondition(lambda self: self.cache.room > 0)
     @rule(owners=st.lists(st.sampled_from([A, B, C, None]), max_size=3), data=st.data())

@@ -12,16 +12,23 @@ from hypothesis import strategies as st
 from stream_consumers import Collector, until
 
 from rt.objects import CommitUnknown, MemoryStore
-from rt.streams.adapters import QueueGap, QueueRead
-from rt.streams.batches import EventBatch
-from rt.streams.cluster_events import Pace
-from rt.streams.errors import ConsumerGone, NoSuchSubscription, SubscriptionFaulted
-from rt.streams.generator_queues import GeneratorQueues
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId, checked_token, stream_of
-from rt.streams.memory_queues import MemoryQueues
-from rt.streams.observing import StreamGap
-from rt.streams.options import StreamOptions
+from rt.streams.agent.options import StreamOptions
+from rt.streams.core.errors import ConsumerGone, NoSuchSubscription, SubscriptionFaulted
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import (
+    QueueId,
+    SequenceToken,
+    StartPosition,
+    StreamId,
+    checked_token,
+    stream_of,
+)
+from rt.streams.observer import StreamGap
 from rt.streams.provider import StreamProvider, Subscription, memory_stores
+from rt.streams.queue.adapter import QueueGap, QueueRead
+from rt.streams.queue.cluster_events import ReadSizer
+from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.queue.memory import MemoryQueues
 from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
@@ -126,7 +133,7 @@ def test_a_consumer_that_says_nonsense_of_where_it_is_fails_alone(said: Any) -> 
 
 
 def test_messages_that_carry_many_events_are_asked_for_in_smaller_numbers() -> None:
-    pace, events_max = Pace(lambda value: [value] * 50), 1000
+    pace, events_max = ReadSizer(lambda value: [value] * 50), 1000
     asked = []
     for _ in range(12):
         messages = pace.messages(events_max)
@@ -136,7 +143,7 @@ def test_messages_that_carry_many_events_are_asked_for_in_smaller_numbers() -> N
     assert asked[-1] == 20
     pace.brought(1, 10**6, events_max)
     assert pace.messages(events_max) == 1
-    assert Pace(None).messages(events_max) == 1000
+    assert ReadSizer(None).messages(events_max) == 1000
 
 
 def test_one_read_that_brings_more_than_there_is_room_for_is_handed_out_all_the_same() -> None:

@@ -12,15 +12,15 @@ from stream_consumers import Collector, until
 
 from rt.errors import Fenced, Overloaded, StorageFailed
 from rt.objects import MemoryStore, SqliteStore
-from rt.streams.balancing import Fence, FixedBalancer
-from rt.streams.batches import EventBatch
-from rt.streams.errors import QueueElsewhere
-from rt.streams.generator_queues import GeneratorQueues
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.memory_queues import MemoryQueues
-from rt.streams.options import StreamOptions
+from rt.streams.agent.options import StreamOptions
+from rt.streams.agent.subscription_store import Stores, SubscriptionRecord, SubscriptionStore
+from rt.streams.balancer.balancer import Fence, FixedBalancer
+from rt.streams.core.errors import QueueElsewhere
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.provider import StreamProvider, directory_stores, memory_stores
-from rt.streams.registry import QueueRegistry, Stores, SubscriptionRecord
+from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.queue.memory import MemoryQueues
 from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
@@ -247,7 +247,7 @@ def test_books_that_cannot_be_opened_are_tried_again_until_the_owner_before_has_
             await host.stream("n", "a").subscribe(got, start=EARLIEST)
             await until(lambda: len(got.events) == 34)
         with SqliteStore(tmp_path / f"{queue.name}.db") as store:
-            registry = QueueRegistry(store, queue, Fence(0))
+            registry = SubscriptionStore(store, queue, Fence(0))
             assert registry.low == SequenceToken(100)
 
     virtual_time.run(main())
@@ -258,11 +258,11 @@ def test_an_owner_that_was_succeeded_cannot_open_the_books() -> None:
     store = MemoryStore()
 
     async def main() -> None:
-        newer = QueueRegistry(store, queue, Fence(7))
+        newer = SubscriptionStore(store, queue, Fence(7))
         await newer.commit()
-        with pytest.raises(Fenced, match="took the queue over"):
-            QueueRegistry(store, queue, Fence(6))
-        QueueRegistry(store, queue, Fence(7))
+        with pytest.raises(Fenced, match="has taken over the queue"):
+            SubscriptionStore(store, queue, Fence(6))
+        SubscriptionStore(store, queue, Fence(7))
 
     virtual_time.run(main())
 
@@ -272,12 +272,12 @@ def test_books_keep_places_only_where_they_differ_from_low() -> None:
     store = MemoryStore()
 
     async def main() -> None:
-        books = QueueRegistry(store, queue, Fence(1))
+        books = SubscriptionStore(store, queue, Fence(1))
         books.put(SubscriptionRecord("away", stream, "c"), SequenceToken(3))
         books.put(SubscriptionRecord("here", stream), SequenceToken(3))
         books.note(SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away")
         await books.commit()
-        again = QueueRegistry(store, queue, Fence(1))
+        again = SubscriptionStore(store, queue, Fence(1))
         assert again.low == SequenceToken(10)
         assert [again.place(each) for each in ("away", "here", "ahead")] == [
             SequenceToken(3),
@@ -410,11 +410,11 @@ def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
     names: Mapping[str, int] = {"fence": 3}
 
     async def main() -> None:
-        books = QueueRegistry(stores(queue), queue, Fence(names["fence"]))
+        books = SubscriptionStore(stores(queue), queue, Fence(names["fence"]))
         await books.commit()
         await books.close()
         with pytest.raises(Fenced):
-            QueueRegistry(stores(queue), queue, Fence(2))
+            SubscriptionStore(stores(queue), queue, Fence(2))
 
     virtual_time.run(main())
 

@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 import rt
-from rt.cli.streams import streams as streams_command
-from sequencer.testing.leftovers import nothing_left
-from sequencer.testing.loopback import free_ports
-from sequencer.testing.nodes import Nodes
+from rt.cli.commands.streams import streams as streams_command
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.loopback import free_ports
+from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 class Hosts:
     """The host processes of a test, by name."""
 
-    def __init__(self, root: Path, clusters: dict[str, Nodes]) -> None:
+    def __init__(self, root: Path, clusters: dict[str, LocalCluster]) -> None:
         self.out = root / "out"
         self.out.mkdir()
         self._root = root
@@ -114,7 +114,7 @@ def test_hosts_are_killed_and_added_under_load_and_every_event_is_handed_out_onc
     with contextlib.ExitStack() as opened:
         clusters = {}
         for name in CLUSTERS:
-            clusters[name] = opened.enter_context(Nodes(root / name[0], 1, stream=name))
+            clusters[name] = opened.enter_context(LocalCluster(root / name[0], 1, stream=name))
             clusters[name].start()
         for nodes in clusters.values():
             nodes.wait_ready()

@@ -12,19 +12,19 @@ import pytest
 from rt.errors import CertificateError, InvalidName, Overloaded
 from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX
 from rt.net.identity import Identity
-from rt.net.leases import LeaseCalls
-from rt.streams.balancers import LeaseBalancer, LeaseTimes
-from rt.streams.cluster_leases import ClusterLeases
-from rt.streams.leasing import Holder, Lease, LeaseProvider, LeaseResult
-from rt.streams.mapping import HashRingQueueMapper, PartitionedQueueMapper
-from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.net.lease_client import LeaseCalls
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.balancer.cluster_leases import ClusterLeases
+from rt.streams.balancer.lease import LeaseHolder, LeaseProvider, LeaseResult, OwnedLease
+from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper
 from rt.testing.virtual_time import run as run_virtual
-from sequencer.apply import apply
-from sequencer.commands import Command
-from sequencer.control.lease_clock import LOOK_NS, LeaseClock
+from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LeaseService
-from sequencer.data.leasing import Leasing
-from sequencer.state import LEASES_PER_GROUP_MAX, State
+from sequencer.leader.lease_expiry import LOOK_NS, LeaseExpiry
+from sequencer.state.apply import apply
+from sequencer.state.commands import Command
+from sequencer.state.state import LEASES_PER_GROUP_MAX, SequencerState
 
 OK, INVALID = LeaseResult.OK, LeaseResult.INVALID_TOKEN
 
@@ -42,15 +42,15 @@ class Cluster:
 
     def __init__(self) -> None:
         self.group = "app"
-        self.state = State(bytes(range(16)))
-        self.clock = LeaseClock(self.state)
-        self.services: list[Leasing] = []
+        self.state = SequencerState(bytes(range(16)))
+        self.clock = LeaseExpiry(self.state)
+        self.services: list[LeaseManager] = []
 
     def provider(self, name: str) -> LeaseProvider:
         replica: Any = SimpleNamespace(
             state=self.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
         )
-        leasing = Leasing(replica, self.commit, lambda: True)
+        leasing = LeaseManager(replica, self.commit, lambda: True)
         self.services.append(leasing)
         identity = Identity("s", "subscriber", name.partition("~")[0], frozenset(), frozenset({self.group}))
         calls = Calls(self, LeaseService(leasing, identify=lambda: identity))
@@ -108,7 +108,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[World], Coroutine
     return run_one
 
 
-async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) -> list[Lease]:
+async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) -> list[OwnedLease]:
     """Those that were free."""
     return [one.lease for one in await provider.acquire(names, duration_s) if one.lease is not None]
 
@@ -150,7 +150,7 @@ def test_it_lasts_as_long_as_its_owner_counts_on_it_and_lapses_soon_after(run: A
         assert taken.token > lease.token
         assert (await one.renew([lease]))[0].result is INVALID
         assert await one.release([lease]) == [INVALID]
-        assert await other.held("") == {"q": Holder("h2", taken.token)}
+        assert await other.held("") == {"q": LeaseHolder("h2", taken.token)}
 
     run(test)
 
@@ -168,7 +168,7 @@ def test_what_is_renewed_lasts_anew_and_only_by_its_owner_and_token(run: Any) ->
             lease = answer.lease
             assert (await other.renew([lease]))[0].result is INVALID
             assert await other.release([lease]) == [INVALID]
-            stale = Lease("q", lease.token + 1, 10.0, 0.0)
+            stale = OwnedLease("q", lease.token + 1, 10.0, 0.0)
             assert (await one.renew([stale]))[0].result is INVALID
             assert await one.release([stale]) == [INVALID]
 

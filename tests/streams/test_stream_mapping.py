@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.errors import InvalidName, InvalidOption
-from rt.streams.ids import RING_SIZE, SequenceToken, StreamId, stream_of
-from rt.streams.mapping import HashRingQueueMapper, PartitionedQueueMapper, RingRange
+from rt.streams.core.stream_id import RING_SIZE, SequenceToken, StreamId, stream_of
+from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper, RingRange
 
 
 @given(st.text(max_size=20))
@@ -65,22 +65,22 @@ def test_parts_that_make_the_ring_have_every_queue_once(count: int, cuts: list[i
 def test_partitions_keep_their_names() -> None:
     mapper = PartitionedQueueMapper(["east", "west"])
     assert [mapper.partition_of(queue) for queue in mapper.queues] == ["east", "west"]
-    with pytest.raises(IndexError, match="no queue of this mapper"):
+    with pytest.raises(IndexError, match="does not belong to this mapper"):
         mapper.partition_of(HashRingQueueMapper(2).queues[0])
 
 
 @pytest.mark.parametrize("count", [0, -1, 65_537, 2**40])
 def test_a_number_of_queues_that_cannot_be_is_refused(count: int) -> None:
-    with pytest.raises(InvalidOption, match="not a number of queues"):
+    with pytest.raises(InvalidOption, match="invalid number of queues"):
         HashRingQueueMapper(count)
 
 
 def test_partitions_that_no_queue_can_be_called_after_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="named twice"):
+    with pytest.raises(InvalidOption, match="named more than once"):
         PartitionedQueueMapper(["a", "a"])
     with pytest.raises(InvalidName):
         PartitionedQueueMapper(["../a"])
-    with pytest.raises(ValueError, match="not on the ring"):
+    with pytest.raises(ValueError, match="ring range"):
         RingRange(0, 2**33)
 
 

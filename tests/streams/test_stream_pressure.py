@@ -5,11 +5,11 @@ from typing import Any
 
 from stream_consumers import Collector, until
 
-from rt.streams.generator_queues import GeneratorQueues
-from rt.streams.ids import QueueId, StartPosition, StreamId
-from rt.streams.memory_queues import MemoryQueues
-from rt.streams.options import StreamOptions
+from rt.streams.agent.options import StreamOptions
+from rt.streams.core.stream_id import QueueId, StartPosition, StreamId
 from rt.streams.provider import StreamProvider
+from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.queue.memory import MemoryQueues
 from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE

@@ -1,30 +1,23 @@
-"""The example in README: its program loads, and does what it says with queues in memory."""
+"""The programs in docs/streams.md: the first runs as it stands, the second loads."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rt.streams import MemoryQueues, StreamProvider
-from rt.testing import virtual_time
-
-README = Path(__file__).parents[2] / "README.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 
 
-def test_the_example_of_readme_hands_out_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
-    section = README.read_text().split("\n## Streams\n")[1].split("\n## ")[0]
-    program = section.split("```python\n")[1].split("```")[0].replace("asyncio.run(serve())", "")
+def test_the_first_program_of_the_page_hands_out_what_is_published(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(program, names)  # noqa: S102 - our README
+    exec(program, names)  # noqa: S102 - our own page
+    assert capsys.readouterr().out == "trades/AAPL b'12.50'\n"
+
+    (host,) = re.findall(r"```python cluster\n(.*?)```", PAGE, re.DOTALL)
+    exec(host.replace("asyncio.run(serve())", ""), names)  # noqa: S102 - our own page
     assert asyncio.iscoroutinefunction(names["serve"])
-
-    async def main() -> None:
-        provider = StreamProvider("pricing", MemoryQueues(1, first=0))
-        provider.implicit("pricing", "trades/*", names["Pricing"])
-        async with provider:
-            await provider.stream("trades", "AAPL").publish([b"12.50"])
-            await asyncio.sleep(5)
-
-    virtual_time.run(main())
-    assert capsys.readouterr().out == "trades/AAPL 0 b'12.50'\n"

@@ -14,8 +14,8 @@ from rt.streams import (
     StreamProvider,
     memory_stores,
 )
-from rt.streams.balancers import LeaseTimes
-from rt.streams.memory_leases import LeaseTable, MemoryLeases
+from rt.streams.balancer.balancers import LeaseTimes
+from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.testing import virtual_time
 
 EVENTS = 400

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rt.streams.leased_balancer import LeasedBalancer
+from rt.streams.balancer.lease_balancer import LeasedBalancer
 
 
 def kill(balancer: LeasedBalancer) -> None:
     """Nothing of it runs any more; what it holds lapses, and nobody is told."""
-    keeping = balancer._keeping
-    for task in (balancer._looking, keeping._renewals, *keeping._changes):
+    keeping = balancer._keeper
+    for task in (balancer._poll_task, keeping._renewals, *keeping._changes):
         if task is not None:
             task.cancel()
     if keeping._timer is not None:

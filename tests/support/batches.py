@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from rt.log.batch import CODEC_NONE, Draft, encode_batch
-from rt.log.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
-from rt.log.chain import chain_behind
-from rt.log.checksum import batch_seed, segment_seed
-from rt.log.layout import VERSION, padded, padding
-from rt.log.segment import SEGMENT_HEADER_BYTES, Kind, SegmentHeader, SegmentId
+from rt.log.format.batch import CODEC_NONE, BatchDraft, encode_batch
+from rt.log.format.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
+from rt.log.format.checksum import batch_seed, segment_seed
+from rt.log.format.constants import VERSION, padded, padding
+from rt.log.format.running_checksum import chain_behind
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
 
 INCARNATION = bytes(range(16))
 CLUSTER = bytes(range(0xC0, 0xD0))
@@ -48,20 +48,20 @@ class Heard(NamedTuple):
 
 
 def session_header(*, x: int = 3, y: int = 1, first: int = 0) -> SegmentHeader:
-    return SegmentHeader(Kind.SESSION, SegmentId(x, y), first, CREATED_NS, INCARNATION, LIFE)
+    return SegmentHeader(LogKind.SESSION, SegmentId(x, y), first, CREATED_NS, INCARNATION, LIFE)
 
 
-def merged_header(*, kind: Kind = Kind.MERGED, first: int = 0) -> SegmentHeader:
+def merged_header(*, kind: LogKind = LogKind.MERGED, first: int = 0) -> SegmentHeader:
     return SegmentHeader(kind, SegmentId(0, 7), first, CREATED_NS, CLUSTER)
 
 
-def draft(messages: Sequence[Said]) -> Draft:
+def draft(messages: Sequence[Said]) -> BatchDraft:
     """The messages laid out as a publisher does."""
     topics: dict[str, int] = {}
     index = [topics.setdefault(message.topic, len(topics)) for message in messages]
     offsets = np.cumsum([0, *(len(message.value) for message in messages)]).astype(np.int32)
     stamps = np.array([message.timestamp_ns for message in messages], np.int64)
-    return Draft(
+    return BatchDraft(
         b"".join(message.value for message in messages),
         offsets,
         stamps,

@@ -25,11 +25,11 @@ from typing import Any, Final
 
 from chart_bench import NAMESPACE, Object, objects, one
 
-from rt.log.compare import Comparison, compare
-from rt.net.certs import init_ca, issue
+from rt.log.check.compare import Comparison, compare
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import identity_from_uris
 from rt.net.tls import TLS
-from sequencer.testing.loopback import free_ports, issued_at
+from sequencer.localcluster.loopback import free_ports, issued_at
 
 DEADLINE_S: Final = 240.0
 POLL_S: Final = 0.2

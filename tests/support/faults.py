@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos.wired_nodes import WiredNodes
 from sending import Sender
 from verdict import Trial
 
 import rt
-from sequencer.testing.wired_nodes import WiredNodes
 
 WAIT_S = 180.0
 

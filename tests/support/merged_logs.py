@@ -8,8 +8,8 @@ from pathlib import Path
 
 import rt
 from rt.log.disk import REAL, Disk
-from rt.log.segment import SegmentId
-from rt.testing.merged import MergedLog
+from rt.log.format.segment import SegmentId
+from rt.testing.merged import MergedLogBuilder
 
 TOPICS = ("trade", "quote", "", "ärger")
 BASE_NS = 1_700_000_000_000_000_000
@@ -36,7 +36,7 @@ class Feeds:
             )
             for index, name in enumerate(names)
         }
-        self.log = MergedLog(self.path, cluster_id=CLUSTER, stream="s", disk=disk)
+        self.log = MergedLogBuilder(self.path, cluster_id=CLUSTER, stream="s", disk=disk)
         self._random = random.Random(7)
         self._count = 0
 

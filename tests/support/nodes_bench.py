@@ -22,24 +22,26 @@ from sequencing import (
     random_runs,
 )
 
-from replicator.items import Place
+from replicator.protocol.messages import LogOffset
 from rt.errors import Closed
-from rt.log.catalog import segment_path
-from rt.log.chain import Mark
 from rt.log.disk import Disk, File
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import Identity
+from rt.log.format.checksum import crc32c
+from rt.log.format.running_checksum import ChecksummedBoundary
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.catalog import segment_path
 from rt.testing.disk import MemoryDisk, PowerCut
-from sequencer.apply import apply
-from sequencer.commands import Configure, Range
-from sequencer.data.marks import SegmentMarks, Stretch
-from sequencer.data.merger import Merger, Reached
-from sequencer.orders import MergeOrder, OrderBlock
-from sequencer.outcomes import Merged, Opened
-from sequencer.state import State
+from sequencer.ipc.data_reports import MergeProgress
+from sequencer.merged.merger import Merger
+from sequencer.sessions.batch_index import BatchIndex, RangeInfo
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import RangesMerged, RunOpened
+from sequencer.state.commands import Configure, MergeRange
+from sequencer.state.state import SequencerState
+from sequencer.state.write_plan import BlockWrite, WritePlan
 
 MERGED = "/node/merged"
-IDENTITY = Identity(Kind.MERGED, CLUSTER, "s")
+IDENTITY = LogIdentity(LogKind.MERGED, CLUSTER, "s")
 DEADLINE_S = 120.0
 
 
@@ -56,9 +58,9 @@ def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
 class Story:
     """Orders of a few sessions of real bytes, and what an uninterrupted run makes of them."""
 
-    state: State = field(default_factory=new_state)
+    state: SequencerState = field(default_factory=new_state)
     sessions: dict[int, WrittenSession] = field(default_factory=dict)
-    orders: list[MergeOrder] = field(default_factory=list)
+    orders: list[WritePlan] = field(default_factory=list)
 
     @classmethod
     def drawn(
@@ -73,7 +75,9 @@ class Story:
         story, rng = cls(), random.Random(seed)
         apply(story.state, Configure(roll_bytes=roll_bytes))
         for which in range(3):
-            session_id = must(Opened, apply(story.state, opening(f"p{which}", incarnation=which))).session_id
+            session_id = must(
+                RunOpened, apply(story.state, opening(f"p{which}", incarnation=which))
+            ).session_id
             written = story.sessions[session_id] = WrittenSession(INCARNATIONS[which])
             number = 0
             for y in range(instructions):
@@ -88,21 +92,21 @@ class Story:
                 story.orders.append(do_roll(story.state))
         return story
 
-    def merge(self, *ranges: Range) -> None:
+    def merge(self, *ranges: MergeRange) -> None:
         """One more instruction."""
-        self.orders.append(must(Merged, apply(self.state, merging(self.state, *ranges))).order)
+        self.orders.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).order)
 
     @property
-    def end(self) -> Place:
+    def end(self) -> LogOffset:
         """Where the merged log ends behind all orders."""
         assert self.state.merged.segment is not None
-        return Place(*self.state.merged.segment, self.state.merged.offset)
+        return LogOffset(*self.state.merged.segment, self.state.merged.offset)
 
     @property
-    def reached(self) -> Reached:
+    def reached(self) -> MergeProgress:
         """What is reached behind all orders."""
         merged = self.state.merged
-        return Reached(self.state.instruction, merged.chain, merged.total_bytes, self.state.position)
+        return MergeProgress(self.state.instruction, merged.chain, merged.total_bytes, self.state.position)
 
     def files(self) -> dict[SegmentId, bytes]:
         """The merged segments, as the dumbest merger writes them."""
@@ -128,14 +132,15 @@ class FakeSources:
         self.hidden: set[tuple[int, SegmentId]] = set()
         self.wrong: set[tuple[int, SegmentId]] = set()
         """Segments whose chain differs."""
-        self.bad: list[OrderBlock] = []
-        self._marks: dict[tuple[int, SegmentId], SegmentMarks] = {}
+        self.bad: list[BlockWrite] = []
+        self._marks: dict[tuple[int, SegmentId], BatchIndex] = {}
         for session_id, written in story.sessions.items():
             for place, marks in written.marks.items():
-                known = self._marks[session_id, SegmentId(*place)] = SegmentMarks()
-                known.add(Mark(*mark, 0, 0) for mark in marks)
+                known = self._marks[session_id, SegmentId(*place)] = BatchIndex()
+                data = written.files[place]
+                known.add(ChecksummedBoundary(*mark, 0, 0, crc32c(data[64 : mark.offset])) for mark in marks)
 
-    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> Stretch | None:
+    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
         if (session_id, segment) in self.hidden:
             return None
         found = self._marks[session_id, segment].stretch(start, end)
@@ -146,7 +151,7 @@ class FakeSources:
     def open(self, session_id: int, segment: SegmentId) -> File:
         return self._disk.open(segment_path(f"/node/{session_id}", segment))
 
-    def on_bad_copy(self, block: OrderBlock, got: int) -> None:
+    def on_bad_copy(self, block: BlockWrite, got: int) -> None:
         self.bad.append(block)
 
 
@@ -173,7 +178,7 @@ def open_merger(disk: Disk, story: Story, sources: FakeSources | None = None, **
     return TestedMerger(MERGED, IDENTITY, sources or FakeSources(disk, story), disk=disk, **options)
 
 
-def begin(merger: Merger, story: Story, orders: Sequence[MergeOrder] | None = None) -> None:
+def begin(merger: Merger, story: Story, orders: Sequence[WritePlan] | None = None) -> None:
     merger.begin(story.orders if orders is None else orders, story.end, story.reached)
 
 

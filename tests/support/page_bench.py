@@ -17,26 +17,26 @@ from typing import Any, Final
 import pytest
 from rest_node import CLUSTER, MINUTE, OPERATOR, SECOND, T0, at
 
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.answering import Answering
-from sequencer.rest.app import App
-from sequencer.rest.asking import Answer, Asked
-from sequencer.rest.endpoints import ENDPOINTS, Endpoint
-from sequencer.rest.listener import Listener
-from sequencer.rest.node_view import Client, Counts, Merging, NodeView
-from sequencer.state import (
+from sequencer.rest.base.node_snapshot import Client, Counts, MergeStatus, NodeSnapshot
+from sequencer.rest.http.app import App
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.http.listener import Listener
+from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
+from sequencer.state.state import (
+    ActiveRun,
     Configuration,
-    Consumed,
+    ConsumedEnd,
     End,
-    Hold,
-    Life,
     MergedEnd,
     MergedSegment,
+    SequencerState,
     Session,
-    State,
+    SubscriberHold,
 )
 
 GIB: Final = 1 << 30
@@ -46,7 +46,7 @@ HOSTILE: Final = '<img src=x onerror="document.title=1"><script>document.title=2
 POSITION: Final = 4_000_400
 
 
-def busy_state(*, session: str = HOSTILE) -> State:
+def busy_state(*, session: str = HOSTILE) -> SequencerState:
     """41 merged segments, four hours each: 8 trimmed, 32 kept, one that grows; three sessions, two holds."""
     segments = deque[MergedSegment]()
     for y in range(40):
@@ -57,23 +57,29 @@ def busy_state(*, session: str = HOSTILE) -> State:
             reason = TrimReason.SIZE if y < 2 else TrimReason.TIME
             one = replace(one, trimmed_ns=ends[1] + 3 * MINUTE, reason=reason)
         segments.append(one)
-    feed = partial(Session, last_x=3, lives=(Life(3, b"\3" * 8),))
-    return State(
+    feed = partial(Session, last_x=3, lives=(ActiveRun(3, b"\3" * 8),))
+    state = SequencerState(
         CLUSTER,
-        Configuration(limit_bytes=90 * GIB, roll_minutes=4 * HOUR),
+        Configuration(retention_bytes=90 * GIB, roll_minutes=4 * HOUR),
         instruction=81_234,
         sequenced_ns=at(4 * HOUR * 40 + 30),
         position=POSITION,
         merged=MergedEnd(SegmentId(0, 40), GIB // 8, 4_000_000, at(4 * HOUR * 40), {1, 2}, 0xABCD, 38 * GIB),
         sessions={
-            1: feed(1, session, b"\1" * 16, None, consumed=Consumed(End(4, 64, 12_000), 7)),
-            2: feed(2, "quotes", b"\2" * 16, "d1", consumed=Consumed(End(1, 64, 980), 7)),
+            1: feed(1, session, b"\1" * 16, None, consumed=ConsumedEnd(End(4, 64, 12_000), 7)),
+            2: feed(2, "quotes", b"\2" * 16, "d1", consumed=ConsumedEnd(End(1, 64, 980), 7)),
             3: Session(3, "weather", b"\3" * 16, None, last_x=0, done=(0, End(0, 64, 77))),
         },
         segments=segments,
         next_session_id=4,
-        holds={"audit": Hold(3_900_000, at(4 * HOUR * 40)), "export": Hold(2_400_000, at(9000))},
+        holds={
+            "audit": SubscriberHold(3_900_000, at(4 * HOUR * 40)),
+            "export": SubscriberHold(2_400_000, at(9000)),
+        },
+        closed={3: None},
     )
+    state.index()
+    return state
 
 
 def busy_standing(**changes: Any) -> pb.Standing:
@@ -100,7 +106,7 @@ def busy_standing(**changes: Any) -> pb.Standing:
     return made
 
 
-def busy_node(**changes: Any) -> NodeView:
+def busy_node(**changes: Any) -> NodeSnapshot:
     """A follower of a busy cluster, unless `changes` say otherwise."""
     identities = {role: partial(Identity, "trades", role) for role in ("publisher", "subscriber")}
     publisher, subscriber = identities["publisher"], identities["subscriber"]
@@ -113,7 +119,7 @@ def busy_node(**changes: Any) -> NodeView:
         "standing": busy_standing(),
         "applied_index": 99_000,
         "state": busy_state(),
-        "merging": Merging(81_234, POSITION, POSITION - 10),
+        "merging": MergeStatus(81_234, POSITION, POSITION - 10),
         "clients": (
             Client(publisher("feed"), "10.0.0.7:41000", HOSTILE, T0, 0, now, 7 * GIB, 31.5e6, 12_900, 12_000),
             Client(publisher("quotes"), "10.0.0.8:41000", "quotes", T0, 0, now, GIB, 2.5e6, 980, 980),
@@ -125,7 +131,7 @@ def busy_node(**changes: Any) -> NodeView:
         ),
         "counts": Counts(certificate_end_s=now / SECOND + 9.5 * 86400),
     }
-    return NodeView(**{**fields, **changes})
+    return NodeSnapshot(**{**fields, **changes})
 
 
 class PageNode:
@@ -134,12 +140,12 @@ class PageNode:
     With `gone_after` it is cut off, and its port closed, once that many rounds have asked for /status.
     """
 
-    def __init__(self, look: Callable[[], NodeView], *, gone_after: int | None = None) -> None:
+    def __init__(self, look: Callable[[], NodeSnapshot], *, gone_after: int | None = None) -> None:
         self._look, self._gone_after = look, gone_after
         self.asked: list[str] = []
         """Paths, in the order in which they were asked for."""
         self._listener: Listener
-        self.answering: Answering
+        self.answering: Dispatcher
 
     @property
     def url(self) -> str:
@@ -150,7 +156,7 @@ class PageNode:
         """Serve, the endpoints `more` too."""
         endpoints = [replace(one, is_public=True, view=self._view(one)) for one in (*ENDPOINTS, *more)]
         with ThreadPoolExecutor(1) as pool:
-            self.answering = Answering(endpoints, self._look, pool, stream=None)
+            self.answering = Dispatcher(endpoints, self._look, pool, stream=None)
             runner = App(self.answering).runner()
             await runner.setup()
             make = runner.server
@@ -164,8 +170,8 @@ class PageNode:
                 await runner.cleanup()
                 await self._listener.close()
 
-    def _view(self, endpoint: Endpoint) -> Callable[[Asked], Answer]:
-        def view(asked: Asked) -> Answer:
+    def _view(self, endpoint: Endpoint) -> Callable[[RequestContext], Response]:
+        def view(asked: RequestContext) -> Response:
             self.asked.append(endpoint.path)
             if endpoint.path == "/holds" and self.asked.count("/status") == self._gone_after:
                 asyncio.run_coroutine_threadsafe(self._listener.close(), self._loop)

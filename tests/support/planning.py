@@ -14,20 +14,41 @@ from typing import Final
 
 from sequencing import Writing, new_state, newest_of
 
-from sequencer.apply import apply
-from sequencer.board import Board, SegmentKey, pack_marks, unpack_marks
-from sequencer.command_codec import decode_command, encode_command
-from sequencer.commands import Close, Command, Configure, Fence, Join, Merge, Open, Range, Restore
-from sequencer.ends import Endings, Restoring
-from sequencer.orders import MergeOrder, SessionEnd
-from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused, Restored
-from sequencer.plan import Speculation, plan_merge
-from sequencer.state import End
-from sequencer.state_encoding import decode_state, encode_state
+from sequencer.leader.merge_planner import Speculation, plan_merge
+from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, pack_marks, unpack_marks
+from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.sessions.input_planner import peers_ahead
+from sequencer.sessions.session_retention import SessionRetention
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import (
+    CommandRejected,
+    DiskJoined,
+    DiskRestored,
+    Outcome,
+    RangesMerged,
+    RunClosed,
+    RunFenced,
+    RunOpened,
+)
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import (
+    CloseRun,
+    Command,
+    Configure,
+    FenceRun,
+    JoinDisk,
+    MergeInstruction,
+    MergeRange,
+    OpenRun,
+    RestoreDisk,
+)
+from sequencer.state.state import End
+from sequencer.state.state_codec import decode_state, encode_state
+from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
 
 SIZES: Final = (8, 8, 160, 160, 1 << 20, 20 << 20)
 IN_FLIGHT_MAX: Final = 8
-ROUNDS_MAX: Final = 200
+ROUNDS_MAX: Final = 2000
 NOTHING: Final = End(0, 0, 0)
 
 
@@ -42,6 +63,10 @@ class Directory:
     ends: dict[int, End] = field(default_factory=dict)
     """Of the lives that are over."""
     session_id: int = 0
+    reach: frozenset[str] = frozenset()
+    """The nodes that the publisher reaches."""
+    deleted: dict[int, End] = field(default_factory=dict)
+    """By X: up to where the publisher has deleted what it was told is merged."""
 
     def end(self, life: Writing) -> End:
         return self.ends.get(life.x, life.end)
@@ -62,6 +87,37 @@ class Node:
     """What the disk before held: it counts until this one has joined."""
     is_anew: bool = False
     """It has not reported since it began anew: what the leader knows of it is from before."""
+    parts: dict[tuple[int, int], list[tuple[End, End]]] = field(default_factory=dict)
+    """The session bytes that it keeps, by session id and X. `holds` is only how far they reach."""
+    consumed: dict[tuple[int, int], End] = field(default_factory=dict)
+    """How far each session is merged by the cluster, as it has applied."""
+    merged: int = 0
+    """The last instruction in its merged log."""
+    durable: int = 0
+    """The last one that a power cut leaves there."""
+    retention: SessionRetention = field(default_factory=lambda: SessionRetention("", 1))
+
+    def take(self, place: tuple[int, int], start: End, end: End) -> None:
+        """Store session bytes."""
+        self.parts.setdefault(place, []).append((start, end))
+        self.holds[place] = max(end, self.holds.get(place, NOTHING))
+
+    def keeps(self, place: tuple[int, int], start: tuple[int, int], end: tuple[int, int]) -> bool:
+        """Whether it keeps the session bytes of a range."""
+        at = start
+        for begin, behind in sorted(self.parts.get(place, ())):
+            if begin[:2] <= at < behind[:2]:
+                at = behind[:2]
+        return at >= end
+
+    def keeps_input(self, block: BlockWrite) -> bool:
+        """Whether it keeps what a block is made of."""
+        return self.keeps((block.session_id, block.x), (block.y, block.start), (block.y, block.end))
+
+    def release(self, place: tuple[int, int], end: End) -> None:
+        """Drop session bytes before `end`."""
+        parts = self.parts.get(place, ())
+        self.parts[place] = [(max(begin, end), behind) for begin, behind in parts if behind > end]
 
 
 @dataclass(slots=True)
@@ -71,9 +127,12 @@ class InFlight:
 
 
 class World:
-    """All of it. `step` does something at random; `heal` mends everything and waits until all is quiet."""
+    """All of it. `step` does something at random; `heal` mends everything and waits until all is quiet.
 
-    def __init__(self, seed: int) -> None:
+    In a world that is harsh disks are lost one after the other, and merging is slow.
+    """
+
+    def __init__(self, seed: int, *, is_harsh: bool | None = None) -> None:
         self.rng = rng = random.Random(seed)
         self.state = new_state()
         self.nodes = [Node(f"n{i}") for i in range(rng.choice([1, 3, 3, 5]))]
@@ -93,6 +152,13 @@ class World:
         self.acknowledged: dict[tuple[int, int], End] = {}
         """By session id and X: the furthest that a majority held at any time."""
         self.wanted: dict[str, int] = {}
+        self.orders: dict[int, WritePlan] = {}
+        """By instruction."""
+        self.merged: dict[str, int] = {}
+        """The last instruction that each node reported to have merged durably."""
+        for node in self.nodes:
+            node.retention = SessionRetention(node.name, len(self.nodes))
+        self.is_harsh = rng.random() < 0.3 if is_harsh is None else is_harsh
         twins = rng.random() < 0.4
         for index in range(rng.randint(1, 4)):
             self._new_directory(f"p{index}", "twins" if twins and index < 2 else None)
@@ -102,10 +168,10 @@ class World:
             self._ask_to_join(node)
 
     def _lead(self) -> None:
-        self.board = Board(len(self.nodes))
+        self.board = ReplicationTracker(len(self.nodes))
         self.speculation = Speculation(self.state)
-        self.endings = Endings(self.state, self.board)
-        self.restoring = Restoring(self.state, self.board)
+        self.endings = SessionCloser(self.state, self.board)
+        self.restoring = DiskRestoration(self.state, self.board)
         self.told: dict[str, int] = {}
         """Of each node: how many disks had joined when it last reported all that it holds."""
 
@@ -117,7 +183,10 @@ class World:
 
     def _new_directory(self, name: str, dedup_id: str | None) -> None:
         incarnation = len(self.directories).to_bytes(16, "little")
-        made = Directory(name, incarnation, dedup_id)
+        reached = self.rng.sample(
+            [node.name for node in self.nodes], self.rng.randint(self.majority, len(self.nodes))
+        )
+        made = Directory(name, incarnation, dedup_id, reach=frozenset(reached))
         self.directories.append(made)
         self.present.append(made)
         self._begin_life(made, 0, 0)
@@ -152,7 +221,8 @@ class World:
     def push(self) -> None:
         directory = self.rng.choice(self.present)
         for node in self.nodes:
-            if node.is_up and self._has_joined(node) and self.rng.random() < 0.6:
+            is_reached = node.name in directory.reach and self.rng.random() < 0.6
+            if node.is_up and self._has_joined(node) and is_reached:
                 self._push(node, directory, self.rng.randint(1, 8))
         self._acknowledge()
 
@@ -165,14 +235,20 @@ class World:
     def lose_disk(self) -> None:
         """A node begins with an empty one; as many at a time as may be lost."""
         node = self.rng.choice(self.nodes)
-        if len({*self._broken(), node.name}) > len(self.nodes) - self.majority:
+        broken = self._broken()
+        if len({*broken, node.name}) > len(self.nodes) - self.majority:
             return
+        if self.is_harsh and node.name in broken:
+            return  # Let it become whole, so that another one can be lost.
         node.disk += 1
         node.lost, node.holds = node.holds, {}
+        node.parts, node.merged, node.durable = {}, 0, 0
+        node.retention = SessionRetention(node.name, len(self.nodes))
         node.announced.clear()
         node.fenced = dict.fromkeys(node.fenced, End(0, 64, 0))
         node.is_anew = True
         self._ask_to_join(node)
+        self.check_supplied()
 
     def _broken(self) -> list[str]:
         """The nodes whose disk does not hold yet what the one before held."""
@@ -191,7 +267,7 @@ class World:
 
     def _ask_to_join(self, node: Node) -> None:
         if (node.name, node.disk) not in self.joined_at:
-            data = encode_command(Join(node.name, _disk_id(node)))
+            data = encode_command(JoinDisk(node.name, _disk_id(node)))
             if all(one.data != data for one in self.queue):
                 self.queue.append(InFlight(data, is_planned=False))
 
@@ -206,15 +282,25 @@ class World:
                 return False
             place, end = (directory.session_id, life.x), directory.end(life)
             if place in node.fenced:
+                if life.x in directory.ends and self._is_closed(place):
+                    node.announced[place] = SessionEnd(directory.session_id, life.x, *end)
                 continue
-            held = node.holds.get(place, NOTHING)
+            held, consumed = node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING)
+            if directory.deleted.get(life.x, NOTHING) > held or self.rng.random() < 0.1:
+                if directory.deleted.get(life.x, NOTHING) > consumed:
+                    return False  # The node does not know yet that this is merged.
+                held = max(held, consumed)
             missing = [one for one in life.ends() if held < one <= end]
             if missing:
-                node.holds[place] = missing[:count][-1]
+                node.take(place, held, missing[:count][-1])
                 return True
             if life.x in directory.ends:
                 node.announced[place] = SessionEnd(directory.session_id, life.x, *end)
         return False
+
+    def _is_closed(self, place: tuple[int, int]) -> bool:
+        life = self.state.sessions[place[0]].life_of(place[1])
+        return life is None or life.end is not None
 
     def _is_open(self, node: Node, directory: Directory, x: int) -> bool:
         return self.opened_at.get((directory.session_id, x), node.applied) < node.applied
@@ -222,7 +308,7 @@ class World:
     def _ask_to_open(self, directory: Directory, life: Writing) -> None:
         life_id = life.x.to_bytes(8, "little")
         newest = newest_of(self.state, directory.name)
-        command = Open(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id, newest)
+        command = OpenRun(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id, newest)
         data = encode_command(command)
         if all(one.data != data for one in self.queue):
             self.queue.append(InFlight(data, is_planned=False))
@@ -233,34 +319,110 @@ class World:
             if self.rng.random() < 0.5:
                 self._apply_on(node, self.rng.randint(1, 6))
                 self._fetch(node, self.rng.choice(self.nodes))
+                if self.rng.random() < 0.2:
+                    self.supply(node, self.rng.choice(self.nodes))
                 self._acknowledge()
                 self._ask_to_join(node)
 
     def _apply_on(self, node: Node, count: int) -> None:
         for outcome in self.log[node.applied : node.applied + count]:
-            if isinstance(outcome, Fenced):
+            if isinstance(outcome, RunFenced):
                 place = outcome.session_id, outcome.x
                 node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
+            if isinstance(outcome, RangesMerged):
+                for one in outcome.order.consumed:
+                    node.consumed[one.session_id, one.x] = End(one.y, one.offset, one.number)
         node.applied = min(node.applied + count, len(self.log))
 
     def _fetch(self, node: Node, peer: Node) -> None:
         if not (node.is_up and peer.is_up and self._has_joined(node)):
             return
         for closed in self.log[: node.applied]:
-            if isinstance(closed, Closed):
-                place = closed.session_id, closed.x
-                held = min(peer.holds.get(place, NOTHING), closed.end)
-                node.holds[place] = max(held, node.holds.get(place, NOTHING))
+            if isinstance(closed, RunClosed):
+                self._copy(node, peer, (closed.session_id, closed.x), closed.end)
+
+    def _copy(self, node: Node, peer: Node, place: tuple[int, int], end: End) -> None:
+        """Have a node copy what a peer keeps of a life and it does not, up to `end`."""
+        end = min(peer.holds.get(place, NOTHING), end)
+        start = max(node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING))
+        if start < end and peer.keeps(place, start[:2], end[:2]):
+            node.take(place, start, end)
+
+    def supply(self, node: Node, peer: Node) -> None:
+        """A node copies from a peer what it lacks of lives that are open."""
+        if node.is_up and peer.is_up and self._has_joined(node):
+            for place, opened in self.opened_at.items():
+                if opened < node.applied and place not in node.fenced:
+                    self._copy(node, peer, place, peer.holds.get(place, NOTHING))
+
+    # Merged logs
+
+    def merge(self) -> None:
+        """Nodes carry out orders, as far as they have the input, or get it; some of it becomes durable."""
+        for node in self.nodes:
+            if node.is_up and self.rng.random() < 0.5:
+                self._merge(node, self.rng.randint(1, 4))
+                if self.rng.random() < 0.7:
+                    node.durable = node.merged
+
+    def _merge(self, node: Node, count: int) -> bool:
+        """Whether it got any further."""
+        before = node.merged
+        last = sum(isinstance(one, RangesMerged) for one in self.log[: node.applied])
+        peers = [peer for peer in self.nodes if peer.is_up and peer is not node]
+        while node.merged < min(last, before + count):
+            order = self.orders[node.merged + 1]
+            blocks = [block for block in order.blocks if not block.is_declaration]
+            if not all(any(one.keeps_input(block) for one in [node, *peers]) for block in blocks):
+                break
+            node.merged += 1
+        if node.merged == before < last:
+            ends = {peer.name: peer.merged for peer in peers}
+            ahead = peers_ahead(ends, node.merged, is_cut_off=False)
+            node.merged = max([node.merged, *(ends[name] for name in ahead)])
+        return node.merged > before
+
+    def tell_merged(self) -> None:
+        """Nodes hear how far others have merged, and drop what need not be kept any more."""
+        for node in self.nodes:
+            if node.is_up and self.rng.random() < 0.5:
+                heard = [peer for peer in self.nodes if peer.is_up and self.rng.random() < 0.7]
+                node.retention.on_merged({peer.name: peer.durable for peer in heard})
+                self._release(node)
+        self.check_supplied()
+
+    def _release(self, node: Node) -> None:
+        for instruction in range(1, node.retention.released(node.durable) + 1):
+            for one in self.orders[instruction].consumed:
+                node.release((one.session_id, one.x), End(one.y, one.offset, one.number))
+
+    def delete_published(self) -> None:
+        """A publisher deletes what it was told is merged."""
+        directory = self.rng.choice(self.present)
+        for life in directory.lives:
+            ends = [node.consumed.get((directory.session_id, life.x), NOTHING) for node in self.nodes]
+            directory.deleted[life.x] = max(directory.deleted.get(life.x, NOTHING), self.rng.choice(ends))
+
+    def check_supplied(self) -> None:
+        """Of every committed range some disk has the bytes: the session's, or those of a merged log."""
+        first = min(node.durable for node in self.nodes)
+        for instruction in range(first + 1, len(self.orders) + 1):
+            for block in self.orders[instruction].blocks:
+                if not block.is_declaration:
+                    assert any(
+                        node.durable >= instruction or node.keeps_input(block) for node in self.nodes
+                    ), f"nobody has the input of instruction {instruction}: {block}"
 
     def go_down_or_up(self) -> None:
         node = self.rng.choice(self.nodes)
         node.is_up = not node.is_up or self.rng.random() < 0.6
         node.is_anew |= node.is_up
+        node.merged = node.durable  # It may have lost its power.
 
     def report(self) -> None:
         """In any order and grain; some of it is lost."""
         for node in self.nodes:
-            if node.is_up and self.rng.random() < 0.5:
+            if node.is_up and self._has_joined(node) and self.rng.random() < 0.5:
                 self._report(node, self.rng.choice([0.3, 1, 1]))
 
     def _report(self, node: Node, share: float) -> None:
@@ -275,7 +437,9 @@ class World:
                 said.append(lambda key=key, told=told: self.board.on_marks(node.name, key, told))  # type: ignore[misc]
         for place, end in node.fenced.items():
             final = SessionEnd(*place, *max(end, node.holds.get(place, NOTHING)))
-            said.append(lambda final=final: self.board.on_final(node.name, final))  # type: ignore[misc]
+            marks = self.masters[place].segments[final.y]
+            chain = next((one.chain for one in marks if one[:2] == final[3:]), None)
+            said.append(lambda final=final, chain=chain: self.board.on_final(node.name, final, chain))  # type: ignore[misc]
         for announced in node.announced.values():
             said.append(lambda announced=announced: self.board.on_announced(announced))  # type: ignore[misc]
         self.rng.shuffle(said)
@@ -283,14 +447,15 @@ class World:
             if self.rng.random() <= share:
                 one()
         if share == 1:
-            self.told[node.name] = sum(isinstance(one, Joined) for one in self.log[: node.applied])
+            self.told[node.name] = sum(isinstance(one, DiskJoined) for one in self.log[: node.applied])
+            self.merged[node.name] = node.durable
 
     # Leaders
 
     def plan(self) -> None:
         if len(self.queue) < IN_FLIGHT_MAX:
             self._take_news()
-            is_alone = not any(isinstance(decode_command(one.data), Merge) for one in self.queue)
+            is_alone = not any(isinstance(decode_command(one.data), MergeInstruction) for one in self.queue)
             if is_alone and not self.is_dirty:
                 self.speculation.settle()
             merge = plan_merge(self.speculation, self.board, self.now_ns)
@@ -303,16 +468,16 @@ class World:
     def plan_ends(self) -> None:
         self._take_news()
         found = self.endings.plan()
-        assert set(found) == set(Endings(self.state, self.board).plan())
+        assert set(found) == set(SessionCloser(self.state, self.board).plan())
         on_the_way = [decode_command(one.data) for one in self.queue]
-        ends = {(one.session_id, one.x) for one in on_the_way if isinstance(one, Fence | Close)}
+        ends = {(one.session_id, one.x) for one in on_the_way if isinstance(one, FenceRun | CloseRun)}
         for command in found:
             if (command.session_id, command.x) not in ends:
                 self.queue.append(InFlight(encode_command(command), is_planned=True))
         for close in self.endings.plan_lost(self.told):
             if (close.session_id, close.x) not in ends:
                 self.queue.append(InFlight(encode_command(close), is_planned=True))
-        for restore in self.restoring.plan(self.told):
+        for restore in self.restoring.plan(self.told, self.merged, self.speculation.instruction):
             if restore not in on_the_way:
                 self.queue.append(InFlight(encode_command(restore), is_planned=True))
 
@@ -328,7 +493,7 @@ class World:
         self.is_dirty = bool(self.queue)
         self._lead()
         for node in self.nodes:
-            if node.is_up and self.rng.random() < 0.5:
+            if node.is_up and self._has_joined(node) and self.rng.random() < 0.5:
                 self._report(node, 1)
         self.plan()
 
@@ -356,35 +521,37 @@ class World:
         self.speculation.on_applied(outcome)
         self.endings.on_applied(outcome)
         match command, outcome:
-            case _, Refused(why):
+            case _, CommandRejected(why):
                 # A disk may be lost again while it is on its way that it is whole.
-                is_late = isinstance(command, Restore)
+                is_late = isinstance(command, RestoreDisk)
                 assert self.is_dirty or not is_planned or is_late, f"{command} was planned, but {why}"
-                if isinstance(command, Merge):
+                if isinstance(command, MergeInstruction):
                     self.speculation.reset()
-            case Merge(), Merged(order):
+            case MergeInstruction(), RangesMerged(order):
                 self._check_merge(command, order)
+                self.orders[order.instruction] = order
+                self.check_supplied()
                 for end in order.consumed:
                     self.board.forget_below(*end[:4])
-            case Open(), Opened():
+            case OpenRun(), RunOpened():
                 self._note_opening(command, outcome)
-            case Close(), Closed():
+            case CloseRun(), RunClosed():
                 self._check_close(command)
-            case Join(), Joined():
+            case JoinDisk(), DiskJoined():
                 self._note_joining(command)
-            case Restore(), Restored():
+            case RestoreDisk(), DiskRestored():
                 self._check_restored(command)
             case _:
-                assert isinstance(command, Fence | Configure)
+                assert isinstance(command, FenceRun | Configure)
 
-    def _note_opening(self, command: Open, opened: Opened) -> None:
+    def _note_opening(self, command: OpenRun, opened: RunOpened) -> None:
         directory = next(one for one in self.directories if one.incarnation == command.incarnation)
         directory.session_id = opened.session_id
         life = next(one for one in directory.lives if one.x == opened.x)
         self.masters[opened.session_id, opened.x] = life
         self.opened_at.setdefault((opened.session_id, opened.x), len(self.log) - 1)
 
-    def _note_joining(self, join: Join) -> None:
+    def _note_joining(self, join: JoinDisk) -> None:
         self.joined_at[join.node, join.disk[0]] = len(self.log) - 1
         node = next(one for one in self.nodes if one.name == join.node)
         node.lost = {}
@@ -397,7 +564,7 @@ class World:
         held = (max(node.holds.get(place, NOTHING), node.lost.get(place, NOTHING)) for node in self.nodes)
         return sorted(held, reverse=True)[self.majority - 1]
 
-    def _check_merge(self, merge: Merge, order: MergeOrder) -> None:
+    def _check_merge(self, merge: MergeInstruction, order: WritePlan) -> None:
         assert order.first_position == self.position
         counts = {b.session_id: b.message_count for b in order.blocks if not b.is_declaration}
         for one in merge.ranges:
@@ -405,7 +572,7 @@ class World:
         self.position += sum(counts.values())
         assert self.position == order.end_position == self.state.position
 
-    def _check_range(self, one: Range, count: int) -> None:
+    def _check_range(self, one: MergeRange, count: int) -> None:
         session = self.state.sessions[one.session_id]
         life = self.masters[one.session_id, one.x]
         assert life.mark_at(one.y, one.start) == (one.start, one.first, one.chain_start)
@@ -424,13 +591,13 @@ class World:
         assert count == max(one.end_number - max(one.first, wanted), 0)
         self.wanted[session.dedup_id] = max(wanted, one.end_number)
 
-    def _check_close(self, close: Close) -> None:
+    def _check_close(self, close: CloseRun) -> None:
         acknowledged = self.acknowledged.get((close.session_id, close.x), NOTHING)
         assert (close.y, close.offset) >= acknowledged[:2], (
             f"{close} drops what was replicated: {acknowledged}"
         )
 
-    def _check_restored(self, restore: Restore) -> None:
+    def _check_restored(self, restore: RestoreDisk) -> None:
         """Every majority of whole disks has a node that holds what was acknowledged of an open life."""
         whole = [node for node in self.nodes if node.name not in self._broken()]
         for session in self.state.sessions.values():
@@ -457,7 +624,10 @@ class World:
             (self.go_down_or_up, 2),
             (self.change_leader, 4),
             (self.restore, 1),
-            (self.lose_disk, 2),
+            (self.lose_disk, 20 if self.is_harsh else 2),
+            (self.merge, 2 if self.is_harsh else 20),
+            (self.tell_merged, 10),
+            (self.delete_published, 4),
         ]
         if len(self.directories) < 7:
             actions.append((self.lose_directory, 1))
@@ -475,11 +645,16 @@ class World:
                 self._apply_on(node, len(self.log))
                 for peer in self.nodes:
                     self._fetch(node, peer)
+                    self.supply(node, peer)
                 self._ask_to_join(node)
                 for directory in self.present:
-                    if self._has_joined(node):
+                    if self._has_joined(node) and node.name in directory.reach:
                         self._push(node, directory, 1000)
-                self._report(node, 1)
+                while self._merge(node, 1000):
+                    pass
+                node.durable = node.merged
+                if self._has_joined(node):
+                    self._report(node, 1)
             self._acknowledge()
             self.plan()
             self.plan_ends()
@@ -494,6 +669,8 @@ class World:
             if held > NOTHING:
                 assert self._is_merged(place, held), f"{place}: {held} is not merged"
         assert not self._broken()
+        for node in self.nodes:
+            assert node.merged == self.state.instruction, f"{node.name} never merges {node.merged + 1}"
         for directory in self.present:
             for life in directory.lives:
                 place, end = (directory.session_id, life.x), directory.end(life)

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from page_bench import busy_node
 
-from sequencer.rest.metrics import metrics_of
+from sequencer.rest.views.node_metrics import metrics_of
 
 HELM: Final = Path(__file__).parents[2] / "helm"
 _WORDS: Final = frozenset(

@@ -12,10 +12,10 @@ from typing import Any
 from receiving_node import CLUSTER, FakeNode, tls_of
 
 import rt
-from rt.log.segment import SegmentId
+from rt.log.format.segment import SegmentId
 from rt.net.tls import TLS
-from rt.testing.merged import MergedLog
-from sequencer.testing.loopback import free_port
+from rt.testing.merged import MergedLogBuilder
+from sequencer.localcluster.loopback import free_port
 
 
 class PullSource:
@@ -33,7 +33,7 @@ class PullSource:
         """What subscribers acknowledged to it, oldest first."""
         self.endpoint = f"localhost:{self._port}"
         self.merged = str(root / "merged")
-        self._log = MergedLog(self.merged, cluster_id=CLUSTER, stream="s")
+        self._log = MergedLogBuilder(self.merged, cluster_id=CLUSTER, stream="s")
         self._publisher = rt.Publisher(root, "s", publisher_id="feed", linger_ms=0)
 
     def publish(self, *values: bytes, topic: str = "") -> None:

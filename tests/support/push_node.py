@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from replicator.handshake import NOWHERE, LifeOpened, PushHello, PushProgress, PushStart
-from replicator.items import Chunk, Life, Place, Sealed
-from replicator.wire import PUSH_METHOD, decode_push_request, encode_push_reply
+from replicator.protocol.codec import PUSH_METHOD, decode_push_request, encode_push_reply
+from replicator.protocol.handshake import NOWHERE, OpenReply, PushHello, PushProgress, PushStart
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
 from rt.errors import RtError
-from rt.log.directory import list_segments
 from rt.log.disk import REAL
-from rt.log.frames import SessionScanner
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
+from rt.log.scan.directory import list_segments
+from rt.log.scan.scanner import SessionScanner
+from rt.net.grpc_channel import RpcServer, serve
 from rt.net.identity import Identity
-from rt.net.rpc import RpcServer, serve
 from rt.net.tls import TLS
-from sequencer.testing.loopback import free_port
+from sequencer.localcluster.loopback import free_port
 
 # isort: split
 import grpc
@@ -43,12 +43,12 @@ class PushNode:
         self.is_still = False
         self.opens_lives = True
         self.merges = True
-        self.lie: Place | None = None
+        self.lie: LogOffset | None = None
         self.merged_elsewhere: PushProgress | None = None
         """What it says before it holds anything."""
         self.hellos: list[PushHello] = []
         self.lives: dict[int, bytes] = {}
-        self.sealed: dict[SegmentId, Sealed] = {}
+        self.sealed: dict[SegmentId, SegmentSealed] = {}
         self.segments: dict[SegmentId, bytearray] = {}
         self.faults: list[str] = []
         self.streams = 0
@@ -61,19 +61,19 @@ class PushNode:
         return f"localhost:{self._port}"
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> LogOffset | None:
         """Behind the last whole batch here."""
         if not self._scanners:
             return None
         last = max(self._scanners)
-        return Place(*last, self._scanners[last].offset)
+        return LogOffset(*last, self._scanners[last].offset)
 
     @property
     def progress(self) -> PushProgress:
         if not self._scanners:
             return self.merged_elsewhere or PushProgress()
         last = max(self._scanners)
-        place, number = Place(*last, self._scanners[last].offset), self._scanners[last].next
+        place, number = LogOffset(*last, self._scanners[last].offset), self._scanners[last].next
         merged = (last.x, number, place) if self.merges else (0, 0, NOWHERE)
         return PushProgress(place, number, *merged)
 
@@ -131,11 +131,11 @@ class PushNode:
                 case Chunk() as chunk:
                     self._take(chunk)
                     await context.write(encode_push_reply(self.progress))
-                case Life(x, life):
+                case Run(x, life):
                     self._check(self.lives.setdefault(x, life) == life, f"X {x} has two lives")
                     if self.opens_lives:
-                        await context.write(encode_push_reply(LifeOpened(x)))
-                case Sealed(place, _, _, _) as sealed:
+                        await context.write(encode_push_reply(OpenReply(x)))
+                case SegmentSealed(place, _, _, _) as sealed:
                     self.sealed[place.segment] = sealed
                 case other:
                     self._check(False, f"unexpected {other}")

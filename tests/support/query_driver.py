@@ -14,12 +14,12 @@ from typing import Any
 import rt
 from rt.objects import SqliteStore
 from rt.query import Factories, Observable, QueryEngine, Source, VirtualScheduler
-from rt.query.edges import Release
-from rt.query.observing import applied
-from rt.query.operator import Operator
+from rt.query.checkpoint.edge import Release
+from rt.query.core.observable import applied
+from rt.query.core.operator import Operator
+from rt.query.messages import MessageSink, MessageSource, as_message
 from rt.query.operators import buffer_with_count, buffer_with_time_or_count, where
-from rt.query.running import EngineRunner
-from rt.query.transport import MessageSink, MessageSource, as_message
+from rt.query.runner import EngineRunner
 
 factories = Factories()
 

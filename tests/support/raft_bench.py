@@ -17,28 +17,28 @@ from typing import Any, TypeVar
 
 from rt.errors import DiskFull
 from rt.testing.disk import Keep, MemoryDisk
-from sequencer.raft import stock
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.consensus import Status
-from sequencer.raft.entries import Commands, decode_content, encode_commands
-from sequencer.raft.epochs import EpochOver
-from sequencer.raft.hardened import SyncObj
-from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import (
-    Adopt,
-    Append,
-    AppendReply,
-    Claim,
-    Entry,
+from sequencer.raft.core import pysyncobj_adapter
+from sequencer.raft.core.core import SyncObj
+from sequencer.raft.core.ports import MessageReceiver
+from sequencer.raft.model.api import Status
+from sequencer.raft.model.cluster_state import INITIAL, encode_state, initial_state
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.entry_codec import Commands, decode_content, encode_commands
+from sequencer.raft.model.epochs import EpochOver
+from sequencer.raft.model.messages import (
+    Admit,
+    AppendEntries,
+    AppendEntriesReply,
+    DiskClaim,
     Hello,
+    LogIndex,
     Message,
-    Place,
+    RaftEntry,
     RequestVote,
-    VoteReply,
+    RequestVoteReply,
 )
-from sequencer.raft.network import Receiver
 from sequencer.raft.node import RaftNode
-from sequencer.raft.state import INITIAL, encode_state, initial_state
+from sequencer.raft.storage.log import DurableLog
 
 DIRECTORY = "/raft"
 CLUSTER = b"the one cluster."
@@ -64,7 +64,7 @@ class Clock:
 @contextlib.contextmanager
 def virtual_clock() -> Iterator[Clock]:
     clock = Clock()
-    with stock.clock(lambda: clock.now):
+    with pysyncobj_adapter.clock(lambda: clock.now):
         yield clock
 
 
@@ -73,16 +73,18 @@ def disk_id(member: str, generation: int = 0) -> bytes:
     return f"{member}.{generation}".encode().ljust(16, b"-")
 
 
-def claim_of(member: str, generation: int = 0, joined: Place = INITIAL) -> Claim:
-    return Claim(disk_id(member, generation), joined)
+def claim_of(member: str, generation: int = 0, joined: LogIndex = INITIAL) -> DiskClaim:
+    return DiskClaim(disk_id(member, generation), joined)
 
 
-def commands_entry(index: int, term: int, *commands: bytes, proposer: str = "n2", sequence: int = 1) -> Entry:
+def commands_entry(
+    index: int, term: int, *commands: bytes, proposer: str = "n2", sequence: int = 1
+) -> RaftEntry:
     """An entry with commands of a member's first life."""
-    return Entry(encode_commands(disk_id(proposer), 1, sequence, sequence, commands), index, term)
+    return RaftEntry(encode_commands(disk_id(proposer), 1, sequence, sequence, commands), index, term)
 
 
-def entries_of(terms: Sequence[int], start: int = 2, tag: bytes = b"") -> tuple[Entry, ...]:
+def entries_of(terms: Sequence[int], start: int = 2, tag: bytes = b"") -> tuple[RaftEntry, ...]:
     """Entries from index `start` on with these terms; their commands say place and tag.
 
     Behind the first entry of a cluster they are all of them packs of one proposer, in order.
@@ -160,13 +162,13 @@ class Wire:
         self.queued: list[SentMessage] = []
         self.sent: list[SentMessage] = []
         self.arriving: deque[Callable[[], None]] = deque()
-        self.receiver: Receiver
+        self.receiver: MessageReceiver
         self.hello: Hello
         self.flushes = 0
         self.before_flush: Callable[[list[SentMessage]], None] = lambda _messages: None
         self.on_introduce: Callable[[], None] = lambda: None
 
-    def start(self, receiver: Receiver, hello: Hello) -> None:
+    def start(self, receiver: MessageReceiver, hello: Hello) -> None:
         self.receiver, self.hello = receiver, hello
 
     def introduce(self, hello: Hello) -> None:
@@ -312,7 +314,7 @@ class Driven(Member):
         super().__init__(config, disk, **more)
         self.clock = clock
 
-    def up(self, *peers: str, claims: dict[str, Claim] | None = None, **hello: Any) -> None:
+    def up(self, *peers: str, claims: dict[str, DiskClaim] | None = None, **hello: Any) -> None:
         fields = {"cluster": self.cluster, "epoch": 1, **hello}
         for peer in peers or self.config.peers:
             claim = (claims or {}).get(peer, claim_of(peer))
@@ -342,7 +344,7 @@ class Driven(Member):
         content = encode_state(initial_state(self.cluster, 1, disks))
         giver = self.config.peers[0]
         self.up(giver)
-        self.hear(giver, Adopt(content))
+        self.hear(giver, Admit(content))
         self.step()
         self.up()
         self.step()
@@ -362,23 +364,23 @@ class Driven(Member):
     def append(
         self,
         term: int,
-        prev: Place,
-        entries: Sequence[Entry] = (),
+        prev: LogIndex,
+        entries: Sequence[RaftEntry] = (),
         *,
         commit: int = 0,
         peer: str = "n2",
         applied: tuple[int, int] = (0, 0),
-    ) -> AppendReply:
+    ) -> AppendEntriesReply:
         """Hear one append, and give the one answer to it."""
-        sent = self.hear(peer, Append(term, prev, commit, *applied, tuple(entries)))
-        return only(sent, AppendReply)
+        sent = self.hear(peer, AppendEntries(term, prev, commit, *applied, tuple(entries)))
+        return only(sent, AppendEntriesReply)
 
     def request_vote(
-        self, peer: str, term: int, last: Place, *, pre: bool = False, claim: Claim | None = None
-    ) -> VoteReply | None:
+        self, peer: str, term: int, last: LogIndex, *, pre: bool = False, claim: DiskClaim | None = None
+    ) -> RequestVoteReply | None:
         """Hear a request, and give the answer if there was one."""
         request = RequestVote(term, last, claim or claim_of(peer), pre)
-        replies = [message for message in self.hear(peer, request) if isinstance(message, VoteReply)]
+        replies = [message for message in self.hear(peer, request) if isinstance(message, RequestVoteReply)]
         assert len(replies) < 2, replies
         return replies[0] if replies else None
 
@@ -389,8 +391,8 @@ class Driven(Member):
         self.clock.advance(self.config.election_ms_max / 1000 + 0.001)
         return self.step() + self.step()
 
-    def grant(self, peer: str, term: int, *, pre: bool, claim: Claim | None = None) -> list[SentMessage]:
-        return self.hear_all(peer, VoteReply(term, True, claim or claim_of(peer), pre))
+    def grant(self, peer: str, term: int, *, pre: bool, claim: DiskClaim | None = None) -> list[SentMessage]:
+        return self.hear_all(peer, RequestVoteReply(term, True, claim or claim_of(peer), pre))
 
     def stand(self) -> int:
         """Be a candidate with a majority's pre-votes; the term."""
@@ -411,7 +413,7 @@ class Driven(Member):
 
     def acknowledge(self, peer: str, index: int, **fields: Any) -> list[SentMessage]:
         """A peer says that it has everything up to `index`; what the node makes of it."""
-        reply = AppendReply(self.raft.term, True, index, index, claim_of(peer))
+        reply = AppendEntriesReply(self.raft.term, True, index, index, claim_of(peer))
         return self.hear_all(peer, reply._replace(**fields))
 
 

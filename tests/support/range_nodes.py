@@ -11,7 +11,7 @@ from typing import Any
 
 from receiving_node import FakeNode, make_pki, tls_of
 
-from sequencer.testing.loopback import free_port
+from sequencer.localcluster.loopback import free_port
 
 
 class RangeNodes:

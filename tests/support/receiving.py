@@ -6,24 +6,33 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import rt
-from replicator.items import CHUNK_BYTES_MAX, Chunk, CompleteUpTo, Item, Life, Place, Sealed, Trimmed
-from replicator.merged_receiver import MergedReceiver
-from replicator.sender import Sender
-from replicator.session_receiver import SessionReceiver
-from rt.log.catalog import segment_path
-from rt.log.directory import list_segments, read_identity
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    CompleteUpTo,
+    Item,
+    LogOffset,
+    LogTrimmed,
+    Run,
+    SegmentSealed,
+)
+from replicator.receive.merged_receiver import MergedReceiver
+from replicator.receive.session_receiver import SessionReceiver
+from replicator.send.sender import Sender
 from rt.log.disk import REAL, Disk
-from rt.log.segment import Kind, SegmentId
-from rt.log.table import Identity
-from rt.testing.merged import MergedLog
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments, read_identity
+from rt.testing.merged import MergedLogBuilder
 
 ROOT = "/data"
 SESSION = "/data/s/sessions/feed"
 MERGED = "/merged"
 COPY = "/copy"
 CLUSTER = bytes(range(0x40, 0x50))
-WHOLE = Identity(Kind.MERGED, CLUSTER, "s")
-FILTERED = Identity(Kind.FILTERED, CLUSTER, "s")
+WHOLE = LogIdentity(LogKind.MERGED, CLUSTER, "s")
+FILTERED = LogIdentity(LogKind.FILTERED, CLUSTER, "s")
 
 
 def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **options: object) -> str:
@@ -37,7 +46,7 @@ def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **opt
         return publisher.directory
 
 
-def items_of(disk: Disk, path: str, start: Place | None = None) -> list[Item]:
+def items_of(disk: Disk, path: str, start: LogOffset | None = None) -> list[Item]:
     """All that a sender of the log has to say from `start` on."""
     found: list[Item] = []
     with Sender(path, start, disk=disk, watch=False) as sender:
@@ -77,12 +86,12 @@ def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> N
         match item:
             case Chunk():
                 receiver.take(item)
-            case Sealed():
+            case SegmentSealed():
                 receiver.seal(item)
-            case Life():
+            case Run():
                 assert isinstance(receiver, SessionReceiver)
                 receiver.begin_life(item)
-            case Trimmed():
+            case LogTrimmed():
                 assert isinstance(receiver, MergedReceiver)
                 receiver.follow_trim(item)
             case CompleteUpTo():
@@ -110,9 +119,9 @@ def files_of(disk: Disk, path: str) -> dict[SegmentId, bytes]:
     return content
 
 
-def merge(disk: Disk, sessions: Sequence[str], *, path: str = MERGED, rolls: int = 0) -> MergedLog:
+def merge(disk: Disk, sessions: Sequence[str], *, path: str = MERGED, rolls: int = 0) -> MergedLogBuilder:
     """A merged log of all that the sessions hold, with `rolls` more segments of more of it: still open."""
-    merged = MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+    merged = MergedLogBuilder(path, cluster_id=CLUSTER, stream="s", disk=disk)
     merged.merge_all(sessions, block_bytes=2048)
     for _ in range(rolls):
         merged.roll()

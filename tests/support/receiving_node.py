@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import rt
-from replicator.calls import ROLES, replication_service
-from replicator.group_sync import GroupSync
-from replicator.handshake import PushHello, PushProgress, PushStart
-from replicator.items import Chunk, Life, Sealed
-from replicator.pull_server import PullServicer
-from replicator.push_server import PushServicer
-from replicator.session_receiver import Marked, SessionReceiver
-from replicator.session_store import SessionStore, UnfinishedBytes
-from rt.errors import NotALog
-from rt.log.segment import Kind
-from rt.log.table import Identity as LogIdentity
-from rt.net.certs import init_ca, issue
+from replicator.protocol.grpc_service import ROLES, replication_service
+from replicator.protocol.handshake import PushHello, PushProgress, PushStart
+from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.pull.memory_budget import PullBudget
+from replicator.pull.server import PullServicer
+from replicator.push.server import PushServicer
+from replicator.receive.group_commit import GroupCommit
+from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
+from replicator.receive.session_replica import SessionReplicaWriter, UnfinishedBytes
+from rt.errors import LogNotFound
+from rt.log.format.segment import LogKind
+from rt.log.format.segment_table import LogIdentity
+from rt.net.dev_pki import init_ca, issue
+from rt.net.grpc_channel import serve
 from rt.net.identity import Identity
-from rt.net.rpc import serve
 from rt.net.tls import TLS
 
 CLUSTER = bytes(range(0x40, 0x50))
@@ -49,16 +50,16 @@ def tls_of(pki: Path, name: str) -> TLS:
 class FakeIntake:
     """One stream into a store."""
 
-    def __init__(self, node: FakeNode, store: SessionStore) -> None:
+    def __init__(self, node: FakeNode, store: SessionReplicaWriter) -> None:
         self._node = node
         self._store = store
         self.start = PushStart(CLUSTER, 0, 3, node.node, store.receiver.place)
 
-    async def open_life(self, life: Life) -> None:
+    async def open_life(self, life: Run) -> None:
         self._node.lives.append(life)
         await self._store.begin(life)
 
-    async def take(self, item: Chunk | Sealed) -> None:
+    async def take(self, item: Chunk | SegmentSealed) -> None:
         await self._node.gate.wait()
         await self._store.take(item)
 
@@ -82,19 +83,25 @@ class FakeNode:
         self.root = root
         self.node = node
         self.merged = str(root / "merged")
-        self.stores: dict[str, SessionStore] = {}
-        self.marks: list[Marked] = []
+        self.stores: dict[str, SessionReplicaWriter] = {}
+        self.marks: list[BoundaryRecorder] = []
         self.failures: list[rt.RtError] = []
-        self.lives: list[Life] = []
+        self.lives: list[Run] = []
         self.ended = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.pool = ThreadPoolExecutor(4)
-        self.sync = GroupSync()
+        self.sync = GroupCommit()
         self.unfinished = UnfinishedBytes(4 * 2**20)
         self.push = PushServicer(self, "s")
         self.acknowledged: list[tuple[str, int]] = []
-        self.pull = PullServicer(self, "s", self.pool, on_acknowledged=self._on_acknowledged)
+        self.pull = PullServicer(
+            self,
+            "s",
+            self.pool,
+            on_acknowledged=self._on_acknowledged,
+            budget=PullBudget(per_identity_max=64),
+        )
         self.refuses_holds = ""
         self.told: list[int] = []
         self._server: Any = None
@@ -102,10 +109,10 @@ class FakeNode:
     async def accept(self, hello: PushHello, identity: Identity) -> FakeIntake:
         store = self.stores.get(hello.session)
         if store is None:
-            identity_of_log = LogIdentity(Kind.SESSION, hello.incarnation, hello.session, hello.dedup_id)
+            identity_of_log = LogIdentity(LogKind.SESSION, hello.incarnation, hello.session, hello.dedup_id)
             path = str(self.root / "sessions" / hello.session)
             receiver = SessionReceiver.open(path, identity_of_log)
-            store = SessionStore(
+            store = SessionReplicaWriter(
                 receiver,
                 self.sync,
                 self.pool,
@@ -125,7 +132,7 @@ class FakeNode:
     def session(self, session_id: int) -> str:
         path = self.root / "sessions" / "feed"
         if session_id != 1 or not path.exists():
-            raise NotALog("no such session", got=session_id)
+            raise LogNotFound("no such session", got=session_id)
         return str(path)
 
     @contextlib.asynccontextmanager

@@ -12,25 +12,34 @@ from types import SimpleNamespace
 from typing import Any
 
 from rt.errors import RtError
-from rt.log.segment import SegmentId
-from rt.log.table import TrimReason
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.apply import apply
-from sequencer.commands import Operation
-from sequencer.config import Member, NodeConfig
-from sequencer.outcomes import Outcome
-from sequencer.rest.clients import Clients
-from sequencer.rest.errors import NotReady
-from sequencer.rest.lease_counts import NO_LEASES
-from sequencer.rest.node_view import Client, Merging, NodeView
-from sequencer.rest.operations import ResetKind, ResetStatus
-from sequencer.rest.servers import Rest, Services
-from sequencer.rest.syncs import Durations
-from sequencer.rest.trims import NO_TRIMS
-from sequencer.state import Consumed, End, Hold, Life, MergedEnd, MergedSegment, Session, State
-from sequencer.testing.loopback import free_ports
+from sequencer.config.config import ClusterMember, NodeConfig
+from sequencer.data.http_servers import HttpServers, Services
+from sequencer.localcluster.loopback import free_ports
+from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
+from sequencer.rest.base.errors import NotReady
+from sequencer.rest.base.lease_counter import NO_LEASES
+from sequencer.rest.base.node_snapshot import Client, MergeStatus, NodeSnapshot
+from sequencer.rest.base.trim_counter import NO_TRIMS
+from sequencer.sessions.client_tracker import ClientTracker
+from sequencer.sessions.sync_timing import Durations
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import Outcome
+from sequencer.state.commands import Operation
+from sequencer.state.state import (
+    ActiveRun,
+    ConsumedEnd,
+    End,
+    MergedEnd,
+    MergedSegment,
+    SequencerState,
+    Session,
+    SubscriberHold,
+)
 
 CLUSTER = bytes(range(0x40, 0x50))
 SECOND = 10**9
@@ -45,7 +54,7 @@ SUBSCRIBER = Identity("s", "subscriber", "sub")
 OTHER = Identity("s", "subscriber", "other")
 
 
-def history() -> State:
+def history() -> SequencerState:
     """Ten messages a minute in segments of ten minutes: one trimmed, two sealed, one that grows."""
     segments = [
         MergedSegment(SegmentId(0, y), y * 100, y * 100 + 100, 1000 + y, at(10 * y), at(10 * y + 10) - 5)
@@ -58,7 +67,7 @@ def history() -> State:
         reason=TrimReason.TIME,
     )
     merged = MergedEnd(SegmentId(0, 3), 640, 300, at(30), {1}, 0xABCD, 5000)
-    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_x=0, lives=(Life(0, b"\7" * 8),))
+    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_x=0, lives=(ActiveRun(0, b"\7" * 8),))
     going = Session(
         1,
         "feed",
@@ -66,11 +75,11 @@ def history() -> State:
         None,
         is_superseded=True,
         last_x=4,
-        lives=(Life(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
-        consumed=Consumed(End(1, 64, 40), 7),
+        lives=(ActiveRun(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
+        consumed=ConsumedEnd(End(1, 64, 40), 7),
         done=(3, End(0, 640, 40)),
     )
-    return State(
+    state = SequencerState(
         CLUSTER,
         instruction=17,
         sequenced_ns=at(36),
@@ -80,8 +89,10 @@ def history() -> State:
         segments=deque(segments),
         next_session_id=3,
         wanted={"d1": 40, "d2": 7},
-        holds={"sub": Hold(250, at(35)), "late": Hold(50, at(20))},
+        holds={"sub": SubscriberHold(250, at(35)), "late": SubscriberHold(50, at(20))},
     )
+    state.index()
+    return state
 
 
 def at(minutes: int) -> int:
@@ -111,7 +122,7 @@ def standing(**changes: Any) -> pb.Standing:
     return made
 
 
-def node_view(**changes: Any) -> NodeView:
+def node_view(**changes: Any) -> NodeSnapshot:
     """A healthy follower, unless `changes` say otherwise."""
     fields: dict[str, Any] = {
         "stream": "s",
@@ -121,14 +132,14 @@ def node_view(**changes: Any) -> NodeView:
         "standing": standing(),
         "applied_index": 99,
         "state": history(),
-        "merging": Merging(17, 360, 350),
+        "merging": MergeStatus(17, 360, 350),
         "clients": (
             Client(SUBSCRIBER, "10.0.0.1:1", None, at(1), 0, at(2), 700, 10.0, 300),
             Client(PUBLISHER, "", "feed", at(1), 0, at(3), 900, 0.0, 55, 50),
             Client(OTHER, "10.0.0.2:1", None, at(1), at(5), at(2), 70, 0.0, 30),
         ),
     }
-    return NodeView(**{**fields, **changes})
+    return NodeSnapshot(**{**fields, **changes})
 
 
 class FakeCommanding:
@@ -165,7 +176,7 @@ class FakeResets:
 
 
 class Served:
-    """A node's two ports, as `Rest` opens them, over what a test may change."""
+    """A node's two ports, as `HttpServers` opens them, over what a test may change."""
 
     def __init__(self, pki: Path, directory: Path, **settings: Any) -> None:
         rest_port, health_port = free_ports(2)
@@ -176,7 +187,7 @@ class Served:
                 stream="s",
                 name="n1",
                 directory=str(directory),
-                members={"n1": Member("127.0.0.1:1", "127.0.0.1:2")},
+                members={"n1": ClusterMember("127.0.0.1:1", "127.0.0.1:2")},
                 ca=str(self.tls.ca),
                 cert=str(self.tls.cert),
                 key=str(self.tls.key),
@@ -197,16 +208,17 @@ class Served:
             ),
             failure=None,
             trims=NO_TRIMS,
+            damaged=(),
             lease_counts=NO_LEASES,
             holding=SimpleNamespace(refused={}),
             commanding=FakeCommanding(self),
             resets=FakeResets(),
         )
-        self.clients = Clients()
+        self.clients = ClientTracker()
         self.push: Any = SimpleNamespace(sessions=[], refused=Counter({"Fenced": 2}))
         self.pull: Any = SimpleNamespace(pulls={}, refused=Counter(), overtaken=0)
         services = Services(self.push, self.pull, self.clients, Durations(), Counter())
-        self.rest = Rest(self.data, services, self.tls)
+        self.rest = HttpServers(self.data, services, self.tls)
 
     @property
     def rest_port(self) -> int:

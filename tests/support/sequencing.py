@@ -11,22 +11,45 @@ from typing import TypeVar
 from batches import CLUSTER, CREATED_NS, Heard, Said, read_merged_dumbly, session_bytes
 from crc32c import crc32c
 
-from rt.log.frames import MergedScanner
-from rt.log.segment import Kind, SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
-from sequencer.apply import apply
-from sequencer.board import Mark
-from sequencer.commands import Close, Command, Fence, Join, Merge, Open, Range, Roll
-from sequencer.orders import MergeOrder
-from sequencer.outcomes import Closed, Fenced, Joined, Merged, Opened, Outcome, Refused
-from sequencer.state import End, Session, State
+from rt.log.format.segment import (
+    LogKind,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+    encode_segment_header,
+)
+from rt.log.scan.scanner import MergedScanner
+from sequencer.leader.replication_tracker import BatchBoundary
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import (
+    CommandRejected,
+    DiskJoined,
+    Outcome,
+    RangesMerged,
+    RunClosed,
+    RunFenced,
+    RunOpened,
+)
+from sequencer.state.commands import (
+    CloseRun,
+    Command,
+    FenceRun,
+    JoinDisk,
+    MergeInstruction,
+    MergeRange,
+    OpenRun,
+    Roll,
+)
+from sequencer.state.state import End, SequencerState, Session
+from sequencer.state.write_plan import WritePlan
 
 T = TypeVar("T")
 
 INCARNATIONS = tuple(bytes([n]) * 16 for n in range(1, 9))
 
 
-def new_state() -> State:
-    return State(CLUSTER)
+def new_state() -> SequencerState:
+    return SequencerState(CLUSTER)
 
 
 # Commands. The chain at an offset is the offset itself, unless a test says otherwise.
@@ -40,12 +63,12 @@ def opening(
     life: int | None = None,
     dedup: str | None = None,
     newest: int = 0,
-) -> Open:
+) -> OpenRun:
     life_id = struct.pack("<II", x if life is None else life, incarnation)
-    return Open(name, INCARNATIONS[incarnation], dedup, x, life_id, newest)
+    return OpenRun(name, INCARNATIONS[incarnation], dedup, x, life_id, newest)
 
 
-def newest_of(state: State, name: str) -> int:
+def newest_of(state: SequencerState, name: str) -> int:
     """What an opening by somebody says who knows all of the state."""
     session = state.session_of(name)
     return 0 if session is None else session.id
@@ -61,22 +84,24 @@ def piece(
     first: int = 0,
     count: int = 10,
     chains: tuple[int, int] | None = None,
-) -> Range:
-    return Range(session_id, x, y, start, end, first, count, *(chains or (start, end)))
+) -> MergeRange:
+    return MergeRange(session_id, x, y, start, end, first, count, *(chains or (start, end)))
 
 
 def merging(
-    state: State, *ranges: Range, number: int | None = None, sequenced_ns: int | None = None
-) -> Merge:
+    state: SequencerState, *ranges: MergeRange, number: int | None = None, sequenced_ns: int | None = None
+) -> MergeInstruction:
     """The instruction that must follow."""
-    return Merge(
+    return MergeInstruction(
         state.instruction + 1 if number is None else number,
         state.sequenced_ns + 1 if sequenced_ns is None else sequenced_ns,
         ranges,
     )
 
 
-def rolling(state: State, x: int | None = None, y: int | None = None, *, number: int | None = None) -> Roll:
+def rolling(
+    state: SequencerState, x: int | None = None, y: int | None = None, *, number: int | None = None
+) -> Roll:
     """The instruction that seals the growing segment, or that one."""
     growing = state.merged.segment or SegmentId(0, 0)
     return Roll(
@@ -92,35 +117,35 @@ def must(kind: type[T], outcome: Outcome) -> T:
     return outcome
 
 
-def do_open(state: State, name: str = "a", *args: object, **kwargs: object) -> int:
+def do_open(state: SequencerState, name: str = "a", *args: object, **kwargs: object) -> int:
     """The id of the session."""
     kwargs = {"newest": newest_of(state, name)} | kwargs
-    return must(Opened, apply(state, opening(name, *args, **kwargs))).session_id  # type: ignore[arg-type]
+    return must(RunOpened, apply(state, opening(name, *args, **kwargs))).session_id  # type: ignore[arg-type]
 
 
-def do_join(state: State, *nodes: str, disk: int = 0) -> None:
+def do_join(state: SequencerState, *nodes: str, disk: int = 0) -> None:
     for node in nodes:
-        must(Joined, apply(state, Join(node, bytes([disk]) * 16)))
+        must(DiskJoined, apply(state, JoinDisk(node, bytes([disk]) * 16)))
 
 
-def do_merge(state: State, *ranges: Range) -> MergeOrder:
-    return must(Merged, apply(state, merging(state, *ranges))).order
+def do_merge(state: SequencerState, *ranges: MergeRange) -> WritePlan:
+    return must(RangesMerged, apply(state, merging(state, *ranges))).order
 
 
-def do_roll(state: State) -> MergeOrder:
-    return must(Merged, apply(state, rolling(state))).order
+def do_roll(state: SequencerState) -> WritePlan:
+    return must(RangesMerged, apply(state, rolling(state))).order
 
 
-def do_fence(state: State, session_id: int = 1, x: int = 0) -> None:
-    must(Fenced, apply(state, Fence(session_id, x)))
+def do_fence(state: SequencerState, session_id: int = 1, x: int = 0) -> None:
+    must(RunFenced, apply(state, FenceRun(session_id, x)))
 
 
-def do_close(state: State, session_id: int, x: int, end: tuple[int, int, int]) -> None:
-    must(Closed, apply(state, Close(session_id, x, *end)))
+def do_close(state: SequencerState, session_id: int, x: int, end: tuple[int, int, int]) -> None:
+    must(RunClosed, apply(state, CloseRun(session_id, x, *end)))
 
 
-def refusal(state: State, command: Command) -> Refused:
-    return must(Refused, apply(state, command))
+def refusal(state: SequencerState, command: Command) -> CommandRejected:
+    return must(CommandRejected, apply(state, command))
 
 
 def end_of(session: Session) -> End | None:
@@ -137,10 +162,10 @@ class Writing:
     x: int
     first: int
     salt: int
-    segments: list[list[Mark]] = field(default_factory=list)
+    segments: list[list[BatchBoundary]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.segments.append([Mark(64, self.first, self._salted(0))])
+        self.segments.append([BatchBoundary(64, self.first, self._salted(0))])
 
     def _salted(self, chain: int) -> int:
         return crc32c(struct.pack("<QII", self.salt, self.x, len(self.segments)), chain)
@@ -151,21 +176,21 @@ class Writing:
 
     def append(self, size_bytes: int, count: int) -> None:
         last = self.segments[-1][-1]
-        mark = Mark(last.offset + size_bytes, last.number + count, self._salted(last.chain + count))
+        mark = BatchBoundary(last.offset + size_bytes, last.number + count, self._salted(last.chain + count))
         self.segments[-1].append(mark)
 
     def roll(self) -> None:
         number = self.segments[-1][-1].number
-        self.segments.append([Mark(64, number, self._salted(0))])
+        self.segments.append([BatchBoundary(64, number, self._salted(0))])
 
     def ends(self) -> list[End]:
         """All boundaries, in order."""
         return [End(y, mark.offset, mark.number) for y, marks in enumerate(self.segments) for mark in marks]
 
-    def mark_at(self, y: int, offset: int) -> Mark:
+    def mark_at(self, y: int, offset: int) -> BatchBoundary:
         return next(mark for mark in self.segments[y] if mark.offset == offset)
 
-    def up_to(self, end: End | None) -> Iterator[tuple[int, list[Mark]]]:
+    def up_to(self, end: End | None) -> Iterator[tuple[int, list[BatchBoundary]]]:
         """Y and marks of what a holder has that holds all up to `end`."""
         for y, marks in enumerate(self.segments):
             if end is not None and y <= end.y:
@@ -178,30 +203,30 @@ class WrittenSession:
 
     incarnation: bytes
     files: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    marks: dict[tuple[int, int], list[Mark]] = field(default_factory=dict)
+    marks: dict[tuple[int, int], list[BatchBoundary]] = field(default_factory=dict)
     runs: dict[tuple[int, int], list[list[Said]]] = field(default_factory=dict)
 
     def write(self, x: int, y: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
         """Write a segment with a batch for each of `runs`; the next number."""
         life = struct.pack("<Q", x + 1)
-        header = SegmentHeader(Kind.SESSION, SegmentId(x, y), first, CREATED_NS, self.incarnation, life)
+        header = SegmentHeader(LogKind.SESSION, SegmentId(x, y), first, CREATED_NS, self.incarnation, life)
         data = encode_segment_header(header) + session_bytes(header, runs)
         self.files[x, y] = data
         self.runs[x, y] = [list(run) for run in runs]
         chain = crc32c(data[:64])
-        marks = [Mark(64, first, chain)]
+        marks = [BatchBoundary(64, first, chain)]
         while marks[-1].offset < len(data):
             at, number, _ = marks[-1]
             (size,) = struct.unpack_from("<I", data, at + 8)
             chain = crc32c(data[at : at + 64], chain)
-            marks.append(Mark(at + size, number + len(runs[len(marks) - 1]), chain))
+            marks.append(BatchBoundary(at + size, number + len(runs[len(marks) - 1]), chain))
         self.marks[x, y] = marks
         return marks[-1].number
 
-    def range_of(self, session_id: int, x: int, y: int, start: int, end: int) -> Range:
+    def range_of(self, session_id: int, x: int, y: int, start: int, end: int) -> MergeRange:
         """Batches `start` to `end` of a segment."""
         low, high = self.marks[x, y][start], self.marks[x, y][end]
-        return Range(
+        return MergeRange(
             session_id,
             x,
             y,
@@ -235,12 +260,12 @@ class DumbMerger:
         self.position = 0
         self.chain = 0
 
-    def carry_out(self, order: MergeOrder, sessions: dict[int, WrittenSession]) -> None:
+    def carry_out(self, order: WritePlan, sessions: dict[int, WrittenSession]) -> None:
         assert order.first_position == self.position
         if order.offset == 0:
             assert order.segment not in self.files
             first, time_ns = order.first_position, order.sequenced_ns
-            header = SegmentHeader(Kind.MERGED, order.segment, first, time_ns, CLUSTER)
+            header = SegmentHeader(LogKind.MERGED, order.segment, first, time_ns, CLUSTER)
             self.files[order.segment] = bytearray(encode_segment_header(header))
         data = self.files.setdefault(order.segment, bytearray(64))
         assert order.offset in {0, len(data)}

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import rt
-from rt.log.columns import Message
-from rt.net.rest import ask, check
-from sequencer.testing.nodes import Nodes
+from rt.log.scan.batch_decoder import Message
+from rt.net.rest_client import ask, check
+from sequencer.localcluster.nodes import LocalCluster
 
 
 class Sink:
     """The nodes, a publisher's certificate with the dedup id "spark", and a ledger."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: LocalCluster) -> None:
         self.nodes = nodes
         self.tls = nodes.certificate("publisher", "sink", dedup_ids=["spark"])
         self.ledger = nodes.root / "ledger"
@@ -81,7 +81,7 @@ class Sink:
         return found
 
     def _messages(self, prefix: str) -> list[Message]:
-        with contextlib.suppress(rt.NotALog), rt.LogReader(self.nodes.merged_directory("n1")) as reader:
+        with contextlib.suppress(rt.LogNotFound), rt.LogReader(self.nodes.merged_directory("n1")) as reader:
             return [each for each in reader if each.session.startswith(prefix)]
         return []
 
@@ -99,7 +99,7 @@ def running_sink() -> Iterator[Sink]:
     """For the tests of a module."""
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
     try:
-        with Nodes(root) as nodes:
+        with LocalCluster(root) as nodes:
             nodes.start()
             nodes.wait_ready()
             yield Sink(nodes)

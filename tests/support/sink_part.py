@@ -56,9 +56,9 @@ def die() -> NoReturn:
     raise AssertionError
 
 
-def fail_as(asked: dict[str, Any], delivering: Any) -> None:
+def fail_as(asked: dict[str, Any], partition_publisher: Any) -> None:
     """Put what goes wrong in the way."""
-    publish, publisher_class = delivering._publish, delivering.Publisher
+    publish, publisher_class = partition_publisher._publish, partition_publisher.Publisher
 
     def half(publisher: Any, rows: Iterable[Any], first: int) -> int:
         last = publish(publisher, islice(rows, asked["die_at"]), first)
@@ -73,27 +73,27 @@ def fail_as(asked: dict[str, Any], delivering: Any) -> None:
         return publisher_class(*arguments, **{**options, "endpoints": (), "tls": None})
 
     if "die_at" in asked:
-        delivering._publish = half
+        partition_publisher._publish = half
     if asked.get("lost"):
-        delivering._publish, delivering.Publisher = lost, files_only
+        partition_publisher._publish, partition_publisher.Publisher = lost, files_only
 
 
 def attempt(asked: dict[str, Any]) -> list[int]:
     """Write what is asked for; the first number and the end."""
     from pyspark.sql.types import StructType
 
-    from rt.spark import writing
-    from rt.spark.sink_options import parse_write_options
+    from rt.spark.sink import writer as writer_module
+    from rt.spark.sink.options import parse_write_options
 
     rows = rows_of(asked["seed"], asked["count"])
     if "shuffle" in asked:
         random.Random(asked["shuffle"]).shuffle(rows)
     if asked.get("change"):
         rows[-1] = (b"other", *rows[-1][1:])
-    writing._context = lambda: Context(asked["partition"])  # type: ignore[assignment,return-value]
+    writer_module._context = lambda: Context(asked["partition"])  # type: ignore[assignment,return-value]
     schema = StructType().add("value", "binary").add("topic", "string").add("timestamp_ns", "long")
     options = parse_write_options(asked["options"], streaming=True)
-    writer = writing.RtStreamWriter(options, schema, overwrite=False)
+    writer = writer_module.RtStreamWriter(options, schema, overwrite=False)
     written = writer.write_part("query", asked["batch"], batches_of(rows))
     if asked.get("finish"):
         writer.commit([written], asked["batch"])
@@ -101,10 +101,10 @@ def attempt(asked: dict[str, Any]) -> list[int]:
 
 
 def main() -> None:
-    from rt.spark import delivering
+    from rt.spark.sink import partition_publisher
 
     asked = json.loads(sys.argv[1])
-    fail_as(asked, delivering)
+    fail_as(asked, partition_publisher)
     attempt(asked)
 
 

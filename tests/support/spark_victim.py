@@ -62,7 +62,7 @@ def keep_running(start: Callable[[], Any]) -> None:
 def main() -> None:
     from spark_sessions import prepare, settings
 
-    from rt.cli import export
+    from rt.cli.commands import export
     from rt.cli.main import cli
 
     asked = json.loads(sys.argv[1])

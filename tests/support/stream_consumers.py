@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rt.streams.batches import EventBatch
-from rt.streams.errors import StreamError
-from rt.streams.ids import SequenceToken
-from rt.streams.observing import StreamGap, StreamObserver
+from rt.streams.core.errors import StreamError
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import SequenceToken
+from rt.streams.observer import StreamGap, StreamObserver
 
 
 class Collector(StreamObserver):

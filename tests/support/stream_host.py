@@ -28,8 +28,8 @@ from rt.streams import (
     StreamProvider,
     directory_stores,
 )
-from rt.streams.balancers import LeaseTimes
-from rt.streams.serving import serve_metrics
+from rt.streams.balancer.balancers import LeaseTimes
+from rt.streams.metrics_server import serve_metrics
 
 
 class Appending(StreamObserver):

@@ -15,14 +15,14 @@ from typing import Any
 
 from rt.errors import Overloaded, RtError, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore
-from rt.streams.adapters import QueueGap, QueueRead, StreamDirection
-from rt.streams.balancing import Fence, FixedBalancer
-from rt.streams.batches import EventBatch
-from rt.streams.ids import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.mapping import HashRingQueueMapper
-from rt.streams.observing import StreamGap, StreamObserver
-from rt.streams.options import StreamOptions
+from rt.streams.agent.options import StreamOptions
+from rt.streams.balancer.balancer import Fence, FixedBalancer
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.observer import StreamGap, StreamObserver
 from rt.streams.provider import StreamProvider, Subscription
+from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
+from rt.streams.queue.mapper import HashRingQueueMapper
 from rt.testing import virtual_time
 
 KEYS = "abc"
@@ -266,7 +266,7 @@ class World:
                 await asyncio.sleep(1.0)
         await asyncio.sleep(400)  # Books that took long were not kept for a while.
         agent = await owner.provider.agent_of(StreamId("n", "a"))
-        assert not agent._roster.leaving
+        assert not agent._table.leaving
         records = {record.id for record in agent._registry.records()}
         assert len(records) <= sum(bool(handle) for _, handle in self.handles.values()) + agent_extras(
             self

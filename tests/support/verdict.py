@@ -16,7 +16,7 @@ from pathlib import Path
 from sending import Sender, read_value
 
 import rt
-from sequencer.testing.nodes import Nodes
+from sequencer.localcluster.nodes import LocalCluster
 
 WAIT_S = 180.0
 
@@ -27,7 +27,7 @@ _LINE = re.compile(r"time=\S+ level=\w+ process=\w+ ")
 class Trial:
     """From its making on: what is merged and what is logged."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: LocalCluster) -> None:
         self.nodes = nodes
         self.senders: list[Sender] = []
         self._position = max(map(nodes.merged_position, nodes.names))
@@ -126,7 +126,7 @@ def check_sender(sender: Sender, messages: Sequence[rt.Message]) -> None:
     assert len(set(got)) == len(got)
 
 
-def _lines(nodes: Nodes, name: str) -> list[str]:
+def _lines(nodes: LocalCluster, name: str) -> list[str]:
     """Those that are whole: it may be in the middle of writing one."""
     path = Path(nodes.root, f"{name}.log")
     text = path.read_text(errors="replace") if path.exists() else ""

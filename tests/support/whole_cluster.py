@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sequencer.testing.wired_nodes import WiredNodes
+from chaos.wired_nodes import WiredNodes
 
 
 @contextlib.contextmanager

@@ -552,7 +552,7 @@ def test_a_fault_counts_from_when_it_was_asked_for(failing: Place) -> None:
 
 def test_a_fault_that_could_never_happen_is_refused(failing: Place) -> None:
     for asked in ({"operation": "fsync"}, {"operation": "sync", "at": 0}, {"operation": "sync", "times": 0}):
-        with pytest.raises(ValueError, match="no such fault"):
+        with pytest.raises(ValueError, match="invalid fault"):
             failing.disk.fail(**asked)
 
 

@@ -7,12 +7,12 @@ import doctest
 import pytest
 
 import rt
-from rt.log.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
-from rt.log.checksum import batch_seed
-from rt.log.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
+from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
+from rt.log.format.checksum import batch_seed
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
 from rt.testing import merged as merged_module
 from rt.testing.disk import MemoryDisk
-from rt.testing.merged import MergedLog
+from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = b"cluster of test."
 
@@ -33,8 +33,8 @@ def publish(disk: MemoryDisk, session: str, batches: int, *, dedup_id: str | Non
     return publisher.directory
 
 
-def open_merged(disk: MemoryDisk, path: str = "/merged") -> MergedLog:
-    return MergedLog(path, cluster_id=CLUSTER, stream="s", disk=disk)
+def open_merged(disk: MemoryDisk, path: str = "/merged") -> MergedLogBuilder:
+    return MergedLogBuilder(path, cluster_id=CLUSTER, stream="s", disk=disk)
 
 
 def blocks(disk: MemoryDisk, segment: str) -> list[BlockHeader]:
@@ -108,15 +108,15 @@ def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
     session = publish(disk, "a", 2)
     merged = open_merged(disk)
     for start, end in ((0, None), (65, None), (64, 70), (64, 64)):
-        with pytest.raises(ValueError, match="no whole batches"):
+        with pytest.raises(ValueError, match="does not hold whole batches"):
             merged.merge(session, start, end)
     merged.merge(session)
     with pytest.raises(ValueError, match="nothing is left"):
         merged.merge(session)
-    with pytest.raises(ValueError, match="is no session"):
+    with pytest.raises(ValueError, match="is not a session"):
         merged.merge("/merged")
     merged.close()
-    with pytest.raises(ValueError, match="holds a log already"):
+    with pytest.raises(ValueError, match="already holds a log"):
         open_merged(disk)
 
 

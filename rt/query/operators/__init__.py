@@ -1,37 +1,16 @@
-"""The operators of queries, by the names that users of Rx know. Each says what it emits and what it saves.
+"""The operators of queries, with their Rx names. Each docstring says what the operator emits and saves.
 
-`docs/operators.md` lists them; observables to begin with are in `rt.query.creation`.
+`docs/operators.md` lists them. `rt.query.operators.creation` has observables to start with.
 """
 
 from __future__ import annotations
 
-from rt.query.operators.asking import compose
+from rt.query.operators.aggregate import average, count, max, min, reduce, scan, sum, to_list
 from rt.query.operators.buffers import buffer_with_count, buffer_with_time, buffer_with_time_or_count
-from rt.query.operators.chaining import Failure, catch, concat, delay_subscription, repeat, retry
-from rt.query.operators.collecting import to_list
-from rt.query.operators.combining import combine_latest, merge, with_latest_from, zip
-from rt.query.operators.filtering import distinct, distinct_until_changed, filter_indexed, take, where
-from rt.query.operators.flattening import (
-    concat_map,
-    flat_map,
-    flat_map_indexed,
-    merge_all,
-    switch_latest,
-    switch_map,
-    switch_map_indexed,
-)
-from rt.query.operators.folding import average, count, max, min, reduce, scan, sum
-from rt.query.operators.grouping import group_by
-from rt.query.operators.judging import all, contains, is_empty, sequence_equal, some
-from rt.query.operators.mapping import (
-    append,
-    default_if_empty,
-    ignore_elements,
-    map,
-    map_indexed,
-    start_with,
-)
-from rt.query.operators.picking import (
+from rt.query.operators.combine import combine_latest, merge, with_latest_from, zip
+from rt.query.operators.concat import Failure, catch, concat, delay_subscription, repeat, retry
+from rt.query.operators.conditional import all, contains, is_empty, sequence_equal, some
+from rt.query.operators.element import (
     element_at,
     element_at_or_default,
     first,
@@ -41,26 +20,44 @@ from rt.query.operators.picking import (
     single,
     single_or_default,
 )
-from rt.query.operators.skipping import (
+from rt.query.operators.filter import distinct, distinct_until_changed, filter_indexed, take, where
+from rt.query.operators.flatten import (
+    concat_map,
+    flat_map,
+    flat_map_indexed,
+    merge_all,
+    switch_latest,
+    switch_map,
+    switch_map_indexed,
+)
+from rt.query.operators.group_by import group_by
+from rt.query.operators.side_effects import do_action, finally_action
+from rt.query.operators.take_skip import (
     skip,
     skip_until,
     skip_until_with_time,
     skip_while,
     skip_while_indexed,
     skip_with_time,
-)
-from rt.query.operators.taking import (
     take_until,
     take_until_with_time,
     take_while,
     take_while_indexed,
     take_with_time,
 )
-from rt.query.operators.timing import debounce, delay, sample, throttle_first, throttle_with_mapper
-from rt.query.operators.watching import do_action, finally_action
+from rt.query.operators.timed import debounce, delay, sample, throttle_first, throttle_with_mapper
+from rt.query.operators.transform import (
+    append,
+    default_if_empty,
+    ignore_elements,
+    map,
+    map_indexed,
+    start_with,
+)
+from rt.query.operators.user_functions import compose
 from rt.query.operators.windows import window_with_count, window_with_time, window_with_time_or_count
 
-# What others call them.
+# Other Rx names.
 aggregate = reduce
 any = some
 do = do_action

@@ -1,4 +1,4 @@
-"""The table of all operators, made of what each says of itself: `docs/operators.md` is `markdown()`."""
+"""The table of all operators, made from their docstrings. `docs/operators.md` is `markdown()`."""
 
 from __future__ import annotations
 
@@ -7,51 +7,53 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rt.query import creation, operators
+from rt.query import operators
+from rt.query.operators import creation
 
 _TITLES: Final = {
-    "creating": "Observables to begin with (`rt.query.creation`)",
-    "filtering": "Which values pass",
-    "taking": "The first values",
-    "skipping": "All but the first values",
-    "mapping": "Something for every value, or besides them",
-    "watching": "Functions that see what goes by",
-    "folding": "Sums",
-    "picking": "One of the values",
-    "judging": "Yes or no",
-    "collecting": "All values at once",
-    "buffers": "Lists of values",
+    "generators": "Observables to start with (`rt.query.operators.creation`)",
+    "filter": "Filtering",
+    "take_skip": "Take and skip",
+    "transform": "Transforming and adding values",
+    "side_effects": "Side effects",
+    "aggregate": "Aggregates",
+    "element": "One value",
+    "conditional": "Conditions",
+    "buffers": "Buffers",
     "windows": "Windows",
-    "grouping": "Groups",
-    "flattening": "An observable for every value",
-    "combining": "Several sources at once",
-    "chaining": "One source behind the other",
-    "timing": "Time",
+    "group_by": "Groups",
+    "flatten": "Flattening: an observable for every value",
+    "combine": "Combining sources",
+    "concat": "Sources one after the other",
+    "timed": "Time",
 }
 
 _INTRODUCTION: Final = """\
 # Operators of queries
 
-`from rt.query import operators as ops`: each is given to `pipe`, and described by its docstring, from which
-this page is made (`pytest --rewrite tests/query/test_operator_table.py`). Saved state is what a checkpoint
-holds of an operator; what lies "in the object space" costs a checkpoint only what changed of it. An operator
-that has ended saves only that. Functions are given as Python functions and are no part of what is saved.
+`from rt.query import operators as ops`. Pass operators to `pipe`. This page is made from their docstrings
+(`pytest --rewrite tests/query/test_operator_table.py`). "Saves" is the state in a checkpoint. State "in the
+object space" costs a checkpoint only what changed. An ended operator saves only that it ended. Functions are
+Python functions, and are not saved.
 
-The `…_async` names of other libraries are `first`, `last` and `single`: here nothing blocks.
-`to_subscribable` is `Source`, of a feed of the engine.
+The `…_async` operators of other libraries are `first`, `last` and `single`: nothing blocks here.
+`to_subscribable` is `Source`.
 
-What differs from RxPY 4: errors are `rt.query.WrongCount` where a value is missing or one too many, and the
-error of a user's function ends the operator everywhere, but in `finally_action`. `skip_until` ends with its
-source even if nothing opened it, and `sample` if its sampler has ended. `catch` tells its handler a
-`Failure`, what can be kept of an error, and not the source. Windows and groups must be subscribed to when
-they are handed out. Lists of `buffer_with_time`, ticks of `timer` and windows of `window_with_time` that
-were missed while nothing ran come once, not as often as they were missed.
+Differences from RxPY 4:
+
+- A missing value, or one too many, is `rt.query.WrongCount`.
+- An exception of a user's function ends the operator, except in `finally_action`.
+- `skip_until` ends with its source, even if no value passed. `sample` ends if its sampler ended.
+- The handler of `catch` gets a `Failure` (what is stored of an error), and not the source.
+- Windows and groups must be subscribed to immediately.
+- Lists of `buffer_with_time`, ticks of `timer` and windows of `window_with_time` that were missed while the
+  engine did not run are emitted once.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One operator. `also` are its other names; `module` is below `rt.query.operators`."""
+    """One operator. `also`: its other names. `module`: its module in `rt.query.operators`."""
 
     name: str
     also: tuple[str, ...]
@@ -61,12 +63,12 @@ class Row:
 
     @property
     def keeps_objects(self) -> bool:
-        """Whether it has large state."""
+        """Whether its state is in the object space."""
         return "object space" in self.saves
 
 
 def rows() -> Iterator[Row]:
-    """All operators, by module; within one, as they stand there."""
+    """All operators by module, in the order of the source."""
     names: dict[Callable[..., Any], list[str]] = {}
     for package in (operators, creation):
         for name in package.__all__:
@@ -83,7 +85,6 @@ def rows() -> Iterator[Row]:
 
 
 def markdown() -> str:
-    """The page of the documentation."""
     text, module = _INTRODUCTION, ""
     for row in rows():
         if row.module != module:

@@ -1,38 +1,108 @@
-"""Operators that hand out windows: parts of their values, each as an observable of its own.
+"""Operators that emit windows: parts of their values, each as an observable.
 
-A window must be subscribed to when it is handed out, as `flat_map` does. The first is handed out as soon as
-time runs, and before the first value.
+A window must be subscribed to while it is handed out, as `flat_map` does. The first window is handed out at
+the start, before the first value.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from rt.query.observing import Transform, applied
-from rt.query.operators.asking import next_tick_ns, period_ns
-from rt.query.operators.handing_out import HandsOut
-from rt.query.scheduling import Duration
+from rt.query.core.observable import Transform, applied
+from rt.query.core.scheduler import Duration
+from rt.query.core.subject import Subject
+from rt.query.operators.user_functions import UserFunctionOperator, next_tick_ns, period_ns
+
+
+class SubjectOwner(UserFunctionOperator[Any, Subject]):
+    """Base of operators that hand out windows or groups. It runs while it or one of them has a subscriber."""
+
+    __slots__ = ("_is_unsubscribed", "_subjects")
+
+    def __init__(self) -> None:
+        self._subjects: dict[str, Subject] = {}
+        self._is_unsubscribed = False
+
+    def leave(self) -> None:
+        """End if no window or group has subscribers. Otherwise continue for them, without new ones."""
+        if self.is_disposed or self._is_unsubscribed:
+            return
+        self._is_unsubscribed = True
+        self.changed()
+        self._end_if_idle()
+
+    def open_inner(self, name: str, key: Any = None) -> Subject | None:
+        """Hand out a new window or group; None if the operator has no subscriber."""
+        if self._is_unsubscribed:
+            return None
+        inner = self.reopen_inner(name, key)
+        self.hand_out(inner)
+        return inner
+
+    def reopen_inner(self, name: str, key: Any = None) -> Subject:
+        """Make a window or group again that was open at the checkpoint."""
+        inner = self._subjects[name] = self.make_inner(name, key)
+        inner.on_idle = self._end_if_idle
+        return inner
+
+    def close_inner(self, name: str) -> None:
+        self._subjects.pop(name).on_completed()
+
+    def fail(self, error: Exception) -> None:
+        """Fail, with all open windows and groups."""
+        for inner in list(self._subjects.values()):
+            inner.on_error(error)
+        if self._is_unsubscribed:
+            self.dispose()
+        else:
+            super().fail(error)
+
+    def complete(self) -> None:
+        """Complete, with all open windows and groups."""
+        for inner in list(self._subjects.values()):
+            inner.on_completed()
+        if self._is_unsubscribed:
+            self.dispose()
+        else:
+            super().complete()
+
+    def dispose(self) -> None:
+        """End. Remaining subscribers of windows and groups, for example of a `switch_map`, are completed."""
+        if not self.is_disposed:
+            super().dispose()
+            for inner in list(self._subjects.values()):
+                inner.on_completed()
+
+    def on_dispose(self) -> None:
+        """Remove all windows and groups."""
+        for inner in self._subjects.values():
+            inner.drop()
+
+    def _end_if_idle(self) -> None:
+        if self._is_unsubscribed and not any(inner.has_subscribers for inner in self._subjects.values()):
+            self.dispose()
+
 
 BEGIN: Final = "begin"
 END: Final = "end"
 
 
 def window_with_count(count: int, skip: int | None = None) -> Transform:
-    """Windows of `count` values, begun at every `skip`th value (default: `count`). The last may be shorter.
+    """Windows of `count` values. A window starts at every `skip`th value; default: `count`.
 
-    Saves how many values came, and which windows are open.
+    The last window may be shorter. Saves the number of values, and which windows are open.
     """
     skip = count if skip is None else skip
     if count < 1 or skip < 1:
-        raise ValueError(f"window_with_count({count}, {skip})")
+        raise ValueError(f"window_with_count: count and skip must be 1 or more, got {count} and {skip}")
     return applied(WindowWithCount, count, skip)
 
 
 def window_with_time(timespan: Duration, timeshift: Duration | None = None) -> Transform:
-    """Windows of `timespan`, one every `timeshift` (default: `timespan`) from the start.
+    """Windows of `timespan`. A window starts every `timeshift`; default: `timespan`.
 
-    Of those that began while nothing ran, only the last is handed out, if it is not over. Saves when the next
-    begins, and the open ones end.
+    Of the windows that started while the engine did not run, only the last is emitted, if it is still open.
+    Saves the start of the next window, and the ends of the open ones.
     """
     shift = timespan if timeshift is None else timeshift
     return applied(
@@ -41,17 +111,17 @@ def window_with_time(timespan: Duration, timeshift: Duration | None = None) -> T
 
 
 def window_with_time_or_count(timespan: Duration, count: int) -> Transform:
-    """Windows that end when they have `count` values, or `timespan` is over; the next begins there.
+    """Windows that end after `count` values or `timespan`. The next window starts there.
 
-    Saves how many values the window has, and when it ends.
+    Saves the number of values in the window, and its end.
     """
     if count < 1:
-        raise ValueError(f"window_with_time_or_count({timespan}, {count})")
+        raise ValueError(f"window_with_time_or_count: count must be 1 or more, got {count}")
     return applied(WindowWithTimeOrCount, period_ns("window_with_time_or_count", timespan), count)
 
 
-class Windows(HandsOut):
-    """An operator of windows. They are named by numbers; all that are open get every value."""
+class Windows(SubjectOwner):
+    """Windows are named by numbers. Every open window receives every value."""
 
     __slots__ = ("_made",)
 
@@ -60,77 +130,68 @@ class Windows(HandsOut):
         self._made = 0
 
     def on_start(self) -> None:
-        """The first, as soon as time runs."""
         self.set_timer(self.now_ns, BEGIN)
 
     def on_next(self, value: Any, /) -> None:
-        """To all windows."""
-        self.begin()
-        for inner in list(self._inners.values()):
+        self.open_first()
+        for inner in list(self._subjects.values()):
             inner.on_next(value)
 
     def fail(self, error: Exception) -> None:
-        """Not before the first window."""
-        self.begin()
+        self.open_first()
         super().fail(error)
 
     def on_completed(self) -> None:
-        """Not before the first window."""
-        self.begin()
+        self.open_first()
         self.complete()
 
-    def begin(self) -> None:
-        """Hand out the first window, unless it was."""
+    def open_first(self) -> None:
+        """Hand out the first window, if it was not."""
         if self.has_timer(BEGIN):
             self.cancel_timer(BEGIN)
             self.on_timer(BEGIN)
 
     def open_window(self) -> None:
-        """Hand out one more."""
+        """Hand out the next window."""
         self._made += 1
         self.changed()
         self.open_inner(str(self._made))
 
     def close_oldest(self) -> None:
-        """It has ended. Nothing if none is open."""
-        if self._inners:
+        """Complete the oldest window. Does nothing if none is open."""
+        if self._subjects:
             self.changed()
-            self.close_inner(next(iter(self._inners)))
+            self.close_inner(next(iter(self._subjects)))
 
     def save_windows(self) -> list[Any]:
-        """Whether nobody wants more, how many there were, and which are open."""
-        return [self._is_left, self._made, list(self._inners)]
+        """Whether the operator has no subscriber, how many windows there were, which are open."""
+        return [self._is_unsubscribed, self._made, list(self._subjects)]
 
     def load_windows(self, state: list[Any]) -> None:
-        """The same."""
-        self._is_left, self._made, names = state
+        self._is_unsubscribed, self._made, names = state
         for name in names:
             self.reopen_inner(name)
 
 
 class CountingWindows(Windows):
-    """Windows that end by the number of values that came."""
+    """Windows that end after a number of values."""
 
-    __slots__ = ("_came", "_count")
+    __slots__ = ("_count", "_received")
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count: Final = count
-        self._came = 0
+        self._received = 0
 
     def save_state(self) -> list[Any]:
-        """How many came, and the windows."""
-        return [self._came, *self.save_windows()]
+        return [self._received, *self.save_windows()]
 
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """The same."""
-        self._came, *windows = state
+        self._received, *windows = state
         self.load_windows(windows)
 
 
 class WindowWithCount(CountingWindows):
-    """See `window_with_count`."""
-
     __slots__ = ("_skip",)
 
     NAME = "window_with_count"
@@ -140,26 +201,22 @@ class WindowWithCount(CountingWindows):
         self._skip: Final = skip
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        """The first."""
         self.open_window()
 
     def on_next(self, value: Any, /) -> None:
-        """To all windows; perhaps the last of one, and the last before another."""
         super().on_next(value)
         if self.is_disposed:
             return
-        self._came += 1
+        self._received += 1
         self.changed()
-        past = self._came - self._count
+        past = self._received - self._count
         if past >= 0 and past % self._skip == 0:
             self.close_oldest()
-        if self._came % self._skip == 0:
+        if self._received % self._skip == 0:
             self.open_window()
 
 
 class WindowWithTime(Windows):
-    """See `window_with_time`."""
-
     __slots__ = ("_ends_ns", "_next_ns", "_shift_ns", "_span_ns")
 
     NAME = "window_with_time"
@@ -172,17 +229,16 @@ class WindowWithTime(Windows):
         self._ends_ns: list[int] = []
 
     def on_start(self) -> None:
-        """The first, as soon as time runs."""
         self._next_ns = self.now_ns
         super().on_start()
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        """One begins, or one ends, or both: in this order."""
+        """A window starts, or ends, or both in this order."""
         now_ns = self.now_ns
         if self._next_ns <= now_ns:
             self._next_ns = next_tick_ns(self._next_ns, self._shift_ns, now_ns)
             end_ns = self._next_ns - self._shift_ns + self._span_ns
-            if end_ns > now_ns and not self._is_left:
+            if end_ns > now_ns and not self._is_unsubscribed:
                 self._ends_ns.append(end_ns)
                 self.open_window()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
@@ -192,18 +248,14 @@ class WindowWithTime(Windows):
             self.set_timer(min([self._next_ns, *self._ends_ns[:1]]), END)
 
     def save_state(self) -> list[Any]:
-        """When the next begins, when the open ones end, and these."""
         return [self._next_ns, self._ends_ns, *self.save_windows()]
 
     def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        """The same."""
         self._next_ns, self._ends_ns, *windows = state
         self.load_windows(windows)
 
 
 class WindowWithTimeOrCount(CountingWindows):
-    """See `window_with_time_or_count`."""
-
     __slots__ = ("_span_ns",)
 
     NAME = "window_with_time_or_count"
@@ -213,18 +265,16 @@ class WindowWithTimeOrCount(CountingWindows):
         self._span_ns: Final = span_ns
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        """The window ends, and the next begins."""
-        self._came = 0
+        self._received = 0
         self.set_timer(self.now_ns + self._span_ns, END)
         self.close_oldest()
         self.open_window()
 
     def on_next(self, value: Any, /) -> None:
-        """Into the window; perhaps its last."""
         super().on_next(value)
         if self.is_disposed:
             return
-        self._came += 1
+        self._received += 1
         self.changed()
-        if self._came == self._count:
+        if self._received == self._count:
             self.on_timer(END)

@@ -1,8 +1,8 @@
-"""The status page at `/`: files of this package, which a browser gets as they are.
+"""The status page at `/`: static files of this package, served unchanged, without a build step.
 
-Laws. Nothing comes from elsewhere, and nothing is built: what is here is what runs. The browser is told to
-load scripts, styles and data from this node alone, and to run nothing that stands in the page itself. What
-a client named stands in the page as text; the scripts make no markup of it.
+Invariants:
+- The browser loads scripts, styles and data only from this node, and runs no inline script (`POLICY`).
+- Names from clients are inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _KINDS: Final = {
 }
 _FILES: Final = {
     "page.html": "The status page.",
-    "page.css": "Its looks.",
+    "page.css": "Its style sheet.",
     "icon.svg": "Its icon.",
-    "main.js": "Asks the node, and has shown what it answers.",
-    "poll.js": "How often it asks.",
+    "main.js": "Polls the node and updates the page.",
+    "poll.js": "Polling.",
     "rates.js": "Rates from successive answers.",
-    "sections.js": "What it tells.",
+    "sections.js": "The sections of the page.",
     "history.js": "The timeline of the merged log.",
-    "dom.js": "Elements.",
-    "words.js": "Numbers and times.",
+    "dom.js": "DOM helpers.",
+    "words.js": "Formatting of numbers and times.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file: where it is answered, as what, and its text."""
+    """One file and its URL path."""
 
     path: str
     summary: str

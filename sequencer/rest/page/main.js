@@ -1,5 +1,5 @@
-// The status page: asks the node every two seconds and shows what it answers. What a section needs and cannot
-// be had is said in that section; only /status has to come.
+// The status page: polls the node every two seconds. If a request fails, its section says so; only /status is
+// required.
 
 import { byId, note, say } from "./dom.js";
 import { History, drawTimeline, sayHistory } from "./history.js";
@@ -85,7 +85,7 @@ function show(status, clients, found, holds, atMs) {
 
 function sayProblem(id, error) {
   if (error) {
-    note(id, `This could not be asked for: ${error.message}.`);
+    note(id, `Request failed: ${error.message}.`);
   }
 }
 
@@ -99,9 +99,9 @@ function sayAnswered() {
 }
 
 function sayNoAnswer(error) {
-  const since = answeredMs === null ? "" : ` What is shown is of ${clock(answeredMs)}.`;
-  const who = error.isAnswer ? "The node refuses to tell its status" : "The node does not answer";
-  note("connection", `${who}: ${error.message}.${since} It is asked again and again.`);
+  const since = answeredMs === null ? "" : ` The page shows data of ${clock(answeredMs)}.`;
+  const who = error.isAnswer ? "The node rejects the request for its status" : "The node does not answer";
+  note("connection", `${who}: ${error.message}.${since} Retrying.`);
   document.body.dataset.stale = "true";
   const pill = byId("health");
   pill.dataset.level = "critical";
@@ -113,6 +113,6 @@ function sayNoAnswer(error) {
 const polling = new Polling(look);
 byId("pause").addEventListener("click", ({ currentTarget }) => {
   polling.isPaused = !polling.isPaused;
-  say(currentTarget, polling.isPaused ? "Go on with updates" : "Pause updates");
+  say(currentTarget, polling.isPaused ? "Resume updates" : "Pause updates");
 });
 polling.start();

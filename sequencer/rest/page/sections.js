@@ -1,4 +1,4 @@
-// What the page tells, section by section: each function shows one answer of the node.
+// The sections of the page; each function shows one response of the node.
 
 import { Table, bar, byId, fill, make, note, say, sparkline } from "./dom.js";
 import { bytes, clock, count, day, moment, percent, several, span } from "./words.js";
@@ -15,16 +15,16 @@ function levelOf(severity) {
   return LEVELS.includes(severity) ? severity : "info";
 }
 
-// Of the cluster
+// Cluster
 
 export function showTitle(status) {
   say(byId("stream"), status.stream);
   const { node } = status;
   const cluster = status.cluster ? `cluster ${status.cluster.slice(0, 8)}, epoch ${status.epoch}` : "no cluster yet";
-  say(byId("about"), `Told by node ${node.name} (rt ${node.version}), ${cluster}.`);
+  say(byId("about"), `Reported by node ${node.name} (rt ${node.version}), ${cluster}.`);
 }
 
-/** Alarms, and beside them why the node that answers is not ready. */
+/** Alarms, and why this node is not ready. */
 export function showAlarms(status) {
   const { alarms, node } = status;
   const list = byId("alarms");
@@ -79,26 +79,26 @@ function tile(name, text, below, values = null) {
 }
 
 export function showOverview(status, { merge, messages, ingest }) {
-  const { archive, committed, leader, term, node } = status;
+  const { retention, committed, leader, term, node } = status;
   tile("Leader", leader || "none known", `term ${term}`);
   tile("Next position", count(committed.position), `instruction ${count(committed.instruction)}`);
   tile("Merged", perSecond(merge.now, bytes), perSecond(messages.now, (rate) => several(rate, "message")), merge.values);
   tile(`Ingest at ${node.name}`, perSecond(ingest.now, bytes), "from publishers", ingest.values);
-  tile("Kept", bytes(archive.bytes), `${several(archive.segments, "segment")} from position ${count(archive.logStart)}`);
-  const waits = node.waitsFor ? `waits for ${node.waitsFor}` : node.lagMessages ? bytes(node.lagBytes) : "all is merged here";
+  tile("Kept", bytes(retention.bytes), `${several(retention.segments, "segment")} from position ${count(retention.logStart)}`);
+  const waits = node.waitsFor ? `waits for ${node.waitsFor}` : node.lagMessages ? bytes(node.lagBytes) : "all merged here";
   tile(`Lag of ${node.name}`, behind(node.lagMessages), waits);
 }
 
-// Of the nodes
+// Nodes
 
 let members = null;
 
 export function showMembers(status) {
-  const policy = status.configuration.diskPercent / 100;
+  const policy = status.configuration.retentionDiskPercent / 100;
   members ??= new Table(byId("members"), "members-title", [
     { label: "Node", cell: ({ one }) => ({ text: one.name, below: one.address }) },
     { label: "Role", cell: ({ one }) => role(one) },
-    { label: "Step", cell: ({ one }) => step(one) },
+    { label: "Phase", cell: ({ one }) => step(one) },
     { label: "Merged to", isNumber: true, cell: ({ one }) => count(one.merged.position) },
     { label: "Lag", isNumber: true, cell: ({ one, committed }) => lagOf(one, committed) },
     { label: "Disk used", cell: ({ one, mark }) => disk(one, mark) },
@@ -109,8 +109,8 @@ export function showMembers(status) {
 }
 
 function role(one) {
-  const text = one.isLeader ? "leader" : one.isConnected ? "follower" : "away";
-  return { text, below: one.isCounted ? "" : "its disk does not count yet" };
+  const text = one.isLeader ? "leader" : one.isConnected ? "follower" : "unreachable";
+  return { text, below: one.isCounted ? "" : "its disk is not admitted yet" };
 }
 
 function step(one) {
@@ -132,16 +132,16 @@ function lagOf(one, committed) {
 
 function disk(one, mark) {
   if (!one.diskBytes) {
-    return "not told";
+    return "not reported";
   }
   const share = 1 - one.diskFreeBytes / one.diskBytes;
   const level = mark !== null && share >= mark ? "critical" : mark !== null && share >= 0.9 * mark ? "warning" : "ok";
-  const limit = mark === null ? "" : `, policy ${percent(mark + 1e-9)}`;
-  const text = `${percent(share)} of ${bytes(one.diskBytes)}${limit}`;
+  const retentionBytes = mark === null ? "" : `, policy ${percent(mark + 1e-9)}`;
+  const text = `${percent(share)} of ${bytes(one.diskBytes)}${retentionBytes}`;
   return { text, below: bar(share, `Disk of ${one.name}: ${text}`, { mark, level }) };
 }
 
-// Of the merged log
+// Merged log
 
 let segments = null;
 
@@ -152,7 +152,7 @@ export function showSegments(entries) {
     { label: "Size", isNumber: true, cell: (one) => bytes(one.logSize) },
     { label: "Sealed", cell: (one) => (one.logAge < 0 ? "not yet" : `${span(one.logAge * 60)} ago`) },
     { label: "State", cell: segmentState },
-  ], (one) => one.logPath, "No message was merged yet.");
+  ], (one) => one.logPath, "No message has been merged yet.");
   segments.show(entries.slice(-20).reverse());
 }
 
@@ -163,33 +163,33 @@ function segmentState(one) {
 
 /** Policy against use. */
 export function showPolicy(status) {
-  const { archive, configuration, members: nodes } = status;
-  const { timeMinutes, limit, diskPercent, holdLimit, rollBytes, rollMinutes } = configuration;
-  const { oldestMinutes, holdBytes } = archive;
+  const { retention, configuration, members: nodes } = status;
+  const { retentionMinutes, retentionBytes, retentionDiskPercent, holdBytesMax, rollBytes, rollMinutes } = configuration;
+  const { oldestMinutes, holdBytes } = retention;
   const used = nodes.filter((one) => one.diskBytes).map((one) => 1 - one.diskFreeBytes / one.diskBytes);
   const fullest = Math.max(0, ...used);
   const oldest = oldestMinutes < 0 ? "nothing is sealed" : `the oldest was sealed ${span(oldestMinutes * 60)} ago`;
   const tight = (share) => (share > 1 ? "critical" : share >= 0.9 ? "warning" : "ok");
   const rows = [
-    timeMinutes
-      ? ["By time", `after ${span(timeMinutes * 60)}; ${oldest}`, Math.max(oldestMinutes, 0) / timeMinutes]
+    retentionMinutes
+      ? ["By time", `after ${span(retentionMinutes * 60)}; ${oldest}`, Math.max(oldestMinutes, 0) / retentionMinutes]
       : ["By time", `never; ${oldest}`],
-    limit
-      ? ["By size", `${bytes(archive.bytes)} of ${bytes(limit)}`, archive.bytes / limit]
-      : ["By size", `never; ${bytes(archive.bytes)} are kept`],
-    diskPercent
-      ? ["By disk", `above ${diskPercent} %; the fullest disk is at ${percent(fullest)}`, (100 * fullest) / diskPercent, tight]
+    retentionBytes
+      ? ["By size", `${bytes(retention.bytes)} of ${bytes(retentionBytes)}`, retention.bytes / retentionBytes]
+      : ["By size", `never; ${bytes(retention.bytes)} are kept`],
+    retentionDiskPercent
+      ? ["By disk", `above ${retentionDiskPercent} %; the fullest disk is at ${percent(fullest)}`, (100 * fullest) / retentionDiskPercent, tight]
       : ["By disk", `never; the fullest disk is at ${percent(fullest)}`],
-    holdLimit
-      ? ["Holds", `${several(archive.holds, "hold")}, the furthest ${bytes(holdBytes)} behind; ${bytes(holdLimit)} may be kept for holds alone`]
-      : ["Holds", "hold nothing back"],
+    holdBytesMax
+      ? ["Holds", `${several(retention.holds, "hold")}, the furthest ${bytes(holdBytes)} behind; ${bytes(holdBytesMax)} may be kept for holds alone`]
+      : ["Holds", "ignored"],
     ["Segments end", `at ${bytes(rollBytes)}${rollMinutes ? `, or after ${span(rollMinutes * 60)}` : ""}`],
-    ["Last trim", archive.lastTrimTime ? `by ${archive.lastTrimReason}, ${day(moment(archive.lastTrimTime))}` : "none"],
+    ["Last trim", retention.lastTrimTime ? `by ${retention.lastTrimReason}, ${day(moment(retention.lastTrimTime))}` : "none"],
   ];
   byId("policy").replaceChildren(...rows.flatMap(policyRow));
 }
 
-/** Age and size are used up whole as a rule; a disk should not be (`levelOfShare`). */
+/** Full use of age and size is normal; a full disk is not (`levelOfShare`). */
 function policyRow([name, text, share, levelOfShare]) {
   const told = make("dd", {}, text);
   if (share !== undefined) {
@@ -198,7 +198,7 @@ function policyRow([name, text, share, levelOfShare]) {
   return [make("dt", {}, name), told];
 }
 
-// Of clients
+// Clients
 
 let sessions = null;
 
@@ -214,34 +214,34 @@ export function showSessions(found, clients, hasMore, node) {
     { label: "Merged to", isNumber: true, cell: ({ one }) => mergedTo(one) },
     { label: "Lag", isNumber: true, cell: ({ client }) => (client ? late(client) : "–") },
     { label: "Rate", isNumber: true, cell: ({ client }) => (client ? perSecond(client.bytesPerSecond, bytes) : "–") },
-  ], ({ one }) => one.id, "No publisher was here yet.");
+  ], ({ one }) => one.id, "No publisher has connected yet.");
   sessions.show(rows.slice(0, ROWS_MAX));
-  const more = rows.length > ROWS_MAX || hasMore ? ` The ${Math.min(ROWS_MAX, rows.length)} furthest behind are shown.` : "";
+  const more = rows.length > ROWS_MAX || hasMore ? ` The ${Math.min(ROWS_MAX, rows.length)} with the largest lag are shown.` : "";
   const total = `${hasMore ? "More than " : ""}${several(found.length, "session")}, ${count(pushing.size)} connected to ${node}.`;
-  note("sessions-note", `${total} Lag: messages that ${node} has and that are not merged yet.${more}`);
+  note("sessions-note", `${total} Lag: messages received by ${node} and not merged yet.${more}`);
 }
 
 function sessionState(one) {
-  const [life] = one.lives;
-  if (!life) {
-    return one.isSuperseded ? "superseded" : "merged whole";
+  const [run] = one.lives;
+  if (!run) {
+    return one.isSuperseded ? "superseded" : "completely merged";
   }
-  const words = life.end ? "closed" : life.isFenced ? "fenced" : "open";
+  const words = run.end ? "closed" : run.isFenced ? "fenced" : "open";
   const waits = one.waitsFor === null ? "" : `, waits for id ${one.waitsFor}`;
   return { text: words + waits, below: one.isSuperseded ? "superseded" : "" };
 }
 
 function mergedTo(one) {
-  const [life] = one.lives;
+  const [run] = one.lives;
   if (one.consumed) {
-    return { text: count(one.consumed.number), below: life ? `X ${life.x}` : "" };
+    return { text: count(one.consumed.number), below: run ? `run ${run.x}` : "" };
   }
-  return one.mergedX < 0 ? "nothing" : { text: "all", below: `X ${one.mergedX}` };
+  return one.mergedX < 0 ? "nothing" : { text: "all", below: `run ${one.mergedX}` };
 }
 
 let subscribers = null;
 
-/** Pullers that are no nodes, and the holds of those that are not here. */
+/** Pull clients except nodes, and holds of subscribers that are not connected here. */
 export function showSubscribers(clients, holds, node, nowMs) {
   const held = new Map((holds ?? []).map((one) => [one.name, one]));
   const pulling = clients.filter((one) => one.session === null && one.kind !== "node");
@@ -260,24 +260,24 @@ export function showSubscribers(clients, holds, node, nowMs) {
     { label: "Position", isNumber: true, cell: ({ client, hold }) => count((client ?? hold).position) },
     { label: "Lag", isNumber: true, cell: ({ client, hold }) => (client ? late(client) : behind(hold.lag)) },
     { label: "Rate", isNumber: true, cell: ({ client }) => (client?.active ? perSecond(client.bytesPerSecond, bytes) : "–") },
-    { label: "Holds back", isNumber: true, cell: ({ hold }) => heldBack(hold) },
-  ], ({ key }) => key, "Nobody pulls from this node, and nobody holds data back.");
+    { label: "Held", isNumber: true, cell: ({ hold }) => heldBack(hold) },
+  ], ({ key }) => key, "No client pulls from this node, and there are no holds.");
   subscribers.show(rows.slice(0, ROWS_MAX));
   const more = rows.length > ROWS_MAX ? ` ${count(rows.length - ROWS_MAX)} more are not shown.` : "";
-  note("subscribers-note", `${count(seen.size)} connected to ${node}. Those of other nodes stand on their pages, but for their holds.${more}`);
+  note("subscribers-note", `${count(seen.size)} connected to ${node}. Other nodes show their own subscribers; holds are shown everywhere.${more}`);
 }
 
 function heldBack(hold) {
   if (!hold) {
     return "–";
   }
-  const below = hold.isOverridden ? "some of it is trimmed" : `from ${count(hold.position)}`;
+  const below = hold.isOverridden ? "partly trimmed" : `from ${count(hold.position)}`;
   return { text: bytes(hold.bytes), below };
 }
 
 function connection(client, nowMs) {
   if (!client) {
-    return "not here";
+    return "not connected here";
   }
   if (client.active) {
     return { text: "connected", below: `since ${clock(moment(client.connectTime))}` };

@@ -1,4 +1,4 @@
-// Numbers and times as people read them. Pure.
+// Formats numbers and times. Pure.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const AGES = [["d", 86400], ["h", 3600], ["min", 60]];
@@ -23,7 +23,7 @@ export function several(value, word) {
   return `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 }
 
-/** A share of 1 as percent; never 100 % of what is not whole. */
+/** A share of 1 as percent, rounded down: 100 % only if complete. */
 export function percent(share) {
   return `${Math.floor(share * 100)} %`;
 }

@@ -12,18 +12,18 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from chaos.checks import NO_CHAIN, check_lives
+from chaos.cluster import Cluster
+from chaos.power import UndoableDisk
+from chaos.power_cut import cut_power
+from chaos.run import Chaos
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.errors import RtError
 from rt.log.disk import Disk
 from rt.testing.disk import MemoryDisk
-from sequencer.testing.chaos import Chaos
-from sequencer.testing.chaos_checks import NO_CHAIN, check_lives
-from sequencer.testing.chaos_cluster import Cluster
-from sequencer.testing.power import UndoableDisk
-from sequencer.testing.power_cut import cut_power
-from sequencer.testing.processes import Ended, Process
+from sequencer.localcluster.processes import Process, ProcessEnded
 
 # --- clusters
 
@@ -55,7 +55,7 @@ def command_line(pid: int) -> str:
 
 @pytest.mark.slow
 def test_faults_of_all_kinds_break_no_promise(tmp_path: Path) -> None:
-    """The seed draws each kind twice at least. `python -m sequencer.testing.chaos` runs for longer."""
+    """The seed draws each kind twice at least. `python -m chaos.run` runs for longer."""
     assert run_chaos(tmp_path, nodes=3, strikes=24, seed=11) >= FAULTS
 
 
@@ -80,7 +80,9 @@ def test_leadership_is_handed_over_again_and_again_under_load_and_nothing_is_los
         wait_for(lambda: len({status["hash"] for status in cluster.statuses()}) == 1)
         assert [process.terminate(60) for process in cluster.running.values()] == [0, 0, 0]
         cluster.running.clear()
-        assert any("called_to_stand" in (cluster.out(name) / "stderr").read_text() for name in cluster.names)
+        assert any(
+            "timeout_now_received" in (cluster.out(name) / "stderr").read_text() for name in cluster.names
+        )
     assert not check_lives({name: cluster.out(name) for name in cluster.names}, is_settled=True).problems
 
 
@@ -103,7 +105,7 @@ def test_a_log_that_is_not_synced_is_found_out_by_a_power_cut(tmp_path: Path) ->
             for name in cluster.names:
                 cluster.start(name)
             wait_for(lambda: all(status["index"] > before.commands for status in cluster.statuses()))
-        except Ended:
+        except ProcessEnded:
             return  # A node saw it itself: what its disk says cannot be.
     assert check_lives({name: cluster.out(name) for name in cluster.names}, is_settled=False).problems
 
@@ -117,7 +119,8 @@ def wait_for(is_met: Callable[[], bool]) -> None:
 # --- processes
 
 CHILD = (
-    "from sequencer.testing.processes import serve; serve(lambda do, arguments: {'said': do, **arguments})"
+    "from sequencer.localcluster.processes import serve\n"
+    "serve(lambda do, arguments: {'said': do, **arguments})"
 )
 
 
@@ -146,14 +149,14 @@ def test_a_process_that_ended_by_itself_is_an_error_with_its_last_words(
     with child() as process:
         assert process.ask("begun")
         process.signal(signal.SIGKILL)
-        with pytest.raises(Ended, match="status -9"):
+        with pytest.raises(ProcessEnded, match="status -9"):
             process.ask("anything")
 
 
 @pytest.mark.parametrize("moment", ["running", "stopped"])
 def test_a_process_dies_with_its_parent(tmp_path: Path, child: Callable[[], Process], moment: str) -> None:
     parent = (
-        "import os, pathlib; from sequencer.testing.processes import Process\n"
+        "import os, pathlib; from sequencer.localcluster.processes import Process\n"
         f"process = Process('child_of_test', {{}}, pathlib.Path({str(tmp_path / 'stderr')!r}))\n"
         f"process.ask('begun'); {'process.signal(19)' if moment == 'stopped' else 'pass'}\n"
         "print(process.pid, flush=True); os.kill(os.getpid(), 9)"
@@ -347,6 +350,6 @@ def test_a_broken_promise_is_found(tmp_path: Path, file: str, old: str, new: str
 def test_a_run_whose_nodes_cannot_start_fails_with_their_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sequencer.testing.chaos_cluster.STREAM", "not a name")
+    monkeypatch.setattr("chaos.cluster.STREAM", "not a name")
     with pytest.raises(RtError, match="not a name"):
         Chaos(tmp_path, strikes=1, seed=1).run()

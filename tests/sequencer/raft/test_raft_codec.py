@@ -11,108 +11,112 @@ from dump import Dump, diagram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sequencer.raft.codec
+import sequencer.raft.transport.codec
 from rt.errors import FormatError, UnknownVersion
-from sequencer.raft.codec import (
-    APPEND_ENTRIES_MAX,
-    FRAME_BYTES_MAX,
-    FRAME_HEADER_BYTES,
-    NUMBER_MAX,
-    Kind,
-    decode,
-    decode_header,
-    encode,
-    ping,
-)
-from sequencer.raft.messages import (
+from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
     CHUNK_BYTES_MAX,
     COMMAND_BYTES_MAX,
     ENTRY_BYTES_MAX,
     NOWHERE,
     SNAPSHOT_BYTES_MAX,
-    Adopt,
-    Append,
-    AppendReply,
-    AskState,
-    Chunk,
-    ChunkReply,
-    Claim,
-    Entry,
+    Admit,
+    AppendEntries,
+    AppendEntriesReply,
+    AppMessage,
+    DiskClaim,
+    FetchState,
+    FetchStateChunk,
     Forward,
     Hello,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
     Message,
-    Place,
+    RaftEntry,
     RequestVote,
-    StandNow,
-    StatePiece,
-    Tell,
-    VoteReply,
+    RequestVoteReply,
+    TimeoutNow,
+)
+from sequencer.raft.transport.codec import (
+    APPEND_ENTRIES_MAX,
+    FRAME_BYTES_MAX,
+    FRAME_HEADER_BYTES,
+    NUMBER_MAX,
+    FrameKind,
+    decode,
+    decode_header,
+    encode,
+    ping,
 )
 
-CLAIM = Claim(b"D" * 16, Place(3, 2))
+CLAIM = DiskClaim(b"D" * 16, LogIndex(3, 2))
 EXAMPLES: list[Message | Hello] = [
     Hello(b"C" * 16, 7, CLAIM, wants_bootstrap=True),
-    RequestVote(5, Place(9, 4), CLAIM, pre=True),
-    VoteReply(5, granted=True, claim=CLAIM, pre=False),
-    Append(5, Place(9, 4), 8, 7, 0x1234567, ()),
-    Append(5, Place(9, 4), 8, 7, 0x1234567, (Entry(b"ten", 10, 4), Entry(b"", 11, 5))),
-    AppendReply(5, matched=True, prev=9, index=11, claim=CLAIM),
-    Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
-    ChunkReply(5, Place(9, 4), 120, 100, installed=True, claim=CLAIM),
-    StandNow(5),
-    AskState(1 << 20, b"h" * 32),
-    StatePiece(Place(9, 4), 1 << 21, b"h" * 32, 1 << 20, b"ten bytes."),
+    RequestVote(5, LogIndex(9, 4), CLAIM, pre=True),
+    RequestVoteReply(5, granted=True, claim=CLAIM, pre=False),
+    AppendEntries(5, LogIndex(9, 4), 8, 7, 0x1234567, ()),
+    AppendEntries(5, LogIndex(9, 4), 8, 7, 0x1234567, (RaftEntry(b"ten", 10, 4), RaftEntry(b"", 11, 5))),
+    AppendEntriesReply(5, matched=True, prev=9, index=11, claim=CLAIM),
+    InstallSnapshot(5, LogIndex(9, 4), 100, b"S" * 32, 90, b"the end..."),
+    InstallSnapshotReply(5, LogIndex(9, 4), 120, 100, installed=True, claim=CLAIM),
+    TimeoutNow(5),
+    FetchState(1 << 20, b"h" * 32),
+    FetchStateChunk(LogIndex(9, 4), 1 << 21, b"h" * 32, 1 << 20, b"ten bytes."),
     Forward(b"a command"),
-    Adopt(b"a state"),
-    Tell(b"a report"),
+    Admit(b"a state"),
+    AppMessage(b"a report"),
 ]
 
 OFFSETS = st.integers(0, SNAPSHOT_BYTES_MAX)
 NUMBERS = st.integers(0, NUMBER_MAX) | st.integers(0, 300)
 IDS = st.binary(min_size=16, max_size=16)
-PLACES = st.builds(Place, st.integers(1, NUMBER_MAX), NUMBERS) | st.just(NOWHERE)
-CLAIMS = st.builds(Claim, IDS, PLACES)
+PLACES = st.builds(LogIndex, st.integers(1, NUMBER_MAX), NUMBERS) | st.just(NOWHERE)
+CLAIMS = st.builds(DiskClaim, IDS, PLACES)
 
 
-def in_order(message: RequestVote | Chunk) -> RequestVote | Chunk:
+def in_order(message: RequestVote | InstallSnapshot) -> RequestVote | InstallSnapshot:
     """Nobody speaks of a later term than the one it speaks in."""
     place = message.last if isinstance(message, RequestVote) else message.snapshot
     return message._replace(term=max(message.term, place.term))
 
 
 @st.composite
-def appends(draw: st.DrawFn) -> Append:
+def appends(draw: st.DrawFn) -> AppendEntries:
     contents = draw(st.lists(st.binary(max_size=40), max_size=6))
     terms = sorted(draw(st.lists(NUMBERS, min_size=len(contents) + 2, max_size=len(contents) + 2)))
     index = draw(st.integers(1, NUMBER_MAX - len(contents)))
-    entries = [Entry(content, index + 1 + i, terms[1 + i]) for i, content in enumerate(contents)]
+    entries = [RaftEntry(content, index + 1 + i, terms[1 + i]) for i, content in enumerate(contents)]
     chain = draw(st.integers(0, 2**64 - 1))
-    return Append(terms[-1], Place(index, terms[0]), draw(NUMBERS), draw(NUMBERS), chain, tuple(entries))
+    return AppendEntries(
+        terms[-1], LogIndex(index, terms[0]), draw(NUMBERS), draw(NUMBERS), chain, tuple(entries)
+    )
 
 
 @st.composite
-def chunks(draw: st.DrawFn) -> Chunk:
+def chunks(draw: st.DrawFn) -> InstallSnapshot:
     data = draw(st.binary(max_size=60))
     offset = draw(st.integers(0, SNAPSHOT_BYTES_MAX - len(data)))
     length = draw(st.integers(offset + len(data), SNAPSHOT_BYTES_MAX))
-    return Chunk(draw(NUMBERS), draw(PLACES), length, draw(st.binary(min_size=32, max_size=32)), offset, data)
+    return InstallSnapshot(
+        draw(NUMBERS), draw(PLACES), length, draw(st.binary(min_size=32, max_size=32)), offset, data
+    )
 
 
 MESSAGES = st.one_of(
     st.builds(Hello, IDS, NUMBERS, CLAIMS, st.booleans()),
     st.builds(RequestVote, NUMBERS, PLACES, CLAIMS, st.booleans(), st.booleans()).map(in_order),
-    st.builds(VoteReply, NUMBERS, st.booleans(), CLAIMS, st.booleans()),
+    st.builds(RequestVoteReply, NUMBERS, st.booleans(), CLAIMS, st.booleans()),
     appends(),
-    st.builds(AppendReply, NUMBERS, st.booleans(), NUMBERS, NUMBERS, CLAIMS),
+    st.builds(AppendEntriesReply, NUMBERS, st.booleans(), NUMBERS, NUMBERS, CLAIMS),
     chunks().map(in_order),
-    st.builds(ChunkReply, NUMBERS, PLACES, OFFSETS, OFFSETS, st.booleans(), CLAIMS),
+    st.builds(InstallSnapshotReply, NUMBERS, PLACES, OFFSETS, OFFSETS, st.booleans(), CLAIMS),
     st.builds(Forward, st.binary()),
-    st.builds(Adopt, st.binary()),
-    st.builds(Tell, st.binary()),
-    st.builds(StandNow, NUMBERS),
-    st.builds(AskState, OFFSETS, st.binary(min_size=32, max_size=32)),
-    chunks().map(lambda chunk: StatePiece(*chunk[1:])),
+    st.builds(Admit, st.binary()),
+    st.builds(AppMessage, st.binary()),
+    st.builds(TimeoutNow, NUMBERS),
+    st.builds(FetchState, OFFSETS, st.binary(min_size=32, max_size=32)),
+    chunks().map(lambda chunk: FetchStateChunk(*chunk[1:])),
 )
 
 
@@ -151,7 +155,7 @@ def test_changed_bytes_are_a_message_within_the_bounds_or_a_format_error(
     check_total(kind, bytes(body))
 
 
-@given(st.sampled_from(Kind) | st.integers(0, 255), st.binary(max_size=200))
+@given(st.sampled_from(FrameKind) | st.integers(0, 255), st.binary(max_size=200))
 @settings(max_examples=250)
 def test_random_bytes_are_a_message_within_the_bounds_or_a_format_error(kind: int, body: bytes) -> None:
     check_total(kind, body)
@@ -178,7 +182,7 @@ def check_total(kind: int, body: bytes) -> None:
 @pytest.mark.parametrize("message", EXAMPLES[:-3], ids=range(len(EXAMPLES) - 3))
 def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) -> None:
     kind, body = parts(message)
-    has_data = kind in {Kind.CHUNK, Kind.STATE_PIECE}
+    has_data = kind in {FrameKind.CHUNK, FrameKind.STATE_PIECE}
     if not has_data:
         with pytest.raises(FormatError):
             decode(kind, bytes(body) + b"\0")
@@ -189,7 +193,7 @@ def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) ->
 
 BAD = {
     "a kind that nobody has": (99, b""),
-    "a ping, which is no message": (Kind.PING, b""),
+    "a ping, which is no message": (FrameKind.PING, b""),
     "neither yes nor no": patched(EXAMPLES[5], 8, "B", 2),
     "called neither yes nor no": patched(EXAMPLES[1], 57, "B", 2),
     "an absurd term to stand in": patched(EXAMPLES[8], 0, "<Q", 1 << 63),
@@ -216,11 +220,11 @@ BAD = {
     "a chunk behind the snapshot": patched(EXAMPLES[6], 64, "<Q", 91),
     "a chunk of a snapshot above the limit": patched(EXAMPLES[6], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
     "an offset above any snapshot": patched(EXAMPLES[7], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
-    "a command above the limit": (Kind.FORWARD, bytes(ENTRY_BYTES_MAX + 1)),
-    "a first snapshot above the limit": (Kind.ADOPT, bytes(CHUNK_BYTES_MAX + 1)),
-    "something told above the limit": (Kind.TELL, bytes(COMMAND_BYTES_MAX + 1)),
-    "a chunk above the limit": (Kind.CHUNK, bytes(72 + CHUNK_BYTES_MAX + 1)),
-    "a pickle": (Kind.APPEND, pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []})),
+    "a command above the limit": (FrameKind.FORWARD, bytes(ENTRY_BYTES_MAX + 1)),
+    "a first snapshot above the limit": (FrameKind.ADOPT, bytes(CHUNK_BYTES_MAX + 1)),
+    "something told above the limit": (FrameKind.TELL, bytes(COMMAND_BYTES_MAX + 1)),
+    "a chunk above the limit": (FrameKind.CHUNK, bytes(72 + CHUNK_BYTES_MAX + 1)),
+    "a pickle": (FrameKind.APPEND, pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []})),
 }
 
 
@@ -237,12 +241,12 @@ def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
     [
         struct.pack("<IBBHQ", 0, 0, 1, 0, 1),
         struct.pack("<IBBHQ", 0, 12, 1, 0, 1),
-        struct.pack("<IBBHQ", 0, Kind.PING, 1, 1, 1),
-        struct.pack("<IBBHQ", 1, Kind.PING, 1, 0, 1),
-        struct.pack("<IBBHQ", 58, Kind.HELLO, 1, 0, 1),
-        struct.pack("<IBBHQ", 56, Kind.HELLO, 1, 0, 1),
-        struct.pack("<IBBHQ", 2**32 - 1, Kind.APPEND, 1, 0, 1),
-        struct.pack("<IBBHQ", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, Kind.APPEND, 1, 0, 1),
+        struct.pack("<IBBHQ", 0, FrameKind.PING, 1, 1, 1),
+        struct.pack("<IBBHQ", 1, FrameKind.PING, 1, 0, 1),
+        struct.pack("<IBBHQ", 58, FrameKind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHQ", 56, FrameKind.HELLO, 1, 0, 1),
+        struct.pack("<IBBHQ", 2**32 - 1, FrameKind.APPEND, 1, 0, 1),
+        struct.pack("<IBBHQ", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, FrameKind.APPEND, 1, 0, 1),
         b"GET / HTTP/1.1\r\n"[:FRAME_HEADER_BYTES],
         pickle.dumps(list(range(9)))[:FRAME_HEADER_BYTES],
     ],
@@ -254,19 +258,21 @@ def test_a_header_that_no_frame_has_is_refused(header: bytes) -> None:
 
 def test_a_newer_version_is_told_from_nonsense() -> None:
     with pytest.raises(UnknownVersion):
-        decode_header(struct.pack("<IBBHQ", 0, Kind.PING, 2, 0, 1))
+        decode_header(struct.pack("<IBBHQ", 0, FrameKind.PING, 2, 0, 1))
 
 
 def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame() -> None:
     contents = [bytes(16)] * APPEND_ENTRIES_MAX
-    largest = Append(1, Place(1, 1), 0, 0, 0, tuple(Entry(c, i + 2, 1) for i, c in enumerate(contents)))
+    largest = AppendEntries(
+        1, LogIndex(1, 1), 0, 0, 0, tuple(RaftEntry(c, i + 2, 1) for i, c in enumerate(contents))
+    )
     assert APPEND_ENTRIES_MAX * 16 == APPEND_BYTES_MAX
     for message in [
         largest,
-        Append(1, Place(1, 1), 0, 0, 0, (Entry(bytes(ENTRY_BYTES_MAX), 2, 1),)),
-        Chunk(1, NOWHERE, CHUNK_BYTES_MAX, bytes(32), 0, bytes(CHUNK_BYTES_MAX)),
+        AppendEntries(1, LogIndex(1, 1), 0, 0, 0, (RaftEntry(bytes(ENTRY_BYTES_MAX), 2, 1),)),
+        InstallSnapshot(1, NOWHERE, CHUNK_BYTES_MAX, bytes(32), 0, bytes(CHUNK_BYTES_MAX)),
         Forward(bytes(ENTRY_BYTES_MAX)),
-        Adopt(bytes(CHUNK_BYTES_MAX)),
+        Admit(bytes(CHUNK_BYTES_MAX)),
     ]:
         frame = b"".join(encode(message, 1))
         header = decode_header(frame)
@@ -277,24 +283,24 @@ def test_the_largest_messages_pass_and_the_largest_append_is_the_largest_frame()
 
 def test_contents_are_not_copied_by_encode_and_come_back_as_bytes() -> None:
     content = bytes(1000)
-    buffers = encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(content, 5, 1),)), 1)
+    buffers = encode(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(content, 5, 1),)), 1)
     assert buffers[1] is content
     assert encode(Forward(content), 1)[1] is content
-    kind, body = parts(Append(1, Place(4, 1), 0, 0, 0, (Entry(content, 5, 1),)))
+    kind, body = parts(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(content, 5, 1),)))
     decoded = decode(kind, memoryview(body))
-    assert isinstance(decoded, Append)
+    assert isinstance(decoded, AppendEntries)
     assert type(decoded.entries[0].content) is bytes
 
 
 def test_a_frame_that_our_own_peer_would_refuse_is_not_made() -> None:
     with pytest.raises(AssertionError):
-        encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(b"", 6, 1),)), 1)
+        encode(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(b"", 6, 1),)), 1)
     with pytest.raises(AssertionError):
-        encode(Append(1, Place(4, 1), 0, 0, 0, (Entry(bytes(ENTRY_BYTES_MAX + 1), 5, 1),)), 1)
+        encode(AppendEntries(1, LogIndex(4, 1), 0, 0, 0, (RaftEntry(bytes(ENTRY_BYTES_MAX + 1), 5, 1),)), 1)
     with pytest.raises(AssertionError):
         encode(Forward(bytes(ENTRY_BYTES_MAX + 1)), 1)
     with pytest.raises(struct.error):
-        encode(AppendReply(-1, matched=True, prev=0, index=0, claim=CLAIM), 1)
+        encode(AppendEntriesReply(-1, matched=True, prev=0, index=0, claim=CLAIM), 1)
 
 
 def test_a_claimed_count_takes_no_memory() -> None:
@@ -309,7 +315,7 @@ def test_a_claimed_count_takes_no_memory() -> None:
 
 
 def test_the_bytes_of_version_1(golden) -> None:
-    header = diagram(sequencer.raft.codec)
+    header = diagram(sequencer.raft.transport.codec)
     frames = [ping(7), *(b"".join(encode(message, 7)) for message in EXAMPLES)]
     dump = Dump(b"".join(frames))
     for frame, message in zip(frames, ["a ping", *EXAMPLES], strict=True):
@@ -321,5 +327,5 @@ def test_the_bytes_of_version_1(golden) -> None:
         length, kind, epoch = decode_header(kept)
         assert epoch == 7
         body, kept = kept[FRAME_HEADER_BYTES:][:length], kept[FRAME_HEADER_BYTES + length :]
-        assert kind == Kind.PING if message is None else decode(kind, body) == message
+        assert kind == FrameKind.PING if message is None else decode(kind, body) == message
     assert not kept

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.epochs import (
+from rt.cluster_epoch import (
     GENERATIONS_MAX,
     LINE_BITS,
     epoch_of,
@@ -22,11 +22,11 @@ from rt.epochs import (
     number_of,
 )
 from rt.errors import FormatError
-from sequencer.raft.codec import NUMBER_MAX
-from sequencer.raft.entries import Reset, decode_content, encode_reset
-from sequencer.raft.epochs import LeftBehind, forced_epoch, next_epoch
-from sequencer.raft.messages import COMMAND_BYTES_MAX, NO_ID, Claim, Entry, Place
-from sequencer.raft.state import Ended, decode_state, encode_state, initial_state
+from sequencer.raft.model.cluster_state import EpochEnded, decode_state, encode_state, initial_state
+from sequencer.raft.model.entry_codec import ResetEntry, decode_content, encode_reset
+from sequencer.raft.model.epochs import EpochLeft, forced_epoch, next_epoch
+from sequencer.raft.model.messages import COMMAND_BYTES_MAX, NO_ID, DiskClaim, LogIndex, RaftEntry
+from sequencer.raft.transport.codec import NUMBER_MAX
 from tests.support.raft_bench import CLUSTER, commands_entry, disk_id
 
 FORCED = epoch_of(1 << 16, 5)
@@ -37,17 +37,17 @@ LOT = bytes(range(16))
 
 def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
     state = initial_state(CLUSTER, 3, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
-    assert state.apply(Entry(encode_reset(Reset(2, b"late")), 2, 1)) is None
-    assert state.apply(Entry(encode_reset(Reset(4, b"early")), 3, 1)) is None
+    assert state.apply(RaftEntry(encode_reset(ResetEntry(2, b"late")), 2, 1)) is None
+    assert state.apply(RaftEntry(encode_reset(ResetEntry(4, b"early")), 3, 1)) is None
     state.apply(commands_entry(4, 1, b"a", b"b"))
-    assert state.apply(Entry(encode_reset(Reset(3, b"now")), 5, 1)) == Ended(3, b"now")
+    assert state.apply(RaftEntry(encode_reset(ResetEntry(3, b"now")), 5, 1)) == EpochEnded(3, b"now")
 
 
 def test_the_next_epoch_begins_with_the_whole_state_one_place_further() -> None:
     state = initial_state(CLUSTER, 1, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     state.apply(commands_entry(2, 1, b"a"))
     begun = next_epoch(state, b"digest")
-    assert (begun.epoch, begun.applied, begun.index) == (2, Place(3, 1), state.index)
+    assert (begun.epoch, begun.applied, begun.index) == (2, LogIndex(3, 1), state.index)
     assert (begun.disks, begun.proposers, begun.cluster) == (state.disks, state.proposers, CLUSTER)
     assert begun.chain != next_epoch(state, b"another").chain, "nodes whose states differ find out"
     assert decode_state(encode_state(begun))[0] == begun
@@ -58,9 +58,9 @@ def test_a_forced_epoch_names_its_disks_and_is_above_all_that_resets_can_come_to
     begun = forced_epoch(state, b"digest", {"n1": disk_id("n1"), "n2": disk_id("n2", 1)}, LOT)
     assert number_of(begun.epoch) == 1 << 16 == forced_number(5)
     assert begun.disks == {
-        "n1": Claim(disk_id("n1"), begun.applied),
-        "n2": Claim(disk_id("n2", 1), begun.applied),
-        "n3": Claim(NO_ID, begun.applied),
+        "n1": DiskClaim(disk_id("n1"), begun.applied),
+        "n2": DiskClaim(disk_id("n2", 1), begun.applied),
+        "n3": DiskClaim(NO_ID, begun.applied),
     }
     assert decode_state(encode_state(begun))[0] == begun
     assert forced_number((1 << 16) + 7) == 2 << 16
@@ -131,12 +131,12 @@ def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool
 def test_whom_a_node_asks_that_is_left_behind(
     elsewhere: dict[str, int], leaderless_s: float, is_bound: bool, asked: list[str]
 ) -> None:
-    left = LeftBehind(3, 10.0, elsewhere)
+    left = EpochLeft(3, 10.0, elsewhere)
     assert left.whom_to_ask(1, leaderless_s, is_bound=is_bound) == asked
 
 
 def test_nobody_follows_a_rival() -> None:
-    left = LeftBehind(3, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
+    left = EpochLeft(3, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
     assert left.whom_to_ask(FORCED, 99.0, is_bound=False) == []
 
 
@@ -155,15 +155,15 @@ def test_nobody_follows_a_rival() -> None:
 def test_a_node_ends_when_a_majority_goes_on_in_one_line_that_was_forced_without_it(
     own: int, elsewhere: dict[str, int], by: set[str]
 ) -> None:
-    assert set(LeftBehind(3, 10.0, elsewhere).forced_without(own)) == by
+    assert set(EpochLeft(3, 10.0, elsewhere).forced_without(own)) == by
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        encode_reset(Reset(1, b""))[:-1],
-        encode_reset(Reset(1, b""))[:2] + b"x" * 14,
-        encode_reset(Reset(1, b"")) + bytes(COMMAND_BYTES_MAX + 1),
+        encode_reset(ResetEntry(1, b""))[:-1],
+        encode_reset(ResetEntry(1, b""))[:2] + b"x" * 14,
+        encode_reset(ResetEntry(1, b"")) + bytes(COMMAND_BYTES_MAX + 1),
         bytes([17, 2]) + bytes(14),
     ],
 )
@@ -173,5 +173,5 @@ def test_a_reset_that_is_none_is_refused(content: bytes) -> None:
 
 
 def test_a_reset_survives_its_bytes() -> None:
-    for reset in (Reset(1, b""), Reset(2**32, bytes(COMMAND_BYTES_MAX))):
+    for reset in (ResetEntry(1, b""), ResetEntry(2**32, bytes(COMMAND_BYTES_MAX))):
         assert decode_content(encode_reset(reset)) == reset

@@ -42,49 +42,49 @@ from raft_bench import (
     virtual_clock,
 )
 
-from rt.epochs import epoch_of
-from rt.errors import Closed, ClusterMismatch, Damaged, DiskFull, Diverged, FormatError, StorageFailed
-from rt.net.certs import init_ca, issue
+from rt.cluster_epoch import epoch_of
+from rt.errors import Closed, ClusterMismatch, Corrupt, DiskFull, Diverged, FormatError, StorageFailed
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.testing.disk import MemoryDisk
-from sequencer.raft import install
-from sequencer.raft.aside import Worker
-from sequencer.raft.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
-from sequencer.raft.config import RaftConfig
-from sequencer.raft.entries import (
+from sequencer.raft.core.core import TERMS_AHEAD_MAX
+from sequencer.raft.core.progress import Mode
+from sequencer.raft.lifecycle.snapshotter import HOLD_FACTOR
+from sequencer.raft.model.cluster_state import INITIAL, ClusterState, encode_state, initial_state
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.entry_codec import (
     PACKS_MAX,
     Commands,
-    Join,
+    JoinEntry,
     decode_content,
     decode_join,
     encode_commands,
     encode_join,
 )
-from sequencer.raft.freezing import HOLD_FACTOR
-from sequencer.raft.hardened import TERMS_AHEAD_MAX
-from sequencer.raft.messages import (
+from sequencer.raft.model.messages import (
     NO_ID,
     NOWHERE,
-    Adopt,
-    Append,
-    AppendReply,
-    Chunk,
-    ChunkReply,
-    Claim,
-    Entry,
+    Admit,
+    AppendEntries,
+    AppendEntriesReply,
+    DiskClaim,
     Forward,
     Hello,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
     Message,
-    Place,
+    RaftEntry,
     RequestVote,
-    VoteReply,
+    RequestVoteReply,
 )
-from sequencer.raft.progress import Mode
 from sequencer.raft.proposals import PACK_BYTES, Proposals, Route
 from sequencer.raft.raft import Raft
-from sequencer.raft.state import INITIAL, ClusterState, encode_state, initial_state
-from sequencer.raft.transport import SETUPS_MAX, TlsMesh
+from sequencer.raft.storage import snapshot_sender
+from sequencer.raft.storage.worker import Worker
+from sequencer.raft.transport.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
+from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 HOST = "127.0.0.1"
@@ -112,7 +112,7 @@ def other_than(cluster: Lockstep, *names: str) -> str:
     return next(name for name in cluster.names if name not in names)
 
 
-def joins_in(driven: Member) -> list[Join]:
+def joins_in(driven: Member) -> list[JoinEntry]:
     return [join for entry in driven.log[1:] if (join := decode_join(entry.content))]
 
 
@@ -131,7 +131,7 @@ def test_a_node_does_not_open_with_other_members_than_its_clusters(clock: Clock)
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     disk = cluster.kill("n3")
-    with pytest.raises(ClusterMismatch, match="other members"):
+    with pytest.raises(ClusterMismatch, match="configured members are not"):
         Member(config_of("n3", NAMES), disk.after_power_cut("all"))
     cluster.start("n3", disk.after_power_cut("all"))
     cluster.commit(b"two")
@@ -139,11 +139,11 @@ def test_a_node_does_not_open_with_other_members_than_its_clusters(clock: Clock)
 
 
 def _adopted(driven: Driven, content: bytes) -> None:
-    driven.hear("n3", Adopt(content))
+    driven.hear("n3", Admit(content))
 
 
 def _installed(driven: Driven, content: bytes) -> None:
-    driven.hear("n3", Chunk(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
+    driven.hear("n3", InstallSnapshot(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
 
 
 @pytest.mark.parametrize("give", [_adopted, _installed])
@@ -167,10 +167,12 @@ def test_a_state_that_cannot_be_read_is_refused_before_it_counts(clock: Clock) -
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     later = b"a state of a later version"
-    driven.hear("n2", Chunk(2, Place(50, 2), len(later), hashlib.sha256(later).digest(), 0, later))
+    driven.hear(
+        "n2", InstallSnapshot(2, LogIndex(50, 2), len(later), hashlib.sha256(later).digest(), 0, later)
+    )
     driven.step()
     assert (driven.status.snapshot, driven.status.applied) == (1, 3)
-    assert driven.reopened().append(2, Place(3, 2), entries_of([2], start=4), commit=4).matched
+    assert driven.reopened().append(2, LogIndex(3, 2), entries_of([2], start=4), commit=4).matched
 
 
 def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock) -> None:
@@ -199,7 +201,7 @@ def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
     cluster.run(lambda: cluster.members[name].raft.is_counted_here)
     cluster.converge()
     before = leader.log.last
-    leader.wire.put(third, Forward(encode_join(Join(name, disk_id(name, 0)))))
+    leader.wire.put(third, Forward(encode_join(JoinEntry(name, disk_id(name, 0)))))
     cluster.idle(0.2)
     assert leader.log.last == before
     assert leader.raft.is_counted(name)
@@ -209,12 +211,12 @@ def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.Monke
     """P6: what waited when a leader was deposed went to the next one, which appended it late."""
     driven = member(clock)
     term = driven.lead()
-    reconnect(driven, "n3", claims={"n3": Claim(disk_id("n3", 1))})
+    reconnect(driven, "n3", claims={"n3": DiskClaim(disk_id("n3", 1))})
     with monkeypatch.context() as busy:  # A round whose time is over before it comes to what waits.
         busy.setattr(pysyncobj.syncobj.SyncObj, "_checkCommandsToApply", lambda _raft: None)
         driven.step()
-    assert joins_in(driven) == [Join("n3", disk_id("n3", 1))]
-    sent = driven.hear_all("n2", Append(term + 1, INITIAL, 1, 0, 0, entries_of([term + 1])))
+    assert joins_in(driven) == [JoinEntry("n3", disk_id("n3", 1))]
+    sent = driven.hear_all("n2", AppendEntries(term + 1, INITIAL, 1, 0, 0, entries_of([term + 1])))
     assert (driven.raft.leader, joins_in(driven)) == ("n2", [])
     assert of_kind(sent + driven.step() + driven.step(), Forward) == []
 
@@ -224,23 +226,23 @@ def test_a_disk_whose_claims_change_all_the_time_costs_a_join_an_election_timeou
     driven = member(clock)
     driven.lead()
     for turn in range(50):
-        driven.acknowledge("n3", 1, claim=Claim(disk_id("n3", 1 + turn % 2)))
+        driven.acknowledge("n3", 1, claim=DiskClaim(disk_id("n3", 1 + turn % 2)))
     assert len(joins_in(driven)) == 1
     for _ in range(2):
         driven.clock.advance(driven.config.election_ms_max / 1999)
         driven.acknowledge("n2", driven.log.last.index)
     for turn in range(50):
-        driven.acknowledge("n3", 1, claim=Claim(disk_id("n3", 1 + turn % 2)))
+        driven.acknowledge("n3", 1, claim=DiskClaim(disk_id("n3", 1 + turn % 2)))
     assert [join.disk for join in joins_in(driven)] == [disk_id("n3", 1), disk_id("n3", 2)]
 
 
 def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
     """V13: it counted as connected after the adoption, was sent our entries, and its disk was admitted."""
     driven = Driven(clock, config_of("n1", NAMES[:3]))
-    stranger = {"cluster": b"another cluster!", "claims": {"n3": Claim(b"a foreign disk..", INITIAL)}}
+    stranger = {"cluster": b"another cluster!", "claims": {"n3": DiskClaim(b"a foreign disk..", INITIAL)}}
     driven.up("n3", **stranger)
     driven.up("n2")
-    driven.hear("n2", Adopt(first_state(NAMES[:3])))
+    driven.hear("n2", Admit(first_state(NAMES[:3])))
     driven.step()
     driven.up("n2")
     driven.up("n3", **stranger)
@@ -250,8 +252,8 @@ def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
     driven.acknowledge("n2", driven.log.last.index)
     driven.clock.advance(0.1)
     driven.step()
-    assert of_kind(driven.wire.sent, Append, "n2")
-    assert [kind for kind in (Append, Chunk) if of_kind(driven.wire.sent, kind, "n3")] == []
+    assert of_kind(driven.wire.sent, AppendEntries, "n2")
+    assert [kind for kind in (AppendEntries, InstallSnapshot) if of_kind(driven.wire.sent, kind, "n3")] == []
     assert joins_in(driven) == []
 
 
@@ -278,12 +280,12 @@ def test_one_peer_alone_does_not_say_that_the_cluster_was_reset(
 @pytest.mark.parametrize(
     "nonsense",
     [
-        AppendReply(0, False, 1, 1, claim_of("n2")),
-        VoteReply(0, False, claim_of("n2"), False),
-        Append(0, INITIAL, 1, 0, 0, ()),
-        Chunk(0, Place(9, 2), 4, bytes(32), 0, b"data"),
-        ChunkReply(0, Place(9, 2), 0, 0, False, claim_of("n2")),
-        RequestVote(0, Place(9, 9), claim_of("n2"), False),
+        AppendEntriesReply(0, False, 1, 1, claim_of("n2")),
+        RequestVoteReply(0, False, claim_of("n2"), False),
+        AppendEntries(0, INITIAL, 1, 0, 0, ()),
+        InstallSnapshot(0, LogIndex(9, 2), 4, bytes(32), 0, b"data"),
+        InstallSnapshotReply(0, LogIndex(9, 2), 0, 0, False, claim_of("n2")),
+        RequestVote(0, LogIndex(9, 9), claim_of("n2"), False),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -301,7 +303,10 @@ def test_no_message_takes_the_terms_near_their_end(clock: Clock, nonsense: Any, 
 
 @pytest.mark.parametrize(
     "message",
-    [Chunk(2, Place(50, 3), 4, bytes(32), 0, b"data"), RequestVote(2, Place(9, 3), claim_of("n2"), pre=True)],
+    [
+        InstallSnapshot(2, LogIndex(50, 3), 4, bytes(32), 0, b"data"),
+        RequestVote(2, LogIndex(9, 3), claim_of("n2"), pre=True),
+    ],
     ids=lambda message: type(message).__name__,
 )
 def test_no_message_speaks_of_a_place_behind_its_own_term(message: Message) -> None:
@@ -337,7 +342,7 @@ def _pack(disk: bytes, life: int, sequence: int, floor: int) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param(encode_join(Join("n3", disk_id("nobody"))), id="join"),
+        pytest.param(encode_join(JoinEntry("n3", disk_id("nobody"))), id="join"),
         pytest.param(_pack(disk_id("n3"), 2**62, 1, 1), id="disk of another member"),
         pytest.param(_pack(disk_id("n2", 1), 1, 1, 1), id="disk of nobody"),
         pytest.param(_pack(disk_id("n2"), 5, 1 + PACKS_MAX, 1), id="wide window"),
@@ -361,37 +366,37 @@ def test_a_node_whose_disk_proposes_elsewhere_in_a_later_life_stops(clock: Clock
     driven.propose(b"mine")
     own = only(driven.hear("n2"), Forward).content
     other = encode_commands(disk_id("n1"), 99 << 32, 1, 1, [b"another life's"])
-    with pytest.raises(Diverged, match="used twice"):
-        driven.append(2, INITIAL, [Entry(other, 2, 2), Entry(own, 3, 2)], commit=3)
+    with pytest.raises(Diverged, match="another node uses a copy"):
+        driven.append(2, INITIAL, [RaftEntry(other, 2, 2), RaftEntry(own, 3, 2)], commit=3)
 
 
 def test_a_node_whose_disk_was_rolled_back_stops(clock: Clock) -> None:
     """V12: its life and its sequences came again; its commands were no-ops for ever."""
     driven = member(clock)
     packs = [encode_commands(disk_id("n1"), driven.node.proposals._life, at, 1, [b"former"]) for at in (1, 2)]
-    driven.append(2, INITIAL, [Entry(pack, at, 2) for at, pack in enumerate(packs, 2)], commit=3)
+    driven.append(2, INITIAL, [RaftEntry(pack, at, 2) for at, pack in enumerate(packs, 2)], commit=3)
     driven.propose(b"mine")
     own = only(driven.hear("n2"), Forward).content
     with pytest.raises(Diverged, match="rolled back"):
-        driven.append(2, Place(3, 2), [Entry(own, 4, 2)], commit=4)
+        driven.append(2, LogIndex(3, 2), [RaftEntry(own, 4, 2)], commit=4)
 
 
-def _replay(driven: Driven, former: Driven, entry: Entry) -> None:
+def _replay(driven: Driven, former: Driven, entry: RaftEntry) -> None:
     driven.append(2, former.log.base, [entry], commit=2)
     driven.step()
 
 
-def _install(driven: Driven, former: Driven, _entry: Entry) -> None:
+def _install(driven: Driven, former: Driven, _entry: RaftEntry) -> None:
     content = encode_state(former.node.state) + former.machine.snapshot()()
     place, digest = former.node.state.applied, hashlib.sha256(content).digest()
-    driven.hear("n2", Chunk(2, place, len(content), digest, 0, content))
+    driven.hear("n2", InstallSnapshot(2, place, len(content), digest, 0, content))
     driven.step()
 
 
 @pytest.mark.parametrize("learn", [_replay, _install])
 @pytest.mark.parametrize("draw", [b"a lower draw....", b"z higher draw..."])
 def test_what_a_disks_former_self_proposed_settles_nothing(
-    clock: Clock, learn: Callable[[Driven, Driven, Entry], None], draw: bytes
+    clock: Clock, learn: Callable[[Driven, Driven, RaftEntry], None], draw: bytes
 ) -> None:
     """X1: on a disk that was rolled back, a command was done when another of the same ordinals was."""
 
@@ -405,7 +410,7 @@ def test_what_a_disks_former_self_proposed_settles_nothing(
 
     disk = member(clock).disk
     former, done, pack = life_on(disk.after_power_cut("all"), b"m draw between..")
-    entry = Entry(pack, 2, 2)
+    entry = RaftEntry(pack, 2, 2)
     former.append(2, INITIAL, [entry], commit=2)
     former.step()
     assert done.result(0) == 1
@@ -414,9 +419,9 @@ def test_what_a_disks_former_self_proposed_settles_nothing(
     assert not future.done()
     if draw < b"m":
         with pytest.raises(Diverged, match="rolled back"):
-            driven.append(2, Place(2, 2), [Entry(own, 3, 2)], commit=3)
+            driven.append(2, LogIndex(2, 2), [RaftEntry(own, 3, 2)], commit=3)
     else:
-        driven.append(2, Place(2, 2), [Entry(own, 3, 2)], commit=3)
+        driven.append(2, LogIndex(2, 2), [RaftEntry(own, 3, 2)], commit=3)
         assert (future.result(0), driven.commands) == (2, [b"m draw between..", draw])
 
 
@@ -433,12 +438,12 @@ def test_a_disk_that_lost_what_it_acknowledged_counts_no_more(
     driven.step()
     assert driven.status.committed == last
     reconnect(driven, "n2")
-    sent = driven.hear_all("n2", AppendReply(term, False, last, 1, claim_of("n2")))
+    sent = driven.hear_all("n2", AppendEntriesReply(term, False, last, 1, claim_of("n2")))
     assert f"disk_lost_entries peer=n2 disk={disk_id('n2').hex()}" in caplog.text
     assert driven.raft.is_counted("n2") is False
     assert driven.raft.match_index("n2") == 0
-    sent += driven.hear_all("n2", AppendReply(term, False, last, 1, claim_of("n2")))
-    assert [append.prev.index for append in of_kind(sent, Append, "n2") if append.entries] == [1]
+    sent += driven.hear_all("n2", AppendEntriesReply(term, False, last, 1, claim_of("n2")))
+    assert [append.prev.index for append in of_kind(sent, AppendEntries, "n2") if append.entries] == [1]
     driven.propose(b"more")
     driven.step()
     driven.acknowledge("n2", last + 1)
@@ -459,7 +464,7 @@ def test_a_command_is_bytes_and_nothing_like_it(clock: Clock, command: Any) -> N
     """V5: text ended the node; an array whose items are not bytes was committed, and ended all of them."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
-    with pytest.raises(TypeError, match="a command is bytes"):
+    with pytest.raises(TypeError, match="a command must be bytes"):
         leader.node.propose(command)
     assert leader.status.in_flight == 0
     cluster.commit(b"fine", via=leader.name)
@@ -492,7 +497,7 @@ def test_packs_that_get_on_are_not_proposed_again(clock: Clock) -> None:
             under_way.append((max(clock.now + 0.2, after), content))
         while under_way and under_way[0][0] <= clock.now:
             index += 1
-            applied = state.apply(Entry(under_way.popleft()[1], index, 1))
+            applied = state.apply(RaftEntry(under_way.popleft()[1], index, 1))
             assert applied is not None
             made.on_applied(applied, state, clock.now)
         clock.advance(0.005)
@@ -552,7 +557,7 @@ class Slow:
         self.cluster, self.bytes_per_s, self.outbox_bytes = cluster, bytes_per_s, outbox_bytes
         self.pipes: dict[tuple[str, str], deque[tuple[float, Message]]] = defaultdict(deque)
         self.free_at: dict[tuple[str, str], float] = defaultdict(float)
-        self.data: dict[str, list[Chunk]] = defaultdict(list)
+        self.data: dict[str, list[InstallSnapshot]] = defaultdict(list)
         self.overflows = 0
         cluster._step = self.step  # type: ignore[method-assign]
 
@@ -568,7 +573,7 @@ class Slow:
 
     def queue(self, sender: str, to: str, message: Message) -> None:
         link, now = (sender, to), self.cluster.clock.now
-        if isinstance(message, Chunk) and message.data:
+        if isinstance(message, InstallSnapshot) and message.data:
             self.data[to].append(message)
         self.free_at[link] = max(self.free_at[link], now) + self.size(message) / self.bytes_per_s
         if (self.free_at[link] - now) * self.bytes_per_s > self.outbox_bytes:
@@ -590,7 +595,7 @@ class Slow:
 
     @staticmethod
     def size(message: Message) -> int:
-        if isinstance(message, Append):
+        if isinstance(message, AppendEntries):
             return 100 + sum(len(entry.content) for entry in message.entries)
         return 100 + len(getattr(message, "data", b""))
 
@@ -598,8 +603,8 @@ class Slow:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots in proportion: a window is a quarter of one."""
-    monkeypatch.setattr(install, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(install, "CHUNK_BYTES_MAX", 128 << 10)
+    monkeypatch.setattr(snapshot_sender, "WINDOW_BYTES", 1 << 20)
+    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 128 << 10)
     monkeypatch.setattr(raft_bench, "ListMachine", Heavy)
 
 
@@ -663,7 +668,7 @@ def test_what_a_follower_needs_behind_its_snapshot_is_kept(clock: Clock) -> None
     assert leader.status.snapshot > base + 30
     follower.aside.is_held = False
     cluster.converge()
-    assert len({chunk.snapshot for chunk in of_kind(seen, Chunk, name)}) == 1
+    assert len({chunk.snapshot for chunk in of_kind(seen, InstallSnapshot, name)}) == 1
     # Not without bound: whoever never gets on costs so much, no more.
     cluster.isolate(name)
     for at in range(HOLD_FACTOR * 8):
@@ -680,7 +685,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     term = driven.lead()
     start = driven.log.last.index + 1
     content = encode_commands(disk_id("n1"), 1, 1, 1, [b"x"])
-    driven.log.extend([Entry(content, start + at, term) for at in range(2000)])
+    driven.log.extend([RaftEntry(content, start + at, term) for at in range(2000)])
     driven.step()
     for peer in ("n2", "n3"):
         progress = driven.raft._followers._progress[peer]
@@ -688,7 +693,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     looked: list[int] = []
     entry = type(driven.log).entry
 
-    def counted(log: Any, index: int) -> Entry:
+    def counted(log: Any, index: int) -> RaftEntry:
         looked.append(index)
         return entry(log, index)
 
@@ -734,11 +739,11 @@ def test_a_full_disk_puts_off_what_a_node_notes_of_its_own_join(clock: Clock) ->
     driven.up()
     driven.step()
     _installed_from_n2(driven, first_state(NAMES[:3]))
-    driven.append(2, INITIAL, [Entry(encode_join(Join("n1", disk_id("n1", 1))), 2, 2)], commit=1)
+    driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 2, 2)], commit=1)
     driven.disk.fail("create", error=errno.ENOSPC, times=3)
-    driven.append(2, Place(2, 2), commit=2)
+    driven.append(2, LogIndex(2, 2), commit=2)
     assert len(asked) == 3
-    assert driven.node.claim == claim_of("n1", 1, Place(2, 2))
+    assert driven.node.claim == claim_of("n1", 1, LogIndex(2, 2))
     assert driven.reopened("none").node.claim == driven.node.claim
 
 
@@ -748,14 +753,14 @@ def test_a_full_disk_puts_off_becoming_a_member(clock: Clock) -> None:
     driven = Driven(clock, config_of("n1", NAMES[:3]), on_disk_full=asked.append)
     driven.up("n2", cluster=CLUSTER)
     driven.disk.fail("create", error=errno.ENOSPC, times=2)
-    driven.hear("n2", Adopt(first_state(NAMES[:3])))
+    driven.hear("n2", Admit(first_state(NAMES[:3])))
     assert len(asked) == 2
     assert driven.status.cluster == CLUSTER.hex()
     assert driven.reopened("none").status.cluster == CLUSTER.hex()
 
 
 def _installed_from_n2(driven: Driven, content: bytes) -> None:
-    driven.hear("n2", Chunk(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
+    driven.hear("n2", InstallSnapshot(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
     driven.step()
     assert driven.status.cluster == CLUSTER.hex()
     driven.up()
@@ -907,7 +912,7 @@ def test_an_opening_that_fails_leaves_nothing_behind(tls: dict[str, TLS], tmp_pa
     file.pwritev([bytes([byte ^ 1])], 40)
     threads, descriptors = set(threading.enumerate()), _descriptors()
     for _ in range(3):
-        with pytest.raises(Damaged):
+        with pytest.raises(Corrupt):
             running.open()
         assert set(threading.enumerate()) == threads
         assert _descriptors() == descriptors
@@ -1103,13 +1108,13 @@ def test_a_host_that_holds_connections_keeps_no_member_out(tls: dict[str, TLS]) 
         inboxes = {name: Ups() for name in meshes}
         for mesh in meshes.values():
             stack.callback(mesh.close)
-        meshes["n1"].start(inboxes["n1"], Hello(NO_ID, 0, Claim(disk_id("n1"), NOWHERE)))
+        meshes["n1"].start(inboxes["n1"], Hello(NO_ID, 0, DiskClaim(disk_id("n1"), NOWHERE)))
         silent = Silent(port, "127.0.0.2", 40)
         stack.callback(silent.close)
         while meshes["n1"].refused["busy"] < 40 - SETUPS_MAX:
             silent.hold()
             meshes["n1"].poll(0.001)
-        meshes["n2"].start(inboxes["n2"], Hello(NO_ID, 0, Claim(disk_id("n2"), NOWHERE)))
+        meshes["n2"].start(inboxes["n2"], Hello(NO_ID, 0, DiskClaim(disk_id("n2"), NOWHERE)))
 
         def is_up() -> bool:
             silent.hold()

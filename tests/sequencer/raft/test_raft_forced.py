@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from rt.epochs import epoch_of, is_rival
+from rt.cluster_epoch import epoch_of, is_rival
 from rt.errors import ClusterMismatch, DiskFull
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.raft import giving, joining
-from sequencer.raft.epochs import EpochOver, NoMajority
-from sequencer.raft.giving import IDLE_S, Giving
-from sequencer.raft.messages import Append, AskState, Claim, Hello, Place, StatePiece
+from sequencer.raft.lifecycle import bootstrap, state_server
+from sequencer.raft.lifecycle.state_server import IDLE_S, StateServer
+from sequencer.raft.model.epochs import EpochOver, NoMajority
+from sequencer.raft.model.messages import (
+    AppendEntries,
+    DiskClaim,
+    FetchState,
+    FetchStateChunk,
+    Hello,
+    LogIndex,
+)
 from tests.support.raft_bench import (
     TICK_S,
     Clock,
@@ -151,7 +158,7 @@ def test_a_blank_node_hears_the_leaders_of_one_epoch_only(clock: Clock) -> None:
     for peer, line in (("n2", 5), ("n3", 6)):
         driven.wire.link(peer, Hello(b"the one cluster.", epoch_of(FORCED, line), claim_of(peer)))
     driven.step()
-    heartbeat = Append(7, Place(9, 7), 9, 0, 0, ())
+    heartbeat = AppendEntries(7, LogIndex(9, 7), 9, 0, 0, ())
     assert driven.hear("n2", heartbeat)
     assert driven.hear("n3", heartbeat) == [], "it follows the other one"
     assert driven.hear("n2", heartbeat)
@@ -269,7 +276,7 @@ def test_no_power_cut_on_the_way_into_a_forced_epoch_loses_anything(clock: Clock
 
     def run(disk: MemoryDisk, log: Log) -> None:
         driven = begin(disk)
-        driven.wire.link("n2", Hello(bytes(16), 0, Claim(disk_id("n2", 1))))
+        driven.wire.link("n2", Hello(bytes(16), 0, DiskClaim(disk_id("n2", 1))))
         driven.step()
         log.append("asked")
         force(driven)
@@ -334,13 +341,13 @@ def test_a_peer_that_sends_a_state_from_before_does_no_harm(clock: Clock, index:
     driven.up("n2", epoch=2)
     driven.step()
     clock.advance(60)
-    (asks,) = of_kind(driven.step() + driven.step(), AskState)
+    (asks,) = of_kind(driven.step() + driven.step(), FetchState)
     assert asks.offset == 0
-    driven.hear("n2", StatePiece(Place(index, min(index, 1)), 10, bytes(32), 0, bytes(10)))
+    driven.hear("n2", FetchStateChunk(LogIndex(index, min(index, 1)), 10, bytes(32), 0, bytes(10)))
     driven.step()
     assert (driven.status.epoch, driven.status.snapshot) == (1, 1)
     clock.advance(2)
-    assert of_kind(driven.step() + driven.step(), AskState)
+    assert of_kind(driven.step() + driven.step(), FetchState)
 
 
 def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> None:
@@ -353,21 +360,25 @@ def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> Non
     driven.up("n2", epoch=2)
     driven.step()
     clock.advance(60)
-    assert of_kind(driven.step() + driven.step(), AskState)
-    place = Place(9, 4)
-    (asks,) = of_kind(driven.hear_all("n2", StatePiece(place, 1000, bytes(32), 0, bytes(10))), AskState)
+    assert of_kind(driven.step() + driven.step(), FetchState)
+    place = LogIndex(9, 4)
+    (asks,) = of_kind(
+        driven.hear_all("n2", FetchStateChunk(place, 1000, bytes(32), 0, bytes(10))), FetchState
+    )
     assert asks.offset == 10
     for offset, data in ((10, b""), (0, bytes(10)), (500, bytes(10))):
-        assert not of_kind(driven.hear_all("n2", StatePiece(place, 1000, bytes(32), offset, data)), AskState)
+        assert not of_kind(
+            driven.hear_all("n2", FetchStateChunk(place, 1000, bytes(32), offset, data)), FetchState
+        )
     clock.advance(2)
-    (asks,) = of_kind(driven.step() + driven.step(), AskState)
+    (asks,) = of_kind(driven.step() + driven.step(), FetchState)
     assert asks.offset == 10
 
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """States take many pieces, and longer than from one snapshot to the next."""
-    for module in (giving, joining):
+    for module in (state_server, bootstrap):
         monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 64)
 
 
@@ -418,14 +429,14 @@ def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
     member.node.reset(b"reset")
     cluster.run(lambda: all_in(cluster, 2))
     snapshots = cluster.members["n1"].node._snapshots
-    giver = Giving(snapshots)
-    first = giver.piece_for("n2", AskState(0), 0.0)
+    giver = StateServer(snapshots)
+    first = giver.piece_for("n2", FetchState(0), 0.0)
     assert first is not None
-    again = giver.piece_for("n2", AskState(64, first.digest), 1.0)
+    again = giver.piece_for("n2", FetchState(64, first.digest), 1.0)
     assert again is not None
     assert (again.digest, again.offset) == (first.digest, 64)
-    assert giver.piece_for("n2", AskState(first.length, first.digest), 1.0) is None
-    anew = giver.piece_for("n2", AskState(64, b"another".ljust(32)), 2.0)
+    assert giver.piece_for("n2", FetchState(first.length, first.digest), 1.0) is None
+    anew = giver.piece_for("n2", FetchState(64, b"another".ljust(32)), 2.0)
     assert anew is not None
     assert anew.offset == 0, "what the peer has is of no use"
     assert len(giver._readers) == 1
@@ -444,11 +455,11 @@ def test_a_disk_whose_join_is_committed_is_no_new_one_though_it_has_not_said_tha
     for peer in ("n2", "n3"):
         driven.wire.drop(peer)
     driven.step()
-    driven.up("n2", claims={"n2": Claim(disk_id("n2"))})
+    driven.up("n2", claims={"n2": DiskClaim(disk_id("n2"))})
     driven.step()
     assert isinstance(driven.node.force(b"forced"), NoMajority)
     driven.wire.drop("n2")
-    driven.up("n2", claims={"n2": Claim(disk_id("n2", 1))})
+    driven.up("n2", claims={"n2": DiskClaim(disk_id("n2", 1))})
     driven.step()
     force(driven)
 
@@ -499,5 +510,5 @@ def test_a_cluster_of_three_takes_no_more(clock: Clock) -> None:
     cluster.commit(b"one")
     cluster.converge()
     cluster.names = ["n1", "n2", "n3", "n4", "n5"]
-    with pytest.raises(ClusterMismatch, match="Only a cluster of one node takes more"):
+    with pytest.raises(ClusterMismatch, match="Only a cluster of one node can be extended"):
         cluster.restart("n1")

@@ -23,12 +23,20 @@ from raft_bench import (
     of_kind,
     virtual_clock,
 )
+from simulation.simulate import simulate
 
-from sequencer.raft.entries import encode_commands
-from sequencer.raft.handover import HandOver
-from sequencer.raft.messages import Append, Entry, Forward, Message, RequestVote, StandNow, VoteReply
-from sequencer.raft.state import INITIAL
-from sequencer.testing.simulate import simulate
+from sequencer.raft.core.leadership_transfer import LeadershipTransfer
+from sequencer.raft.model.cluster_state import INITIAL
+from sequencer.raft.model.entry_codec import encode_commands
+from sequencer.raft.model.messages import (
+    AppendEntries,
+    Forward,
+    Message,
+    RaftEntry,
+    RequestVote,
+    RequestVoteReply,
+    TimeoutNow,
+)
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 
@@ -74,7 +82,7 @@ def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
 def test_the_furthest_member_is_called_once_it_has_everything(
     matched: dict[str, int], called: str | None
 ) -> None:
-    wish = HandOver(until=1.0)
+    wish = LeadershipTransfer(until=1.0)
     assert wish.choose(matched, 7) == called
     assert wish.choose({"n2": 7, "n3": 7}, 7) == (None if called else "n3")
     assert wish.choose({"n2": 7, "n3": 7}, 7) is None
@@ -86,12 +94,12 @@ def test_the_furthest_member_is_called_once_it_has_everything(
 def test_a_leader_calls_a_member_when_it_has_acknowledged_the_whole_log(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
-    assert of_kind(driven.step(), StandNow) == []
+    assert of_kind(driven.step(), TimeoutNow) == []
     last = driven.log.last.index
-    assert of_kind(driven.acknowledge("n2", last - 1), StandNow) == []
+    assert of_kind(driven.acknowledge("n2", last - 1), TimeoutNow) == []
     sent = driven.acknowledge("n3", last)
-    assert [(peer, message) for peer, message in sent if isinstance(message, StandNow)] == [
-        ("n3", StandNow(driven.raft.term))
+    assert [(peer, message) for peer, message in sent if isinstance(message, TimeoutNow)] == [
+        ("n3", TimeoutNow(driven.raft.term))
     ]
 
 
@@ -99,14 +107,14 @@ def test_nobody_is_called_twice(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     sent = [message for peer in ("n2", "n3") for message in driven.acknowledge(peer, driven.log.last.index)]
-    assert len(of_kind(sent, StandNow)) == 1
+    assert len(of_kind(sent, TimeoutNow)) == 1
 
 
 def test_a_disk_that_does_not_count_is_not_called(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     sent = driven.acknowledge("n2", driven.log.last.index, claim=claim_of("n2", generation=1))
-    assert of_kind(sent, StandNow) == []
+    assert of_kind(sent, TimeoutNow) == []
 
 
 def test_what_is_proposed_and_forwarded_waits_until_it_has_failed(clock: Clock) -> None:
@@ -137,7 +145,7 @@ def test_a_leader_that_hands_over_goes_on_with_heartbeats_and_commits(clock: Clo
     driven.step()
     assert driven.status.committed == driven.log.last.index
     clock.advance(driven.config.heartbeat_ms / 1000 + 0.001)
-    assert len(of_kind(driven.step(), Append)) == 2
+    assert len(of_kind(driven.step(), AppendEntries)) == 2
 
 
 def test_a_leader_votes_for_whom_it_called_although_it_leads(clock: Clock) -> None:
@@ -146,10 +154,10 @@ def test_a_leader_votes_for_whom_it_called_although_it_leads(clock: Clock) -> No
     driven.acknowledge("n2", driven.log.last.index)
     term = driven.raft.term + 1
     request = RequestVote(term, driven.log.last, claim_of("n2"), pre=False, called=True)
-    assert VoteReply(term, True, driven.node.claim, False) in driven.hear("n2", request)
+    assert RequestVoteReply(term, True, driven.node.claim, False) in driven.hear("n2", request)
     assert driven.raft.role == "follower"
     assert not done.done()
-    driven.hear("n2", Append(term, driven.log.last, 0, 0, 0, ()))
+    driven.hear("n2", AppendEntries(term, driven.log.last, 0, 0, 0, ()))
     assert done.result(0) is True
 
 
@@ -198,7 +206,7 @@ def requests(sent: list[tuple[str, Message]]) -> Counter[str]:
 
 def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock: Clock) -> None:
     driven = follower(clock)
-    sent = driven.hear_all("n2", StandNow(3))
+    sent = driven.hear_all("n2", TimeoutNow(3))
     assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
     assert (
         of_kind(sent, RequestVote)
@@ -208,7 +216,7 @@ def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock:
 
 def test_a_heartbeat_behind_the_call_does_not_take_it_back(clock: Clock) -> None:
     driven = follower(clock)
-    driven.hear("n2", StandNow(3), Append(3, driven.log.last, 3, 0, 0, ()))
+    driven.hear("n2", TimeoutNow(3), AppendEntries(3, driven.log.last, 3, 0, 0, ()))
     assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
 
 
@@ -221,21 +229,21 @@ def test_a_call_that_is_not_the_leaders_in_this_term_is_not_heeded(
     clock: Clock, peer: str, term: int
 ) -> None:
     driven = follower(clock)
-    driven.hear(peer, StandNow(term))
+    driven.hear(peer, TimeoutNow(term))
     assert (driven.raft.role, driven.raft.term, driven.raft.leader) == ("follower", 3, "n2")
 
 
 def test_a_call_that_comes_twice_makes_one_election(clock: Clock) -> None:
     driven = follower(clock)
-    sent = driven.hear_all("n2", StandNow(3), StandNow(3))
-    sent += driven.hear_all("n2", StandNow(3))
+    sent = driven.hear_all("n2", TimeoutNow(3), TimeoutNow(3))
+    sent += driven.hear_all("n2", TimeoutNow(3))
     assert requests(sent) == {"n2": 1, "n3": 1}
     assert driven.raft.term == 4
 
 
 def test_an_election_that_failed_is_followed_by_an_ordinary_one(clock: Clock) -> None:
     driven = follower(clock)
-    driven.hear("n2", StandNow(3))
+    driven.hear("n2", TimeoutNow(3))
     sent = of_kind(driven.time_out(), RequestVote)
     assert sent
     assert all(request.pre and not request.called for request in sent)
@@ -246,21 +254,21 @@ def test_a_wiped_member_that_is_called_does_not_stand(clock: Clock) -> None:
     driven.adopt({"n1": 1})
     driven.append(3, INITIAL, [join_of_another_disk()], commit=1)
     assert not driven.raft.is_counted_here
-    driven.hear("n2", StandNow(3))
+    driven.hear("n2", TimeoutNow(3))
     assert (driven.raft.role, driven.raft.term) == ("follower", 3)
 
 
-def join_of_another_disk() -> Entry:
-    from sequencer.raft.entries import Join, encode_join
+def join_of_another_disk() -> RaftEntry:
+    from sequencer.raft.model.entry_codec import JoinEntry, encode_join
 
-    return Entry(encode_join(Join("n1", disk_id("n1", 2))), 2, 3)
+    return RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 2))), 2, 3)
 
 
 def test_a_called_candidate_whose_log_lacks_something_gets_no_vote(clock: Clock) -> None:
     driven = member(clock)
     driven.append(3, INITIAL, [commands_entry(2, 3, b"one")], peer="n3")
     request = RequestVote(4, INITIAL, claim_of("n2"), pre=False, called=True)
-    assert [m for m in driven.hear("n2", request) if isinstance(m, VoteReply) and m.granted] == []
+    assert [m for m in driven.hear("n2", request) if isinstance(m, RequestVoteReply) and m.granted] == []
 
 
 # --- A cluster -------------------------------------------------------------------------------------------
@@ -292,7 +300,7 @@ def test_leadership_goes_round_while_commands_are_proposed_everywhere(clock: Clo
 def test_with_every_call_lost_the_leader_goes_on(clock: Clock) -> None:
     cluster = Lockstep(clock)
     old = cluster.lead()
-    cluster.drop_message = lambda _one, _two, message: isinstance(message, StandNow)
+    cluster.drop_message = lambda _one, _two, message: isinstance(message, TimeoutNow)
     term, done = old.raft.term, begin(old, 0.5)
     (future,) = old.propose(b"waits")
     cluster.run(done.done)
@@ -321,4 +329,9 @@ def test_handing_over_happens_in_the_simulation_and_breaks_no_promise() -> None:
         seen += simulate(
             seed, nodes=3, seconds=4.0, faults={"hand_over": 2, "kill": 1, "cut_off": 1}, fault_every_s=0.1
         ).seen
-    assert {"hand_over", "hands_over", "called_to_stand", "hand_over_failed"} <= set(seen)
+    assert {
+        "hand_over",
+        "leadership_transfer_started",
+        "timeout_now_received",
+        "leadership_transfer_failed",
+    } <= set(seen)

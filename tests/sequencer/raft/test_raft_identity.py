@@ -13,20 +13,27 @@ from hypothesis import strategies as st
 
 import rt
 from rt.errors import ClusterMismatch
-from rt.log.checksum import sealed
+from rt.log.format.checksum import sealed
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.raft import identity_format
-from sequencer.raft.identity import IDENTITY_FILE, DiskIdentity, open_identity, store_identity
-from sequencer.raft.identity_format import IDENTITY_BYTES, decode_identity, encode_identity
-from sequencer.raft.messages import NO_ID, NOWHERE, Claim, Place
+from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim, LogIndex
+from sequencer.raft.storage import identity as identity_module
+from sequencer.raft.storage.identity import (
+    IDENTITY_BYTES,
+    IDENTITY_FILE,
+    DiskIdentity,
+    decode_identity,
+    encode_identity,
+    open_identity,
+    store_identity,
+)
 
 DIRECTORY = "/data/stream/raft"
 PATH = f"{DIRECTORY}/{IDENTITY_FILE}"
 DISK = bytes(range(16))
 CLUSTER = bytes(range(16, 32))
 BLANK = DiskIdentity("stream", "node1", DISK, NO_ID, 0, NOWHERE, 1)
-JOINED = DiskIdentity("stream", "node1", DISK, CLUSTER, 2, Place(77, 5), 9)
+JOINED = DiskIdentity("stream", "node1", DISK, CLUSTER, 2, LogIndex(77, 5), 9)
 
 
 def open_on(disk: MemoryDisk, new_id: Callable[[], bytes] = lambda: DISK, **owner: str) -> DiskIdentity:
@@ -53,7 +60,7 @@ def test_an_identity_is_the_same_bytes_as_ever(
     store_identity(DIRECTORY, identity, disk=disk)
     dump = Dump(disk.read(PATH))
     dump.title(f"The identity of a disk that is {name}.")
-    dump.fields(diagram(identity_format))
+    dump.fields(diagram(identity_module))
     data = golden(f"raft/identity/v1/{name}", disk.read(PATH), dump.text())
     assert decode_identity(data, path="") == identity
 
@@ -61,7 +68,7 @@ def test_an_identity_is_the_same_bytes_as_ever(
 u64 = st.integers(0, 2**64 - 1)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
 ids = st.binary(min_size=16, max_size=16).filter(any)
-places = st.builds(Place, u64, u64)
+places = st.builds(LogIndex, u64, u64)
 identities = st.one_of(
     st.builds(DiskIdentity, names, names, ids, ids, u64, places, u64),
     st.builds(DiskIdentity, names, names, ids, st.just(NO_ID), u64, st.just(NOWHERE), u64),
@@ -86,7 +93,7 @@ def test_an_identity_is_read_as_it_was_written(identity: DiskIdentity) -> None:
         {"cluster": b""},
         {"cluster": NO_ID},
         {"epoch": -1},
-        {"joined": Place(2**64, 0)},
+        {"joined": LogIndex(2**64, 0)},
         {"life": 2**64},
     ],
 )
@@ -96,8 +103,8 @@ def test_what_cannot_be_is_a_slip_of_the_caller(wrong: dict[str, object]) -> Non
 
 
 def test_a_disk_claims_its_id_and_the_join_it_applied() -> None:
-    assert (BLANK.is_blank, BLANK.claim) == (True, Claim(DISK, NOWHERE))
-    assert (JOINED.is_blank, JOINED.claim) == (False, Claim(DISK, Place(77, 5)))
+    assert (BLANK.is_blank, BLANK.claim) == (True, DiskClaim(DISK, NOWHERE))
+    assert (JOINED.is_blank, JOINED.claim) == (False, DiskClaim(DISK, LogIndex(77, 5)))
 
 
 # --- Opening and storing ---------------------------------------------------------------------------------
@@ -132,7 +139,7 @@ def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, s
     with pytest.raises(ClusterMismatch) as caught:
         open_on(disk, **owner)
     assert caught.value.got == "member node1 of stream stream"
-    assert caught.value.wanted == f"member {wanted['name']} of stream {wanted['stream']}"
+    assert caught.value.expected == f"member {wanted['name']} of stream {wanted['stream']}"
     assert decode_identity(disk.read(PATH), path="") == JOINED
 
 
@@ -140,7 +147,7 @@ def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, s
 def test_a_lost_identity_is_not_made_anew_beside_the_files_of_a_node(name: str) -> None:
     disk = disk_with(None)
     disk.write(f"{DIRECTORY}/{name}", b"")
-    with pytest.raises(rt.Damaged, match=f"without its identity.*{name}.*Wipe the directory") as caught:
+    with pytest.raises(rt.Corrupt, match=f"identity file is missing.*{name}.*Wipe the directory") as caught:
         open_on(disk)
     assert caught.value.path == PATH
     assert disk.paths() == [f"{DIRECTORY}/{name}"]
@@ -161,7 +168,7 @@ def test_every_flipped_bit_stops_the_node() -> None:
     disk = disk_with(JOINED)
     for bit in range(8 * IDENTITY_BYTES):
         disk.flip_bit(PATH, bit // 8, bit % 8)
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             open_on(disk)
         assert (caught.value.path, caught.value.offset) == (PATH, 0), bit
         disk.flip_bit(PATH, bit // 8, bit % 8)
@@ -172,7 +179,7 @@ def test_every_flipped_bit_stops_the_node() -> None:
 def test_a_file_of_another_size_stops_the_node(size: int) -> None:
     disk = disk_with(None)
     disk.write(PATH, (encode_identity(JOINED) + bytes(512))[:size])
-    with pytest.raises(rt.Damaged, match=f"got {min(size, 513)}, wanted 512"):
+    with pytest.raises(rt.Corrupt, match=f"got {min(size, 513)}, expected 512"):
         open_on(disk)
 
 
@@ -182,7 +189,7 @@ def test_another_version_or_flag_is_refused_by_name(offset: int, value: int) -> 
     data = bytearray(encode_identity(JOINED))
     struct.pack_into("<H", data, offset, value)
     disk.write(PATH, sealed(bytes(data)))
-    with pytest.raises(rt.UnknownVersion, match=f"unknown (version|flags).*got {value}, wanted"):
+    with pytest.raises(rt.UnknownVersion, match=f"unknown .*(version|flags).*got {value}, expected"):
         open_on(disk)
 
 
@@ -205,7 +212,7 @@ def test_what_no_node_writes_is_damage_though_its_checksum_is_right(offset: int,
     data = bytearray(encode_identity(JOINED))
     data[offset : offset + len(planted)] = planted
     disk.write(PATH, sealed(bytes(data)))
-    with pytest.raises(rt.Damaged, match=r"what it cannot|where nothing belongs"):
+    with pytest.raises(rt.Corrupt, match=r"invalid value|nonzero reserved"):
         open_on(disk)
 
 
@@ -250,7 +257,7 @@ def check(disk: MemoryDisk, log: Log) -> None:
         assert found.disk == log[-1].disk
         assert found.life > max(identity.life for identity in log)
         assert found.epoch in (log[-1].epoch, log[-1].epoch + 1)
-    assert found.joined == Place(10 * found.epoch, found.epoch)
+    assert found.joined == LogIndex(10 * found.epoch, found.epoch)
     assert open_on(disk) == replace(found, life=found.life + 1)
 
 
@@ -267,7 +274,7 @@ def join_and_go_on(disk: MemoryDisk, log: Log) -> None:
     identity = open_on(disk)
     log.append(identity)
     for epoch in (1, 2, 3):
-        identity = replace(identity, cluster=CLUSTER, epoch=epoch, joined=Place(10 * epoch, epoch))
+        identity = replace(identity, cluster=CLUSTER, epoch=epoch, joined=LogIndex(10 * epoch, epoch))
         store_identity(DIRECTORY, identity, disk=disk)
         log.append(identity)
 

@@ -17,20 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.errors import Closed, Damaged, DiskFull, NotALog, StorageFailed
+from rt.errors import Closed, Corrupt, DiskFull, LogNotFound, StorageFailed
 from rt.log.disk import REAL, Disk, File
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import FaultyDisk, MemoryDisk, Operation
-from sequencer.raft.log import DurableLog
-from sequencer.raft.log_entries import Entries
-from sequencer.raft.log_spare import SPARE_FILE
-from sequencer.raft.messages import NOWHERE, Entry, Place
-from sequencer.raft.record import (
+from sequencer.raft.model.messages import NOWHERE, LogIndex, RaftEntry
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.log_entries import Entries
+from sequencer.raft.storage.log_format import (
     GROUP_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     SYNCED_END_FILE,
     encode_segment_header,
 )
+from sequencer.raft.storage.preallocation import SPARE_FILE
 
 DIRECTORY = "/node"
 SYNCED_END = f"{DIRECTORY}/{SYNCED_END_FILE}"
@@ -50,9 +50,9 @@ def opened(disk: Disk, directory: str = DIRECTORY, **options: Any) -> DurableLog
     return DurableLog.open(directory, disk=disk, **options)
 
 
-def entry(index: int, term: int = 1, size: int | None = None) -> Entry:
+def entry(index: int, term: int = 1, size: int | None = None) -> RaftEntry:
     size = index * 37 % 90 if size is None else size
-    return Entry((b"%d/%d " % (index, term) * (size // 4 + 1))[:size], index, term)
+    return RaftEntry((b"%d/%d " % (index, term) * (size // 4 + 1))[:size], index, term)
 
 
 class Model:
@@ -60,12 +60,12 @@ class Model:
 
     def __init__(self) -> None:
         self.base = NOWHERE
-        self.entries: list[Entry] = []
+        self.entries: list[RaftEntry] = []
         self.term, self.vote = 0, None
         self.compacted = 0
 
     @property
-    def last(self) -> Place:
+    def last(self) -> LogIndex:
         return self.entries[-1].place if self.entries else self.base
 
     def do(self, name: str, *arguments: Any) -> None:
@@ -114,9 +114,9 @@ def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
 
 @given(st.integers(0, 6), st.data())
 def test_the_log_reads_like_a_list_that_begins_with_its_base(count: int, data: st.DataObject) -> None:
-    base = Place(40, 3)
+    base = LogIndex(40, 3)
     kept = [entry(index, 4) for index in range(41, 41 + count)]
-    entries, dumb = Entries(base, kept), [Entry(b"", 40, 3), *kept]
+    entries, dumb = Entries(base, kept), [RaftEntry(b"", 40, 3), *kept]
     assert (len(entries), list(entries)) == (len(dumb), dumb)
     for at in range(-count - 3, count + 4):
         if -len(dumb) <= at < len(dumb):
@@ -141,7 +141,7 @@ def test_entries_come_up_to_a_bound_but_at_least_one(
 
 
 def test_an_entry_is_asked_for_by_its_index() -> None:
-    log = opened(MemoryDisk(), create_at=Place(7, 2))
+    log = opened(MemoryDisk(), create_at=LogIndex(7, 2))
     log.extend([entry(8, 2), entry(9, 3)])
     assert [log.entry(8), log.entry(9)] == [entry(8, 2), entry(9, 3)]
     assert [log.term_at(index) for index in range(6, 11)] == [None, 2, 2, 3, None]
@@ -192,7 +192,7 @@ def test_nothing_is_synced_before_a_sync_returned() -> None:
     log.truncate(2)
     log.append(entry(2, 3))
     assert (log.sync(), log.synced) == (True, (2, 3))
-    log.reset(Place(9, 3))
+    log.reset(LogIndex(9, 3))
     assert (log.base, log.last, log.synced) == ((9, 3), (9, 3), NOWHERE)
     assert (log.sync(), log.synced) == (True, (9, 3))
 
@@ -231,7 +231,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
             arguments = (draw(st.integers(low, max(low, last.index))),)
         elif name == "reset":
             index = max(draw(st.integers(0, last.index + 3)), model.compacted)
-            arguments = (Place(index, last.term + step),)
+            arguments = (LogIndex(index, last.term + step),)
         elif name == "compact":
             arguments = (draw(st.integers(0, last.index + 1)),)
         history.append((name, *arguments))
@@ -313,7 +313,7 @@ HISTORY: list[tuple[Any, ...]] = [
     ("truncate", 6),
     ("sync",),
     ("compact", 6),
-    ("reset", Place(20, 4)),
+    ("reset", LogIndex(20, 4)),
     ("append", entry(21, 4)),
     ("sync",),
     ("extend", [entry(22, 4), entry(23, 4, 300)]),
@@ -642,7 +642,7 @@ def check_final(log: DurableLog, first: StorageFailed) -> None:
         lambda: log.extend([]),
         lambda: log.set_term(99, None),
         lambda: log.truncate(log.last.index),
-        lambda: log.reset(Place(99, 99)),
+        lambda: log.reset(LogIndex(99, 99)),
         lambda: log.compact(1),
     ):
         with pytest.raises(StorageFailed) as caught:
@@ -744,12 +744,12 @@ def contents(disk: MemoryDisk) -> dict[str, bytes]:
     return {path: disk.read(path) for path in disk.paths()}
 
 
-def is_damaged(disk: MemoryDisk) -> Damaged | None:
+def is_damaged(disk: MemoryDisk) -> Corrupt | None:
     """What opening says; where it is damage, no file has changed."""
     before = contents(disk)
     try:
         opened(disk).close()
-    except Damaged as error:
+    except Corrupt as error:
         assert contents(disk) == before
         return error
     return None
@@ -859,7 +859,7 @@ def test_segments_that_are_gone_stop_the_node() -> None:
     disk.remove(f"{DIRECTORY}/log.1")
     error = is_damaged(disk)
     assert error is not None
-    assert "segments of the Raft log are gone" in str(error)
+    assert "segments of the Raft log are missing" in str(error)
 
 
 def test_files_of_another_log_stop_the_node() -> None:
@@ -878,11 +878,11 @@ def test_files_of_another_log_stop_the_node() -> None:
 def test_where_there_never_was_a_log_one_must_be_asked_for() -> None:
     disk = MemoryDisk()
     for _ in range(2):
-        with pytest.raises(NotALog, match="no Raft log"):
+        with pytest.raises(LogNotFound, match="no Raft log"):
             opened(disk, create_at=None)
         disk.make_directory(DIRECTORY)
-    assert opened(disk, create_at=Place(5, 2)).base == (5, 2)
-    log = opened(disk, create_at=Place(9, 9))
+    assert opened(disk, create_at=LogIndex(5, 2)).base == (5, 2)
+    log = opened(disk, create_at=LogIndex(9, 9))
     assert (log.base, log.last, log.synced, log.term, log.voted_for) == ((5, 2), (5, 2), (5, 2), 2, None)
 
 

@@ -1,7 +1,7 @@
 """The claims of the Raft paper, one by one, on a node that is driven message by message.
 
 Sections are those of Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", extended
-version of 2014; "dissertation" is Ongaro's of the same year. Rule n is of DESIGN.md, section 6.1.
+version of 2014; "dissertation" is Ongaro's of the same year. Rule n is of docs/raft.md.
 """
 
 from __future__ import annotations
@@ -29,30 +29,37 @@ from raft_bench import (
 )
 
 import rt
-from rt.errors import Damaged, Diverged, Overloaded
+from rt.errors import Corrupt, Diverged, Overloaded
 from rt.testing.disk import Keep, PowerCut
-from sequencer.raft.entries import NO_OP, PACK_BYTES, Join, decode_content, encode_commands, encode_join
-from sequencer.raft.following import Matched, Refused, compare
-from sequencer.raft.log_entries import Entries
-from sequencer.raft.messages import (
+from sequencer.raft.core.follower import AppendMatched, AppendRejected, compare
+from sequencer.raft.model.cluster_state import INITIAL, encode_state, initial_state
+from sequencer.raft.model.entry_codec import (
+    NO_OP,
+    PACK_BYTES,
+    JoinEntry,
+    decode_content,
+    encode_commands,
+    encode_join,
+)
+from sequencer.raft.model.messages import (
     COMMAND_BYTES_MAX,
     NO_ID,
-    Adopt,
-    Append,
-    AppendReply,
-    AskState,
-    Chunk,
-    ChunkReply,
-    Claim,
-    Entry,
+    Admit,
+    AppendEntries,
+    AppendEntriesReply,
+    DiskClaim,
+    FetchState,
     Forward,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
     Message,
-    Place,
+    RaftEntry,
     RequestVote,
-    VoteReply,
+    RequestVoteReply,
 )
 from sequencer.raft.proposals import PACKS_MAX
-from sequencer.raft.state import INITIAL, encode_state, initial_state
+from sequencer.raft.storage.log_entries import Entries
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 AFTER: list[Keep | None] = [None, "none", "some"]
@@ -92,22 +99,22 @@ def commit_of(driven: Driven, index: int) -> None:
 @pytest.mark.parametrize(
     ("last", "granted"),
     [
-        (Place(9, 2), False),  # longer, of an older term
-        (Place(2, 3), False),  # shorter, of the same term
-        (Place(3, 3), True),
-        (Place(4, 3), True),
-        (Place(2, 4), True),  # shorter, of a newer term
+        (LogIndex(9, 2), False),  # longer, of an older term
+        (LogIndex(2, 3), False),  # shorter, of the same term
+        (LogIndex(3, 3), True),
+        (LogIndex(4, 3), True),
+        (LogIndex(2, 4), True),  # shorter, of a newer term
     ],
 )
 def test_only_a_candidate_whose_log_is_at_least_as_complete_gets_a_vote(
-    clock: Clock, last: Place, granted: bool, pre: bool
+    clock: Clock, last: LogIndex, granted: bool, pre: bool
 ) -> None:
     """Section 5.4.1: the later last term wins, then the longer log."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([2, 3]))
     forget_leader(driven)
     reply = driven.request_vote("n3", 7, last, pre=pre)
-    assert reply == VoteReply(7 if granted or not pre else 3, granted, driven.node.claim, pre)
+    assert reply == RequestVoteReply(7 if granted or not pre else 3, granted, driven.node.claim, pre)
     assert (driven.log.term, driven.log.voted_for) == ((3, None) if pre else (7, "n3" if granted else None))
 
 
@@ -184,11 +191,11 @@ def test_a_candidate_follows_the_leader_of_its_term(clock: Clock) -> None:
 
 
 LATER: dict[str, Message] = {
-    "vote": VoteReply(9, False, claim_of("n2"), False),
-    "support": VoteReply(9, False, claim_of("n2"), True),
-    "acknowledgement": AppendReply(9, False, 1, 1, claim_of("n2")),
-    "chunk": ChunkReply(9, Place(3, 3), 0, 0, False, claim_of("n2")),
-    "append": Append(9, INITIAL, 1, 0, 0, ()),
+    "vote": RequestVoteReply(9, False, claim_of("n2"), False),
+    "support": RequestVoteReply(9, False, claim_of("n2"), True),
+    "acknowledgement": AppendEntriesReply(9, False, 1, 1, claim_of("n2")),
+    "chunk": InstallSnapshotReply(9, LogIndex(3, 3), 0, 0, False, claim_of("n2")),
+    "append": AppendEntries(9, INITIAL, 1, 0, 0, ()),
 }
 
 
@@ -217,7 +224,7 @@ def test_a_stale_leader_is_told_of_the_new_term_and_not_followed(clock: Clock) -
     reply = driven.append(4, INITIAL, entries_of([4, 4]), commit=3, peer="n3")
     assert (reply.term, reply.matched) == (5, False)
     assert (driven.contents(), driven.status.committed, driven.raft.leader) == (before, 1, "n2")
-    chunk = Chunk(4, Place(9, 4), 3, bytes(32), 0, b"abc")
+    chunk = InstallSnapshot(4, LogIndex(9, 4), 3, bytes(32), 0, b"abc")
     assert driven.hear("n3", chunk) == []
     assert driven.raft.leader == "n2"
 
@@ -226,7 +233,7 @@ def test_a_deposed_leader_learns_of_it_from_the_answer(clock: Clock) -> None:
     """B11 of PySyncObj: a stale leader heard nothing."""
     driven = member(clock)
     driven.lead()
-    driven.hear("n2", AppendReply(9, False, 2, 1, claim_of("n2")))
+    driven.hear("n2", AppendEntriesReply(9, False, 2, 1, claim_of("n2")))
     assert (driven.raft.role, driven.raft.leader, driven.raft.term) == ("follower", None, 9)
 
 
@@ -235,7 +242,7 @@ def test_two_leaders_in_one_term_stop_the_node(clock: Clock) -> None:
     driven = member(clock)
     term = driven.lead()
     with pytest.raises(Diverged, match="two leaders"):
-        driven.hear("n2", Append(term, INITIAL, 1, 0, 0, ()))
+        driven.hear("n2", AppendEntries(term, INITIAL, 1, 0, 0, ()))
 
 
 # --- Persist, then send: figure 2, rule 1 ----------------------------------------------------------------
@@ -274,15 +281,15 @@ def _lead(driven: Driven) -> None:
 def _is_kept(message: Message, peer: str, later: Driven) -> bool:
     """Whether the disk after the cut stands by what left before it."""
     match message:
-        case VoteReply(term, True, _, False):
+        case RequestVoteReply(term, True, _, False):
             return later.log.term > term or (later.log.term, later.log.voted_for) == (term, peer)
         case RequestVote(term, _, _, False):
             return later.log.term > term or (later.log.term, later.log.voted_for) == (term, "n1")
-        case AppendReply(term, True, _, index, _):
+        case AppendEntriesReply(term, True, _, index, _):
             return later.log.term >= term and later.log.last.index >= index
-        case ChunkReply(term, place, _, _, True, _):
+        case InstallSnapshotReply(term, place, _, _, True, _):
             return later.log.term >= term and later.status.applied >= place.index
-        case Append(term, _, _, _, _, entries):
+        case AppendEntries(term, _, _, _, _, entries):
             return later.log.term >= term and all(later.log.term_at(entry.index) for entry in entries)
     return True
 
@@ -304,9 +311,11 @@ def test_what_left_a_node_is_on_its_disk_wherever_the_power_goes(
         is_cut = driven.disk.is_off
         sent = list(driven.wire.sent)
         later = driven.reopened(keep, seed=change)
-        replaced = max([message.term for _, message in sent if isinstance(message, AppendReply)], default=0)
+        replaced = max(
+            [message.term for _, message in sent if isinstance(message, AppendEntriesReply)], default=0
+        )
         for peer, message in sent:
-            if isinstance(message, AppendReply) and message.term < replaced:
+            if isinstance(message, AppendEntriesReply) and message.term < replaced:
                 continue  # A later leader cut what this one had.
             assert _is_kept(message, peer, later), (change, message)
             left += 1
@@ -354,8 +363,8 @@ def test_a_leader_whose_sync_fails_counts_nothing_and_is_heard_no_more(clock: Cl
     driven.disk.fail("sync")
     with pytest.raises(rt.StorageFailed):
         driven.step()
-    entries = [message.entries for _, message in driven.wire.sent if isinstance(message, Append)]
-    assert [[entry.place for entry in sent] for sent in entries] == 2 * [[Place(last.index + 1, term)]]
+    entries = [message.entries for _, message in driven.wire.sent if isinstance(message, AppendEntries)]
+    assert [[entry.place for entry in sent] for sent in entries] == 2 * [[LogIndex(last.index + 1, term)]]
     assert (future.done(), driven.status.committed, driven.log.synced) == (False, committed, last)
     driven.wire.sent.clear()
     with pytest.raises(rt.StorageFailed):
@@ -389,7 +398,7 @@ def test_what_a_leader_sent_and_did_not_sync_is_another_terms_next_time(
 
 def test_a_leader_without_space_sends_but_counts_nothing(clock: Clock) -> None:
     """Followers have the entry; the leader commits it once it has it too."""
-    counted: list[tuple[int, Place]] = []
+    counted: list[tuple[int, LogIndex]] = []
 
     def on_disk_full(_error: rt.DiskFull) -> None:
         counted.append((driven.status.committed, driven.log.synced))
@@ -446,7 +455,7 @@ def test_a_hook_may_end_a_node_whose_disk_is_full(clock: Clock) -> None:
 def test_entries_behind_a_gap_are_refused(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]))
-    reply = driven.append(2, Place(7, 2), entries_of([2], start=8))
+    reply = driven.append(2, LogIndex(7, 2), entries_of([2], start=8))
     assert (reply.matched, reply.prev, reply.index) == (False, 7, 3)
     assert driven.terms() == [2, 2]
 
@@ -455,14 +464,14 @@ def test_a_refusal_steps_over_the_whole_term_that_differs(clock: Clock) -> None:
     """Section 5.3: one probe for each conflicting term, not for each entry."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 3, 3, 3, 3]))
-    reply = driven.append(4, Place(6, 4), peer="n3")
+    reply = driven.append(4, LogIndex(6, 4), peer="n3")
     assert (reply.matched, reply.index) == (False, 2)
 
 
 def test_a_refusal_never_asks_for_what_is_committed(clock: Clock) -> None:
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3, 3, 3, 3, 3]), commit=4)
-    reply = driven.append(4, Place(6, 4), peer="n3")
+    reply = driven.append(4, LogIndex(6, 4), peer="n3")
     assert (reply.matched, reply.index) == (False, 4)
 
 
@@ -470,7 +479,7 @@ def test_a_refusal_never_asks_for_what_is_committed(clock: Clock) -> None:
 def test_a_conflicting_tail_gives_way(clock: Clock, keep: Keep | None) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
-    assert driven.append(3, Place(2, 2), entries_of([3, 3], start=3, tag=b"new"), peer="n3").index == 4
+    assert driven.append(3, LogIndex(2, 2), entries_of([3, 3], start=3, tag=b"new"), peer="n3").index == 4
     wanted = [(2, 2, b"2/2"), (3, 3, b"3/3new"), (4, 3, b"4/3new")]
     assert driven.contents() == wanted
     assert driven.reopened(keep).contents() == wanted
@@ -484,9 +493,9 @@ def test_late_and_repeated_appends_never_cut_what_matches(clock: Clock) -> None:
     changes = driven.disk.changes
     late = [
         (INITIAL, entries[:1]),
-        (Place(2, 2), ()),
+        (LogIndex(2, 2), ()),
         (INITIAL, ()),
-        (Place(3, 2), entries[2:3]),
+        (LogIndex(3, 2), entries[2:3]),
         (INITIAL, entries),
     ]
     for prev, some in late:
@@ -525,13 +534,13 @@ def test_in_whatever_order_appends_arrive_a_log_only_comes_closer_to_the_leaders
     agreed = 1
     for start, size in messages:
         start = min(start, len(common + leads))
-        prev = Place(1 + start, leader.term_at(1 + start) or 0)
+        prev = LogIndex(1 + start, leader.term_at(1 + start) or 0)
         entries = tuple(leader.entries(prev.index + 1))[:size]
-        verdict = compare(Append(8, prev, 0, 0, 0, entries), follower, 1)
-        if isinstance(verdict, Refused):
+        verdict = compare(AppendEntries(8, prev, 0, 0, 0, entries), follower, 1)
+        if isinstance(verdict, AppendRejected):
             assert verdict.hint < prev.index
             continue
-        assert isinstance(verdict, Matched)
+        assert isinstance(verdict, AppendMatched)
         if verdict.cut is not None:
             assert follower.term_at(verdict.cut) != leader.term_at(verdict.cut)
             assert verdict.cut > agreed
@@ -546,7 +555,7 @@ def test_a_committed_entry_that_differs_from_the_leaders_stops_the_node(clock: C
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
     with pytest.raises(Diverged, match="committed entry"):
-        driven.append(3, Place(3, 3), peer="n3")
+        driven.append(3, LogIndex(3, 3), peer="n3")
 
 
 def test_a_committed_entry_that_differs_inside_a_message_stops_the_node(clock: Clock) -> None:
@@ -562,7 +571,7 @@ def test_a_commit_index_never_passes_what_was_compared_with_this_leader(clock: C
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
     driven.append(3, INITIAL, commit=4, peer="n3")
     assert driven.status.committed == 1
-    driven.append(3, Place(2, 2), commit=4, peer="n3")
+    driven.append(3, LogIndex(2, 2), commit=4, peer="n3")
     assert driven.status.committed == 2
     assert driven.commands == [b"2/2"]
 
@@ -571,7 +580,11 @@ def test_a_snapshots_chunk_commits_nothing_of_the_log(clock: Clock) -> None:
     """B1 of PySyncObj, where it was fatal."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
-    driven.hear("n3", Chunk(3, Place(9, 3), 10, bytes(32), 0, b"abc"), Append(3, Place(9, 3), 9, 0, 0, ()))
+    driven.hear(
+        "n3",
+        InstallSnapshot(3, LogIndex(9, 3), 10, bytes(32), 0, b"abc"),
+        AppendEntries(3, LogIndex(9, 3), 9, 0, 0, ()),
+    )
     driven.step()
     assert (driven.status.committed, driven.commands) == (1, [])
 
@@ -579,7 +592,7 @@ def test_a_snapshots_chunk_commits_nothing_of_the_log(clock: Clock) -> None:
 def test_a_commit_index_does_not_fall_under_a_leader_that_knows_less(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
-    driven.append(3, Place(3, 2), commit=1, peer="n3")
+    driven.append(3, LogIndex(3, 2), commit=1, peer="n3")
     driven.step()
     assert (driven.status.committed, driven.status.applied) == (3, 3)
 
@@ -589,9 +602,9 @@ def test_a_leader_steps_back_to_where_a_follower_agrees(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
     driven.lead()
-    sent = driven.hear("n2", AppendReply(driven.raft.term, False, 5, 2, claim_of("n2")))
-    append = only(sent, Append)
-    assert (append.prev, len(append.entries)) == (Place(2, 2), 4)
+    sent = driven.hear("n2", AppendEntriesReply(driven.raft.term, False, 5, 2, claim_of("n2")))
+    append = only(sent, AppendEntries)
+    assert (append.prev, len(append.entries)) == (LogIndex(2, 2), 4)
 
 
 def test_a_late_refusal_does_not_take_back_what_was_acknowledged(clock: Clock) -> None:
@@ -599,10 +612,10 @@ def test_a_late_refusal_does_not_take_back_what_was_acknowledged(clock: Clock) -
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2]))
     term = driven.lead()
     driven.acknowledge("n2", 6)
-    driven.hear("n2", AppendReply(term, False, 5, 1, claim_of("n2")))
+    driven.hear("n2", AppendEntriesReply(term, False, 5, 1, claim_of("n2")))
     assert driven.raft.match_index("n2") == 6
     [future] = driven.propose(b"more")
-    append = only([message for to, message in driven.step() if to == "n2"], Append)
+    append = only([message for to, message in driven.step() if to == "n2"], AppendEntries)
     assert append.prev.index == 6
     assert not future.done()
 
@@ -614,7 +627,7 @@ def test_entries_of_an_earlier_term_are_committed_only_by_one_of_the_leaders_own
     """Section 5.4.2, figure 8 (c) and (e): counting replicas of an old entry does not commit it."""
     driven = member(clock, 5)
     driven.append(2, INITIAL, entries_of([2]), commit=1)
-    driven.request_vote("n3", 3, Place(2, 2))
+    driven.request_vote("n3", 3, LogIndex(2, 2))
     driven.lead()
     for peer in ("n2", "n3", "n4", "n5"):
         driven.acknowledge(peer, 2)
@@ -636,10 +649,10 @@ def test_figure_8(clock: Clock) -> None:
         old = entries_of([2])
         driven.append(4, INITIAL, old, commit=1)
         if has_term_4:
-            driven.append(4, Place(2, 2), [Entry(NO_OP, 3, 4)], commit=3)
+            driven.append(4, LogIndex(2, 2), [RaftEntry(NO_OP, 3, 4)], commit=3)
             assert driven.commands == [] or driven.status.committed == 3
         forget_leader(driven)
-        reply = driven.request_vote("n5", 5, Place(2, 3))
+        reply = driven.request_vote("n5", 5, LogIndex(2, 3))
         assert reply is not None
         assert reply.granted is not has_term_4
         if not has_term_4:
@@ -653,7 +666,7 @@ def test_a_leader_begins_its_term_with_an_entry_of_its_own(clock: Clock) -> None
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=1)
     term = driven.lead()
-    assert driven.log.entry(4) == Entry(NO_OP, 4, term)
+    assert driven.log.entry(4) == RaftEntry(NO_OP, 4, term)
     commit_of(driven, 4)
     assert driven.commands == [b"2/2", b"3/2"]
 
@@ -672,7 +685,7 @@ def test_what_was_acknowledged_in_an_earlier_term_counts_for_nothing_in_a_new_on
     driven = member(clock)
     driven.lead()
     driven.acknowledge("n2", 2)
-    driven.hear("n3", VoteReply(7, False, claim_of("n3"), False))
+    driven.hear("n3", RequestVoteReply(7, False, claim_of("n3"), False))
     assert driven.raft.role == "follower"
     assert driven.lead() == 8
     assert driven.raft.match_index("n2") == 0
@@ -744,7 +757,7 @@ def test_a_node_without_support_never_raises_its_term(clock: Clock) -> None:
     for _ in range(10):
         sent = driven.time_out()
         assert of_kind(sent, RequestVote) == [RequestVote(2, INITIAL, driven.node.claim, pre=True)] * 2
-        driven.hear("n2", VoteReply(1, False, claim_of("n2"), True))
+        driven.hear("n2", RequestVoteReply(1, False, claim_of("n2"), True))
     assert (driven.raft.term, driven.disk.changes) == (1, changes)
 
 
@@ -768,16 +781,16 @@ def test_a_node_that_hears_a_leader_gives_no_vote(clock: Clock) -> None:
     """Dissertation, section 4.2.3: nor does it take over the term."""
     driven = member(clock)
     driven.append(2, INITIAL)
-    reply = driven.request_vote("n3", 9, Place(9, 9), pre=True)
-    assert reply == VoteReply(2, False, driven.node.claim, True)
-    assert driven.request_vote("n3", 9, Place(9, 9)) is None
+    reply = driven.request_vote("n3", 9, LogIndex(9, 9), pre=True)
+    assert reply == RequestVoteReply(2, False, driven.node.claim, True)
+    assert driven.request_vote("n3", 9, LogIndex(9, 9)) is None
     assert (driven.raft.term, driven.raft.leader) == (2, "n2")
 
 
 def test_a_leader_gives_no_vote(clock: Clock) -> None:
     driven = member(clock)
     term = driven.lead()
-    assert driven.request_vote("n3", 9, Place(9, 9)) is None
+    assert driven.request_vote("n3", 9, LogIndex(9, 9)) is None
     assert (driven.raft.role, driven.raft.term) == ("leader", term)
 
 
@@ -787,8 +800,8 @@ def test_support_is_refused_for_a_term_that_has_begun(clock: Clock, term: int) -
     driven = member(clock)
     driven.append(3, INITIAL)
     forget_leader(driven)
-    reply = driven.request_vote("n3", term, Place(9, 9), pre=True)
-    assert reply == VoteReply(3, False, driven.node.claim, True)
+    reply = driven.request_vote("n3", term, LogIndex(9, 9), pre=True)
+    assert reply == RequestVoteReply(3, False, driven.node.claim, True)
 
 
 def test_a_node_that_does_not_hear_its_leader_any_more_votes_again(clock: Clock) -> None:
@@ -862,7 +875,7 @@ def test_support_that_comes_late_counts_for_nothing(clock: Clock) -> None:
 class Snapshot:
     """What a leader would send that has applied these entries behind the first one."""
 
-    def __init__(self, entries: tuple[Entry, ...], disks: dict[str, bytes] | None = None) -> None:
+    def __init__(self, entries: tuple[RaftEntry, ...], disks: dict[str, bytes] | None = None) -> None:
         state, machine = (
             initial_state(CLUSTER, 1, disks or {name: disk_id(name) for name in NAMES[:3]}),
             ListMachine(),
@@ -876,10 +889,12 @@ class Snapshot:
         self.content = encode_state(state) + machine.snapshot()()
         self.digest = hashlib.sha256(self.content).digest()
 
-    def chunk(self, term: int, start: int, end: int) -> Chunk:
-        return Chunk(term, self.place, len(self.content), self.digest, start, self.content[start:end])
+    def chunk(self, term: int, start: int, end: int) -> InstallSnapshot:
+        return InstallSnapshot(
+            term, self.place, len(self.content), self.digest, start, self.content[start:end]
+        )
 
-    def chunks(self, term: int, size: int = 100) -> list[Chunk]:
+    def chunks(self, term: int, size: int = 100) -> list[InstallSnapshot]:
         return [self.chunk(term, at, at + size) for at in range(0, len(self.content), size)]
 
 
@@ -888,7 +903,9 @@ def test_an_installed_snapshot_takes_the_place_of_the_log(clock: Clock, keep: Ke
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     replies = driven.hear("n2", *snapshot.chunks(2))
-    assert [reply.offset for reply in replies if isinstance(reply, ChunkReply)][-1] == len(snapshot.content)
+    assert [reply.offset for reply in replies if isinstance(reply, InstallSnapshotReply)][-1] == len(
+        snapshot.content
+    )
     reply = driven.append(2, snapshot.place, entries_of([2], start=5), commit=5)
     assert (reply.matched, reply.index) == (True, 5)
     assert (driven.commands, driven.log.base) == ([*snapshot.commands, b"5/2"], snapshot.place)
@@ -902,8 +919,8 @@ def test_an_installed_snapshot_keeps_the_entries_behind_it(clock: Clock) -> None
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=1)
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
     driven.step()
-    assert (driven.status.applied, driven.log.last) == (4, Place(6, 2))
-    assert driven.append(2, Place(6, 2), commit=6).index == 6
+    assert (driven.status.applied, driven.log.last) == (4, LogIndex(6, 2))
+    assert driven.append(2, LogIndex(6, 2), commit=6).index == 6
     driven.step()
     assert driven.commands == [b"2/2", b"3/2", b"4/2", b"5/2", b"6/2"]
 
@@ -914,7 +931,7 @@ def test_an_installed_snapshot_discards_a_log_that_differs(clock: Clock) -> None
     snapshot = Snapshot(entries_of([3, 3, 3], tag=b"other"))
     driven.hear("n3", *snapshot.chunks(3))
     driven.step()
-    assert (driven.log.base, driven.terms(), driven.commands) == (Place(4, 3), [], snapshot.commands)
+    assert (driven.log.base, driven.terms(), driven.commands) == (LogIndex(4, 3), [], snapshot.commands)
 
 
 def test_an_old_snapshot_never_rolls_back_what_is_committed(clock: Clock) -> None:
@@ -925,7 +942,7 @@ def test_an_old_snapshot_never_rolls_back_what_is_committed(clock: Clock) -> Non
     snapshot = Snapshot(entries_of([2, 2]))
     [reply] = driven.hear("n2", snapshot.chunk(2, 0, 50))
     length = len(snapshot.content)
-    assert reply == ChunkReply(2, snapshot.place, 50, length, True, driven.node.claim)
+    assert reply == InstallSnapshotReply(2, snapshot.place, 50, length, True, driven.node.claim)
     assert (driven.status.applied, len(driven.commands), driven.status.snapshot) == (6, 5, 1)
 
 
@@ -938,7 +955,7 @@ def test_a_log_that_was_quicker_than_the_snapshot_is_not_rolled_back(clock: Cloc
     assert driven.status.applied == 7
     driven.aside.is_held = False
     driven.step()
-    assert (driven.status.applied, len(driven.commands), driven.log.last) == (7, 6, Place(7, 2))
+    assert (driven.status.applied, len(driven.commands), driven.log.last) == (7, 6, LogIndex(7, 2))
     assert len(driven.reopened("none").terms()) == 6
 
 
@@ -948,7 +965,7 @@ def test_pieces_that_come_twice_or_too_early_change_nothing(clock: Clock) -> Non
     offsets = []
     for start, end in [(0, 60), (100, 160), (0, 60), (30, 90), (90, len(snapshot.content))]:
         reply = driven.hear("n2", snapshot.chunk(2, start, end))[0]
-        assert isinstance(reply, ChunkReply)
+        assert isinstance(reply, InstallSnapshotReply)
         offsets.append(reply.offset)
     assert offsets == [60, 60, 60, 90, len(snapshot.content)]
     driven.step()
@@ -974,7 +991,7 @@ def test_a_transfer_that_a_restart_broke_off_begins_anew(clock: Clock) -> None:
     driven.hear("n2", snapshot.chunk(2, 0, 100))
     driven = driven.reopened()
     [reply] = driven.hear("n2", snapshot.chunk(2, 100, 150))
-    assert isinstance(reply, ChunkReply)
+    assert isinstance(reply, InstallSnapshotReply)
     assert (reply.offset, reply.installed) == (0, False)
     driven.hear("n2", *snapshot.chunks(2))
     driven.step()
@@ -996,7 +1013,7 @@ def test_the_next_leader_goes_on_with_the_same_snapshot(clock: Clock) -> None:
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", snapshot.chunk(2, 0, 100))
     [reply] = driven.hear("n3", snapshot.chunk(3, 0, 100))
-    assert isinstance(reply, ChunkReply)
+    assert isinstance(reply, InstallSnapshotReply)
     assert (reply.term, reply.offset) == (3, 100)
     driven.hear("n3", snapshot.chunk(3, 100, len(snapshot.content)))
     driven.step()
@@ -1041,7 +1058,7 @@ def test_an_install_that_the_power_cut_leaves_the_old_state_or_the_new(clock: Cl
             break
         later = driven.reopened(keep, seed=change)
         state = (later.status.applied, later.log.base, tuple(later.terms()))
-        assert state in {(1, INITIAL, (2, 2)), (4, Place(4, 3), ())}
+        assert state in {(1, INITIAL, (2, 2)), (4, LogIndex(4, 3), ())}
         assert later.commands == (snapshot.commands if later.status.applied == 4 else [])
         seen.add(later.status.applied)
         assert later.append(4, snapshot.place if later.status.applied == 4 else INITIAL).matched
@@ -1060,7 +1077,7 @@ def test_a_damaged_snapshot_stops_the_node(clock: Clock) -> None:
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
     driven.step()
     driven.disk.flip_bit(f"{DIRECTORY}/snapshot.4", 150, 3)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         driven.reopened()
 
 
@@ -1091,10 +1108,10 @@ def test_a_follower_far_behind_is_sent_the_snapshot_and_then_the_log(clock: Cloc
 def test_a_spoiled_transfer_is_made_again(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
-    spoiled: list[Chunk] = []
+    spoiled: list[InstallSnapshot] = []
 
     def spoil(sender: str, to: str, message: Message) -> bool:
-        if isinstance(message, Chunk) and not spoiled:
+        if isinstance(message, InstallSnapshot) and not spoiled:
             spoiled.append(message)
             cluster.members[to].wire.put(sender, message._replace(data=bytes(len(message.data))))
             return True
@@ -1113,7 +1130,7 @@ def test_a_lost_piece_is_sent_again(clock: Clock) -> None:
     lost: list[Message] = []
 
     def lose(_sender: str, _to: str, message: Message) -> bool:
-        is_lost = isinstance(message, Chunk | ChunkReply) and len(lost) < 4
+        is_lost = isinstance(message, InstallSnapshot | InstallSnapshotReply) and len(lost) < 4
         lost.extend([message] * is_lost)
         return is_lost
 
@@ -1140,7 +1157,7 @@ def test_a_leader_goes_on_while_its_only_follower_installs(clock: Clock) -> None
 
 
 def test_compaction_keeps_a_tail_for_slow_followers(clock: Clock) -> None:
-    """DESIGN.md, section 6.1, rule 3."""
+    """docs/raft.md, rule 3."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=20)
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
@@ -1155,7 +1172,7 @@ def test_compaction_keeps_a_tail_for_slow_followers(clock: Clock) -> None:
     cluster.drop_message = lambda _sender, _to, message: bool(sent.append(message))
     cluster.heal()
     cluster.converge()
-    assert not [message for message in sent if isinstance(message, Chunk)]
+    assert not [message for message in sent if isinstance(message, InstallSnapshot)]
 
 
 # --- Commands: section 8, rule 4 -------------------------------------------------------------------------
@@ -1219,7 +1236,7 @@ def test_a_command_asked_for_again_is_applied_once(clock: Clock) -> None:
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
     # The proposer hears of no commit for a while, so it asks again and again.
-    cluster.drop_message = lambda _sender, to, message: to == name and isinstance(message, Append)
+    cluster.drop_message = lambda _sender, to, message: to == name and isinstance(message, AppendEntries)
     [future] = cluster.members[name].propose(b"once")
     cluster.idle(0.25)
     packs = [entry for entry in leader.log.entries(3) if entry.content[:1] == b"\0"]
@@ -1259,7 +1276,7 @@ def test_futures_are_settled_by_a_snapshot_that_covers_their_commands(clock: Clo
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     leader = cluster.lead()
     name = next(name for name in cluster.names if name != leader.name)
-    cluster.drop_message = lambda _sender, to, message: to == name and isinstance(message, Append)
+    cluster.drop_message = lambda _sender, to, message: to == name and isinstance(message, AppendEntries)
     futures = cluster.members[name].propose(b"mine", b"mine too")
     cluster.run(lambda: leader.commands)
     cluster.isolate(name)
@@ -1419,7 +1436,7 @@ def test_a_wiped_disk_neither_votes_nor_stands(clock: Clock) -> None:
     driven = blank(clock)
     for term in (2, 3):
         for pre in (True, False):
-            reply = driven.request_vote("n2", term, Place(9, 9), pre=pre)
+            reply = driven.request_vote("n2", term, LogIndex(9, 9), pre=pre)
             assert reply is None or not reply.granted
     assert of_kind(driven.time_out(), RequestVote) == []
     assert driven.raft.role == "follower"
@@ -1431,27 +1448,27 @@ def test_a_wiped_disk_votes_once_it_has_applied_its_join(clock: Clock) -> None:
     driven.step()
     driven.up()
     driven.step()
-    join = Entry(encode_join(Join("n1", disk_id("n1", 1))), 4, 2)
-    reply = driven.append(2, Place(3, 2), [join], commit=3)
-    assert (reply.matched, reply.index, reply.claim) == (True, 4, Claim(disk_id("n1", 1)))
+    join = RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 4, 2)
+    reply = driven.append(2, LogIndex(3, 2), [join], commit=3)
+    assert (reply.matched, reply.index, reply.claim) == (True, 4, DiskClaim(disk_id("n1", 1)))
     forget_leader(driven)
-    vote = driven.request_vote("n3", 3, Place(4, 2))
+    vote = driven.request_vote("n3", 3, LogIndex(4, 2))
     assert vote is not None
     assert not vote.granted
-    reply = driven.append(4, Place(4, 2), commit=4)
+    reply = driven.append(4, LogIndex(4, 2), commit=4)
     driven.step()
-    claim = Claim(disk_id("n1", 1), Place(4, 2))
+    claim = DiskClaim(disk_id("n1", 1), LogIndex(4, 2))
     assert driven.node.claim == claim
     forget_leader(driven)
-    vote = driven.request_vote("n3", 5, Place(4, 2))
-    assert vote == VoteReply(5, True, claim, False)
+    vote = driven.request_vote("n3", 5, LogIndex(4, 2))
+    assert vote == RequestVoteReply(5, True, claim, False)
     assert driven.reopened("none").node.claim == claim
 
 
 UNCOUNTED = {
     "another disk": claim_of("n2", 7),
-    "a disk that has not applied its join": Claim(disk_id("n2")),
-    "a disk of another join": claim_of("n2", joined=Place(5, 2)),
+    "a disk that has not applied its join": DiskClaim(disk_id("n2")),
+    "a disk of another join": claim_of("n2", joined=LogIndex(5, 2)),
 }
 
 
@@ -1479,11 +1496,11 @@ def test_what_another_disk_says_does_not_count(clock: Clock, kind: str) -> None:
 
 def test_a_candidate_on_a_disk_that_was_replaced_gets_no_answer(clock: Clock) -> None:
     driven = member(clock)
-    driven.append(2, INITIAL, [Entry(encode_join(Join("n3", disk_id("n3", 1))), 2, 2)], commit=1)
+    driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     forget_leader(driven)
-    assert driven.request_vote("n3", 9, Place(9, 9)) is None
+    assert driven.request_vote("n3", 9, LogIndex(9, 9)) is None
     assert driven.raft.term == 2
-    reply = driven.request_vote("n3", 9, Place(9, 9), claim=claim_of("n3", 1, Place(2, 2)))
+    reply = driven.request_vote("n3", 9, LogIndex(9, 9), claim=claim_of("n3", 1, LogIndex(2, 2)))
     assert reply is not None
     assert reply.granted
 
@@ -1491,14 +1508,14 @@ def test_a_candidate_on_a_disk_that_was_replaced_gets_no_answer(clock: Clock) ->
 def test_a_join_counts_from_where_it_stands_in_the_log_even_before_it_is_committed(clock: Clock) -> None:
     """The disk that says it has applied that join proves that it is committed; the former disk is out."""
     driven = member(clock)
-    driven.append(2, INITIAL, [Entry(encode_join(Join("n3", disk_id("n3", 1))), 2, 2)], commit=1)
+    driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     driven.wire.drop("n3")
-    driven.up("n3", claims={"n3": Claim(disk_id("n3", 1))})
+    driven.up("n3", claims={"n3": DiskClaim(disk_id("n3", 1))})
     driven.lead()
-    driven.acknowledge("n3", 3, claim=Claim(disk_id("n3", 1)))
+    driven.acknowledge("n3", 3, claim=DiskClaim(disk_id("n3", 1)))
     driven.step()
     assert driven.status.committed == 1
-    driven.acknowledge("n3", 3, claim=claim_of("n3", 1, Place(2, 2)))
+    driven.acknowledge("n3", 3, claim=claim_of("n3", 1, LogIndex(2, 2)))
     driven.step()
     assert driven.status.committed == 3
 
@@ -1508,38 +1525,38 @@ def test_a_blank_disk_is_offered_only_a_snapshot_that_knows_of_its_join(
     clock: Clock, has_snapshot: bool
 ) -> None:
     driven = member(clock)
-    driven.append(2, INITIAL, [Entry(encode_join(Join("n3", disk_id("n3", 1))), 2, 2)], commit=2)
+    driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=2)
     if has_snapshot:
         clock.advance(driven.config.snapshot_ms / 1000)
         while driven.status.snapshot < 2:
             driven.step()
     driven.wire.drop("n3")
-    driven.up("n3", cluster=NO_ID, epoch=0, claims={"n3": Claim(disk_id("n3", 1))})
-    offered = [sent for sent in driven.step() + driven.step() if isinstance(sent[1], Adopt)]
+    driven.up("n3", cluster=NO_ID, epoch=0, claims={"n3": DiskClaim(disk_id("n3", 1))})
+    offered = [sent for sent in driven.step() + driven.step() if isinstance(sent[1], Admit)]
     assert bool(offered) == has_snapshot
 
 
 def test_a_join_that_was_cut_counts_no_more(clock: Clock) -> None:
     driven = member(clock)
-    driven.append(2, INITIAL, [Entry(encode_join(Join("n3", disk_id("n3", 1))), 2, 2)], commit=1)
+    driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     driven.append(3, INITIAL, entries_of([3]), commit=1, peer="n3")
     forget_leader(driven)
-    reply = driven.request_vote("n3", 4, Place(2, 3))
+    reply = driven.request_vote("n3", 4, LogIndex(2, 3))
     assert reply is not None
     assert reply.granted
 
 
 def test_a_join_asked_for_twice_stands_where_it_stood_first(clock: Clock) -> None:
     driven = member(clock)
-    join = encode_join(Join("n3", disk_id("n3", 1)))
-    driven.append(2, INITIAL, [Entry(join, 2, 2), Entry(join, 3, 2)], commit=1)
+    join = encode_join(JoinEntry("n3", disk_id("n3", 1)))
+    driven.append(2, INITIAL, [RaftEntry(join, 2, 2), RaftEntry(join, 3, 2)], commit=1)
     driven.wire.drop("n3")
-    driven.up("n3", claims={"n3": claim_of("n3", 1, Place(2, 2))})
+    driven.up("n3", claims={"n3": claim_of("n3", 1, LogIndex(2, 2))})
     driven.lead()
-    driven.acknowledge("n3", 4, claim=claim_of("n3", 1, Place(2, 2)))
+    driven.acknowledge("n3", 4, claim=claim_of("n3", 1, LogIndex(2, 2)))
     driven.step()
     assert driven.status.committed == 4
-    assert driven.node.state.disks["n3"] == claim_of("n3", 1, Place(2, 2))
+    assert driven.node.state.disks["n3"] == claim_of("n3", 1, LogIndex(2, 2))
 
 
 def test_a_wiped_disk_is_admitted_and_counts_from_then_on(clock: Clock) -> None:
@@ -1634,7 +1651,9 @@ def test_peers_of_another_cluster_are_neither_heard_nor_told_anything(clock: Clo
     driven.up(cluster=b"another cluster!")
     driven.step()
     driven.hear(
-        "n2", Append(9, INITIAL, 1, 0, 0, entries_of([9])), RequestVote(9, Place(9, 9), claim_of("n2"), False)
+        "n2",
+        AppendEntries(9, INITIAL, 1, 0, 0, entries_of([9])),
+        RequestVote(9, LogIndex(9, 9), claim_of("n2"), False),
     )
     assert (driven.raft.term, driven.terms()) == (1, [])
     driven.clock.advance(1)
@@ -1652,8 +1671,8 @@ def test_a_leader_sends_a_stranger_nothing(clock: Clock) -> None:
     driven.propose(b"secret")
     clock.advance(0.1)
     sent = driven.step() + driven.step()
-    assert of_kind(sent, Append, "n2")
-    assert of_kind(sent, Append, "n5") == []
+    assert of_kind(sent, AppendEntries, "n2")
+    assert of_kind(sent, AppendEntries, "n5") == []
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
@@ -1663,12 +1682,12 @@ def test_a_reset_cluster_leaves_the_nodes_that_missed_it_behind(clock: Clock, ep
     driven.wire.drop("n2")
     driven.up("n2", epoch=epoch)
     driven.step()
-    driven.hear("n2", Append(9, INITIAL, 1, 0, 0, entries_of([9])))
+    driven.hear("n2", AppendEntries(9, INITIAL, 1, 0, 0, entries_of([9])))
     assert (driven.raft.term, driven.terms()) == (1, [])
     driven.wire.drop("n3")
     driven.up("n3", epoch=epoch)
     driven.step()
-    asked = of_kind(driven.step(), AskState)
+    asked = of_kind(driven.step(), FetchState)
     assert len(asked) == (epoch > 1), "it goes on with a state of theirs, and with nothing of its own"
 
 
@@ -1679,7 +1698,7 @@ def test_a_malformed_first_snapshot_is_refused(clock: Clock, content: bytes, is_
     if not is_blank:
         driven.adopt()
     driven.up("n2", cluster=CLUSTER)
-    driven.hear("n2", Adopt(content))
+    driven.hear("n2", Admit(content))
     assert driven.status.cluster == ("" if is_blank else CLUSTER.hex())
 
 
@@ -1687,26 +1706,26 @@ def test_a_first_snapshot_for_another_disk_is_refused(clock: Clock) -> None:
     driven = Driven(clock, config_of("n1", NAMES[:3]))
     driven.up("n2")
     others = {"n1": disk_id("n1", 5), "n2": disk_id("n2"), "n3": disk_id("n3")}
-    driven.hear("n2", Adopt(encode_state(initial_state(CLUSTER, 1, others))))
+    driven.hear("n2", Admit(encode_state(initial_state(CLUSTER, 1, others))))
     assert driven.status.cluster == ""
 
 
 def test_a_member_does_not_change_clusters(clock: Clock) -> None:
     driven = member(clock)
     disks = {name: disk_id(name) for name in NAMES[:3]}
-    driven.hear("n2", Adopt(encode_state(initial_state(b"another cluster!", 1, disks))))
+    driven.hear("n2", Admit(encode_state(initial_state(b"another cluster!", 1, disks))))
     assert driven.status.cluster == CLUSTER.hex()
 
 
 # --- Replicas that differ --------------------------------------------------------------------------------
 
 
-def diverged(clock: Clock) -> tuple[Driven, Append]:
+def diverged(clock: Clock) -> tuple[Driven, AppendEntries]:
     """A node that applied something, and an append of a leader that applied something else there."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2]), commit=2)
     driven.step()
-    return driven, Append(3, Place(2, 2), 2, 2, driven.node.state.chain ^ 1, ())
+    return driven, AppendEntries(3, LogIndex(2, 2), 2, 2, driven.node.state.chain ^ 1, ())
 
 
 def test_a_node_that_differs_from_its_leader_does_not_follow(clock: Clock) -> None:
@@ -1714,14 +1733,14 @@ def test_a_node_that_differs_from_its_leader_does_not_follow(clock: Clock) -> No
     assert driven.hear("n3", append) == []
     assert driven.raft.term == 2
     forget_leader(driven)
-    reply = driven.request_vote("n2", 4, Place(2, 2), pre=True)
+    reply = driven.request_vote("n2", 4, LogIndex(2, 2), pre=True)
     assert reply is not None
     assert reply.granted, "if it is the leader that differs, another one must be possible"
 
 
 def test_a_node_that_differs_from_every_leader_stops(clock: Clock) -> None:
     driven, append = diverged(clock)
-    with pytest.raises(Diverged, match="what this node applied"):
+    with pytest.raises(Diverged, match="applied state differs"):
         for _ in range(1000):
             driven.hear("n3", append)
             clock.advance(0.05)
@@ -1731,8 +1750,8 @@ def test_a_node_that_agrees_with_the_next_leader_goes_on(clock: Clock) -> None:
     driven, append = diverged(clock)
     for term in range(4, 12, 2):
         sent = driven.hear("n3", append._replace(term=term))
-        assert not any(isinstance(message, AppendReply) for message in sent)
+        assert not any(isinstance(message, AppendEntriesReply) for message in sent)
         clock.advance(0.3)
         agreeing = append._replace(term=term + 1, chain=driven.node.state.chain)
-        assert only(driven.hear("n2", agreeing), AppendReply).matched
+        assert only(driven.hear("n2", agreeing), AppendEntriesReply).matched
         clock.advance(5)

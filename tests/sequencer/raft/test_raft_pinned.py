@@ -29,11 +29,11 @@ import pytest
 from raft_bench import Clock, Lockstep, virtual_clock
 
 import sequencer.raft
-from sequencer.raft import hardened, stock
+from sequencer.raft.core import core, pysyncobj_adapter
 
 PINNED = Path(__file__).parents[2] / "testdata" / "raft" / "pinned.txt"
 STOCK = pysyncobj.syncobj.SyncObj
-OURS = hardened.SyncObj
+OURS = core.SyncObj
 HEAD = """\
 # Members of PySyncObj that sequencer.raft replaces or runs, with the SHA-256 of their source.
 # Made by test_raft_pinned.py with --rewrite, after each line that changed was read in PySyncObj.
@@ -148,7 +148,7 @@ def running() -> set[str]:
 def helpers() -> dict[str, Any]:
     """Classes and functions of PySyncObj beside `SyncObj` that our modules or that stock code names."""
     trees: list[tuple[ast.AST, ModuleType]] = [
-        (ast.parse(inspect.getsource(module)), module) for module in (hardened, stock)
+        (ast.parse(inspect.getsource(module)), module) for module in (core, pysyncobj_adapter)
     ]
     trees += [(parsed(plain(STOCK.__dict__[name])), pysyncobj.syncobj) for name in running()]
     return dict(item for tree, module in trees for item in from_pysyncobj(tree, module))
@@ -230,12 +230,12 @@ def test_only_two_modules_lean_on_pysyncobj() -> None:
     package = Path(sequencer.raft.__file__ or "").parent
     leaning = {
         path.stem
-        for path in package.glob("*.py")
+        for path in package.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.Import) and any(alias.name.startswith("pysyncobj") for alias in node.names))
         or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pysyncobj"))
     }
-    assert leaning == {"hardened", "stock"}
+    assert leaning == {"core", "pysyncobj_adapter"}
 
 
 def test_overrides_override() -> None:
@@ -284,7 +284,7 @@ def test_the_stand_in_journal_has_what_stock_code_asks_of_it() -> None:
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "__raftLog"
     }
-    assert asked <= set(dir(stock.Journal)), asked
+    assert asked <= set(dir(pysyncobj_adapter.Journal)), asked
     assert {"add", "setCurrentTerm", "setRaftCommitIndex", "onOneSecondTimer"} <= asked
 
 
@@ -359,7 +359,7 @@ def test_the_stock_snapshot_path_is_closed() -> None:
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pysyncobj.version.VERSION", "0.3.18")
     with pytest.raises(ImportError, match=r"needs PySyncObj 0\.3\.17, not 0\.3\.18"):
-        _import_again("sequencer.raft.stock")
+        _import_again("sequencer.raft.core.pysyncobj_adapter")
 
 
 def _import_again(name: str) -> ModuleType:

@@ -11,19 +11,18 @@ from dump import Dump, diagram
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sequencer.raft.record
-from rt.errors import Damaged, UnknownVersion
-from rt.log.checksum import crc32c, sealed
-from sequencer.raft.log_recovery import Replay, newest_run, replay_segments
-from sequencer.raft.messages import NOWHERE, Entry, Place
-from sequencer.raft.record import (
+import sequencer.raft.storage.log_format
+from rt.errors import Corrupt, UnknownVersion
+from rt.log.format.checksum import crc32c, sealed
+from sequencer.raft.model.messages import NOWHERE, LogIndex, RaftEntry
+from sequencer.raft.storage.log_format import (
     GROUP_HEADER_BYTES,
     GROUP_MAGIC,
     SEGMENT_HEADER_BYTES,
     SYNCED_END_BYTES,
-    Kind,
-    Record,
-    SegmentHeader,
+    LogRecord,
+    RaftSegmentHeader,
+    RecordKind,
     SyncedEnd,
     add_entries,
     add_record,
@@ -37,35 +36,36 @@ from sequencer.raft.record import (
     parse_segment_name,
     verify_records,
 )
+from sequencer.raft.storage.log_recovery import Replay, newest_run, replay_segments
 
 LOG = bytes(range(16))
-HEADER = SegmentHeader(1, LOG, NOWHERE, 0, None, 1)
-SEGMENT, GROUP, RECORD, SYNCED_END = (diagram(sequencer.raft.record, which) for which in range(4))
+HEADER = RaftSegmentHeader(1, LOG, NOWHERE, 0, None, 1)
+SEGMENT, GROUP, RECORD, SYNCED_END = (diagram(sequencer.raft.storage.log_format, which) for which in range(4))
 
 u64 = st.integers(0, 2**64 - 1)
-places = st.builds(Place, u64, u64)
-records = st.builds(Record, st.sampled_from(Kind), places, st.binary(max_size=20))
+places = st.builds(LogIndex, u64, u64)
+records = st.builds(LogRecord, st.sampled_from(RecordKind), places, st.binary(max_size=20))
 names = st.none() | st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1)
 
 
-def bytes_of(records: Sequence[Record]) -> bytes:
+def bytes_of(records: Sequence[LogRecord]) -> bytes:
     pieces: list[bytes] = []
     for record in records:
         add_record(pieces, record.kind, *record.place, record.content)
     return b"".join(pieces)
 
 
-def entry(index: int, term: int = 1, content: bytes = b"entry") -> Record:
-    return Record(Kind.ENTRY, Place(index, term), content)
+def entry(index: int, term: int = 1, content: bytes = b"entry") -> LogRecord:
+    return LogRecord(RecordKind.ENTRY, LogIndex(index, term), content)
 
 
-def grown(segment: bytes, header: SegmentHeader, number: int, *records: Record) -> bytes:
+def grown(segment: bytes, header: RaftSegmentHeader, number: int, *records: LogRecord) -> bytes:
     """The segment with a group more."""
     payload = bytes_of(records)
     return segment + encode_group_header(header.seed, number, len(segment), payload) + payload
 
 
-def segment_of(*groups: Sequence[Record], header: SegmentHeader = HEADER) -> bytes:
+def segment_of(*groups: Sequence[LogRecord], header: RaftSegmentHeader = HEADER) -> bytes:
     data = encode_segment_header(header)
     for number, group in enumerate(groups, header.group):
         data = grown(data, header, number, *group)
@@ -81,37 +81,37 @@ def replay(*segments: bytes, synced: SyncedEnd | None = None) -> Replay:
 
 
 @given(st.lists(records))
-def test_records_are_read_as_they_were_written(written: list[Record]) -> None:
+def test_records_are_read_as_they_were_written(written: list[LogRecord]) -> None:
     data = bytes_of(written)
     assert len(data) % 8 == 0
     assert list(decode_records(memoryview(data))) == written
 
 
-@given(st.lists(st.builds(Entry, st.binary(max_size=20), u64, u64)))
-def test_entries_are_records_like_any_other(entries: list[Entry]) -> None:
+@given(st.lists(st.builds(RaftEntry, st.binary(max_size=20), u64, u64)))
+def test_entries_are_records_like_any_other(entries: list[RaftEntry]) -> None:
     pieces: list[bytes] = []
     add_entries(pieces, entries)
-    assert b"".join(pieces) == bytes_of([Record(Kind.ENTRY, e.place, e.content) for e in entries])
+    assert b"".join(pieces) == bytes_of([LogRecord(RecordKind.ENTRY, e.place, e.content) for e in entries])
 
 
 @pytest.mark.parametrize("data", [bytes(8), bytes(24), bytes_of([entry(1)])[:-8]])
 def test_records_that_are_cut_short_or_of_no_kind_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="a record"):
+    with pytest.raises(ValueError, match="record"):
         list(decode_records(memoryview(data)))
 
 
 @given(st.integers(1, 2**63), st.binary(min_size=16, max_size=16), places, u64, names, u64)
 def test_a_segment_header_is_read_as_it_was_written(
-    number: int, log: bytes, base: Place, term: int, vote: str | None, group: int
+    number: int, log: bytes, base: LogIndex, term: int, vote: str | None, group: int
 ) -> None:
-    header = SegmentHeader(number, log, base, term, vote and vote[:255], group)
+    header = RaftSegmentHeader(number, log, base, term, vote and vote[:255], group)
     data = encode_segment_header(header)
     assert len(data) == SEGMENT_HEADER_BYTES
     assert decode_segment_header(data, path="log.1", number=number) == header
 
 
 def test_a_segment_under_the_name_of_another_one_is_damage() -> None:
-    with pytest.raises(Damaged, match="segment 1, wanted 2"):
+    with pytest.raises(Corrupt, match="segment 1, expected 2"):
         decode_segment_header(encode_segment_header(HEADER), path="log.2", number=2)
 
 
@@ -171,7 +171,7 @@ def with_version(data: bytes, version: int = 2) -> bytes:
 
 
 def test_what_a_newer_rt_wrote_is_named_not_taken_for_damage() -> None:
-    with pytest.raises(UnknownVersion, match="segment of an unknown version"):
+    with pytest.raises(UnknownVersion, match="unknown version of a Raft log segment"):
         replay(sealed(with_version(encode_segment_header(HEADER))))
     with pytest.raises(UnknownVersion, match="synced end"):
         newest_synced_end(sealed(with_version(encode_synced_end(SyncedEnd(1, 1, 400, 1, LOG)))))
@@ -179,7 +179,7 @@ def test_what_a_newer_rt_wrote_is_named_not_taken_for_damage() -> None:
     head = data[:GROUP_HEADER_BYTES]
     checksum = crc32c(head[16:], crc32c(head[:12], group_start(SEGMENT_HEADER_BYTES)))
     newer = head[:12] + checksum.to_bytes(4, "little") + data[16:]
-    with pytest.raises(UnknownVersion, match="group of an unknown version"):
+    with pytest.raises(UnknownVersion, match="unknown version of a Raft log group"):
         replay(encode_segment_header(HEADER) + newer)
 
 
@@ -187,11 +187,14 @@ def test_what_a_newer_rt_wrote_is_named_not_taken_for_damage() -> None:
 
 
 def test_golden_segment(golden: Callable[..., bytes]) -> None:
-    header = SegmentHeader(3, LOG, Place(41, 6), 7, "north", 12)
+    header = RaftSegmentHeader(3, LOG, LogIndex(41, 6), 7, "north", 12)
     groups = [
-        [Record(Kind.TERM, Place(0, 8), b"south"), entry(42, 8, b"forty-two"), entry(43, 8, b"")],
-        [Record(Kind.TRUNCATE, Place(42, 8), b""), Record(Kind.TERM, Place(0, 9), b"")],
-        [Record(Kind.RESET, Place(100, 9), b"")],
+        [LogRecord(RecordKind.TERM, LogIndex(0, 8), b"south"), entry(42, 8, b"forty-two"), entry(43, 8, b"")],
+        [
+            LogRecord(RecordKind.TRUNCATE, LogIndex(42, 8), b""),
+            LogRecord(RecordKind.TERM, LogIndex(0, 9), b""),
+        ],
+        [LogRecord(RecordKind.RESET, LogIndex(100, 9), b"")],
     ]
     data = segment_of(*groups, header=header) + bytes(24)
     dump = Dump(data)
@@ -270,7 +273,7 @@ def test_zeros_up_to_the_end_of_the_file_are_a_clean_end(contents: list[bytes], 
     data = segment_of(*groups)
     result = replay(data + bytes(zeros))
     assert (result.entries.last.index, result.end, result.torn_bytes) == (len(contents), len(data), 0)
-    header = SegmentHeader(2, LOG, result.entries.last, 0, None, len(contents) + 1)
+    header = RaftSegmentHeader(2, LOG, result.entries.last, 0, None, len(contents) + 1)
     result = replay(data + bytes(zeros), segment_of([entry(len(contents) + 1)], header=header) + bytes(zeros))
     assert (result.entries.last.index, result.torn_bytes) == (len(contents) + 1, 0)
 
@@ -288,26 +291,26 @@ def test_what_is_torn_goes_up_to_the_last_byte_that_is_not_zero(
 def test_zeros_where_a_synced_group_stood_are_damage() -> None:
     one, two = segment_of([entry(1)]), segment_of([entry(1)], [entry(2)])
     gone = one + bytes(len(two) - len(one) + 1000)
-    with pytest.raises(Damaged, match="got groups up to 1, wanted groups up to 2"):
+    with pytest.raises(Corrupt, match="got groups up to 1, expected groups up to 2"):
         replay(gone, synced=SyncedEnd(2, 1, len(two), 2, LOG))
-    second = encode_segment_header(SegmentHeader(2, LOG, Place(2, 1), 0, None, 3))
-    with pytest.raises(Damaged, match="does not go on"):
+    second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(2, 1), 0, None, 3))
+    with pytest.raises(Corrupt, match="does not go on"):
         replay(gone, second)
     three = segment_of([entry(1)], [entry(2)], [entry(3)])
-    with pytest.raises(Damaged, match=f"a later group stands at {len(two)}"):
+    with pytest.raises(Corrupt, match=f"a later group stands at {len(two)}"):
         replay(one + bytes(len(two) - len(one)) + three[len(two) :] + bytes(1000))
 
 
 def test_anything_among_the_zeros_is_a_bad_group() -> None:
     data = segment_of([entry(1)])
-    second = encode_segment_header(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2))
+    second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2))
     synced = SyncedEnd(1, 1, len(data), 1, LOG)
     for at in range(64):
         rotten = bytearray(data + bytes(64))
         rotten[len(data) + at] ^= 1 << at % 8
         result = replay(bytes(rotten), synced=synced)
         assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), len(data), at + 1)
-        with pytest.raises(Damaged, match="a later segment was begun"):
+        with pytest.raises(Corrupt, match="a later segment was begun"):
             replay(bytes(rotten), second)
 
 
@@ -320,7 +323,7 @@ def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
     for at in range(start, behind):
         bad = bytearray(whole + bytes(at % 3 * 8))
         bad[at] ^= 1
-        with pytest.raises(Damaged, match=f"a later group stands at {behind}") as caught:
+        with pytest.raises(Corrupt, match=f"a later group stands at {behind}") as caught:
             replay(bytes(bad))
         assert (caught.value.path, caught.value.offset) == ("log.1", start)
 
@@ -329,7 +332,7 @@ def test_a_bad_later_group_still_proves_if_its_header_verifies() -> None:
     bad = bytearray(segment_of([entry(1)], [entry(2)]))
     bad[SEGMENT_HEADER_BYTES] ^= 1
     bad[-1] ^= 1
-    with pytest.raises(Damaged, match="later group"):
+    with pytest.raises(Corrupt, match="later group"):
         replay(bytes(bad))
 
 
@@ -342,11 +345,11 @@ def test_a_copy_of_a_group_elsewhere_proves_nothing() -> None:
 
 def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None:
     first = segment_of([entry(1)])
-    second = encode_segment_header(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2))
+    second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2))
     assert replay(first, second).bases == [(0, 0), (1, 1)]
-    with pytest.raises(Damaged, match="a later segment was begun"):
+    with pytest.raises(Corrupt, match="a later segment was begun"):
         replay(first[:-1], second)
-    with pytest.raises(Damaged, match="does not go on"):
+    with pytest.raises(Corrupt, match="does not go on"):
         replay(first[:SEGMENT_HEADER_BYTES], second)
 
 
@@ -354,16 +357,16 @@ def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None
     "change",
     [
         {"log": bytes(16)},
-        {"base": Place(0, 0)},
-        {"base": Place(1, 2)},
+        {"base": LogIndex(0, 0)},
+        {"base": LogIndex(1, 2)},
         {"term": 3},
         {"voted_for": "x"},
         {"group": 3},
     ],
 )
 def test_a_segment_must_go_on_where_the_one_before_it_ends(change: dict[str, object]) -> None:
-    header = replace(SegmentHeader(2, LOG, Place(1, 1), 0, None, 2), **change)
-    with pytest.raises(Damaged, match="does not go on"):
+    header = replace(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2), **change)
+    with pytest.raises(Corrupt, match="does not go on"):
         replay(segment_of([entry(1)]), encode_segment_header(header))
 
 
@@ -372,16 +375,16 @@ def test_what_is_recorded_as_synced_is_never_cut() -> None:
     first, second = (SyncedEnd(number, 1, end, number, LOG) for number, end in ((1, 456), (2, len(data))))
     for size in range(len(segment_of([entry(1)])), len(data)):
         assert replay(data[:size], synced=first).entries.last == (1, 1)
-        with pytest.raises(Damaged, match=r"groups up to 2 in log\.1, which were synced"):
+        with pytest.raises(Corrupt, match=r"groups up to 2 in log\.1, which were synced"):
             replay(data[:size], synced=second)
-    with pytest.raises(Damaged, match=r"in log\.2, which were synced"):
+    with pytest.raises(Corrupt, match=r"in log\.2, which were synced"):
         replay(data, synced=SyncedEnd(3, 2, SEGMENT_HEADER_BYTES, 2, LOG))
-    with pytest.raises(Damaged, match="of another Raft log"):
+    with pytest.raises(Corrupt, match="of another Raft log"):
         replay(data, synced=first._replace(log=bytes(16)))
 
 
 def test_a_group_out_of_turn_is_damage() -> None:
-    with pytest.raises(Damaged, match="got 3, wanted 2"):
+    with pytest.raises(Corrupt, match="got 3, expected 2"):
         replay(grown(segment_of([entry(1)]), HEADER, 3, entry(2)))
 
 
@@ -391,20 +394,22 @@ def test_a_group_out_of_turn_is_damage() -> None:
         entry(3),
         entry(1),
         entry(2, term=0),
-        Record(Kind.TRUNCATE, Place(1, 2), b""),
-        Record(Kind.TRUNCATE, Place(2, 1), b""),
-        Record(Kind.TERM, Place(0, 4), b""),
-        Record(Kind.TERM, Place(0, 5), b"b"),
-        Record(Kind.TERM, Place(0, 5), b""),
+        LogRecord(RecordKind.TRUNCATE, LogIndex(1, 2), b""),
+        LogRecord(RecordKind.TRUNCATE, LogIndex(2, 1), b""),
+        LogRecord(RecordKind.TERM, LogIndex(0, 4), b""),
+        LogRecord(RecordKind.TERM, LogIndex(0, 5), b"b"),
+        LogRecord(RecordKind.TERM, LogIndex(0, 5), b""),
     ],
 )
-def test_whole_groups_that_contradict_what_came_before_are_damage(record: Record) -> None:
-    start = [Record(Kind.TERM, Place(0, 5), b"a"), entry(1)]
-    with pytest.raises(Damaged, match="holds what cannot be"):
+def test_whole_groups_that_contradict_what_came_before_are_damage(record: LogRecord) -> None:
+    start = [LogRecord(RecordKind.TERM, LogIndex(0, 5), b"a"), entry(1)]
+    with pytest.raises(Corrupt, match="holds what cannot be"):
         replay(segment_of(start, [record]))
 
 
 def test_a_cut_below_the_first_segment_kept_takes_the_base_down() -> None:
-    header = SegmentHeader(1, LOG, Place(10, 2), 3, None, 5)
-    result = replay(segment_of([Record(Kind.TRUNCATE, Place(7, 1), b""), entry(8, 3)], header=header))
+    header = RaftSegmentHeader(1, LOG, LogIndex(10, 2), 3, None, 5)
+    result = replay(
+        segment_of([LogRecord(RecordKind.TRUNCATE, LogIndex(7, 1), b""), entry(8, 3)], header=header)
+    )
     assert (result.entries.base, result.entries.last) == ((7, 1), (8, 3))

@@ -9,9 +9,9 @@ import pytest
 from rt.errors import ClusterMismatch
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import Keep, MemoryDisk
-from sequencer.raft import giving
-from sequencer.raft.epochs import EpochOver, NoMajority
-from sequencer.raft.messages import Append, Message
+from sequencer.raft.lifecycle import state_server
+from sequencer.raft.model.epochs import EpochOver, NoMajority
+from sequencer.raft.model.messages import AppendEntries, Message
 from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of, virtual_clock
 
 
@@ -133,7 +133,7 @@ def leave_alone(cluster: Lockstep) -> tuple[str, str, str]:
 
     def drops(sender: str, receiver: str, message: Message) -> bool:
         """Nobody but the leader hears of the commit."""
-        if not isinstance(message, Append) or sender != leader.name:
+        if not isinstance(message, AppendEntries) or sender != leader.name:
             return False
         return receiver == lacks or message.commit > end
 
@@ -202,7 +202,7 @@ def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None
 def test_a_state_of_many_pieces_is_fetched_from_one_who_does_not_lead(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving, "CHUNK_BYTES_MAX", 20)
+    monkeypatch.setattr(state_server, "CHUNK_BYTES_MAX", 20)
     cluster = Lockstep(clock)
     cluster.commit(*[b"%d" % at for at in range(30)])
     _, has, lacks = leave_alone(cluster)

@@ -10,9 +10,9 @@ import pysyncobj.syncobj
 import pytest
 from raft_bench import Clock, Driven, Lockstep, config_of, of_kind, virtual_clock
 
-from sequencer.raft.hardened import SyncObj
-from sequencer.raft.messages import Append, AppendReply
-from sequencer.raft.stock import COMMANDS_MAX, Peer, Waiting
+from sequencer.raft.core.core import SyncObj
+from sequencer.raft.core.pysyncobj_adapter import COMMANDS_MAX, CommandQueue, Peer
+from sequencer.raft.model.messages import AppendEntries, AppendEntriesReply
 
 NAMES = ["n1", "n2", "n3"]
 
@@ -72,7 +72,7 @@ def test_a_leader_asks_pysyncobj_for_a_commit_and_not_for_a_second_acknowledgeme
     asked.clear()
     driven.step()
     assert asked == []
-    reply = AppendReply(driven.raft.term, True, 0, driven.log.last.index, driven.node.claim)
+    reply = AppendEntriesReply(driven.raft.term, True, 0, driven.log.last.index, driven.node.claim)
     driven.hear("n2", reply._replace(claim=driven.raft._claims["n2"]))
     assert len(asked) == 1
     assert future.result(0) == 1
@@ -86,7 +86,7 @@ def test_a_leader_asks_pysyncobj_with_every_heartbeat_whether_it_is_heard(
     driven = leader(clock)
     asked.clear()
     clock.advance(driven.config.heartbeat_ms / 1000 + 0.001)
-    assert len(of_kind(driven.step(), Append)) == 2
+    assert len(of_kind(driven.step(), AppendEntries)) == 2
     assert len(asked) == 1
     clock.advance(driven.config.election_ms_max / 1000 + 0.001)
     driven.step()
@@ -94,7 +94,7 @@ def test_a_leader_asks_pysyncobj_with_every_heartbeat_whether_it_is_heard(
 
 
 def test_what_pysyncobj_may_keep_waiting_is_bounded() -> None:
-    waiting = Waiting()
+    waiting = CommandQueue()
     for number in range(COMMANDS_MAX):
         waiting.put_nowait(number)
     with pytest.raises(pysyncobj.syncobj.Queue.Full):
@@ -119,7 +119,7 @@ def test_a_peer_equals_itself_alone() -> None:
 def test_what_two_peers_get_is_one_message(clock: Clock) -> None:
     driven = leader(clock)
     driven.propose(b"one")
-    appends = of_kind(driven.step(), Append)
+    appends = of_kind(driven.step(), AppendEntries)
     assert len(appends) == 2
     assert appends[0] is appends[1]
 
@@ -128,7 +128,7 @@ def test_an_acknowledgement_with_nothing_more_to_send_makes_no_message(clock: Cl
     driven = leader(clock)
     driven.propose(b"one")
     driven.step()
-    notices = of_kind(driven.acknowledge("n2", driven.log.last.index), Append)
+    notices = of_kind(driven.acknowledge("n2", driven.log.last.index), AppendEntries)
     assert [(len(notice.entries), notice.wants_reply) for notice in notices] == [(0, False)] * 2
     assert driven.acknowledge("n3", driven.log.last.index) == []
 
@@ -140,7 +140,7 @@ def test_what_is_proposed_on_what_was_just_applied_leaves_with_the_news_of_that(
     (future,) = driven.propose(b"one")
     driven.step()
     future.add_done_callback(lambda _: calls.append(lambda: driven.propose(b"two") and None))
-    appends = of_kind(driven.acknowledge("n2", driven.log.last.index), Append, "n2")
+    appends = of_kind(driven.acknowledge("n2", driven.log.last.index), AppendEntries, "n2")
     assert [(append.commit, len(append.entries)) for append in appends] == [(driven.log.last.index - 1, 1)]
 
 

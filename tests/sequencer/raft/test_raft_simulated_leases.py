@@ -6,16 +6,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from simulation import machine
+from simulation.lease_holders import DURATION_MS, Holder, Holders
+from simulation.simulate import SimulationFailed, simulate
 
-from sequencer import leases
-from sequencer.control import lease_clock
-from sequencer.control.lease_clock import LeaseClock
-from sequencer.lease_commands import AcquireLeases, ExpireLeases, RenewLeases
-from sequencer.outcomes import Expired, Leased, Outcome
-from sequencer.state import Lease, State
-from sequencer.testing import machine
-from sequencer.testing.lease_holders import DURATION_MS, Holder, Holders
-from sequencer.testing.simulate import SimulationFailed, simulate
+from sequencer.leader import lease_expiry
+from sequencer.leader.lease_expiry import LeaseExpiry
+from sequencer.state import leases
+from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
+from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, RenewLeases
+from sequencer.state.state import LeaseState, SequencerState
 
 Patch = pytest.MonkeyPatch
 
@@ -36,7 +36,7 @@ def test_leases_outlive_resets_and_tokens_are_greater_behind_a_forced_one() -> N
         report = simulate(seed, faults={"reset": 1, "force": 1, "kill": 1}, fault_every_s=0.3, **CALM)
         seen += report.seen + report.leases
     assert seen["epoch_over"]
-    assert seen["forces_epoch"]
+    assert seen["epoch_forced"]
     assert seen["granted"]
 
 
@@ -59,9 +59,9 @@ def finds(what: str, seeds: range = range(12), **settings: Any) -> None:
 
 
 def test_a_lease_that_expires_though_it_was_renewed_meanwhile(monkeypatch: Patch) -> None:
-    def expire(state: State, command: ExpireLeases) -> Outcome:
+    def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
         over = [one.name for one in command.leases if state.leases.pop(one.name, None) is not None]
-        return Expired(tuple(over))
+        return LeasesExpired(tuple(over))
 
     monkeypatch.setattr(leases, "expire", expire)
     storms = {"faults": {"storm": 3, "pause": 2}, "fault_every_s": 0.2, "seconds": 3.0}
@@ -69,21 +69,21 @@ def test_a_lease_that_expires_though_it_was_renewed_meanwhile(monkeypatch: Patch
 
 
 def test_a_leader_that_measures_the_time_of_others(monkeypatch: Patch) -> None:
-    due = LeaseClock.due
+    due = LeaseExpiry.due
 
-    def due_as_if_seen_before(self: LeaseClock, now_ns: int) -> ExpireLeases | None:
+    def due_as_if_seen_before(self: LeaseExpiry, now_ns: int) -> ExpireLeases | None:
         for name, lease in self.state.leases.items():
             self._seen.setdefault(name, (lease.token, lease.renewals, now_ns - DURATION_MS * 10**6))
         return due(self, now_ns)
 
-    monkeypatch.setattr(LeaseClock, "due", due_as_if_seen_before)
+    monkeypatch.setattr(LeaseExpiry, "due", due_as_if_seen_before)
     finds("two holders of one lease")
 
 
 def test_renewals_that_the_leader_does_not_see(monkeypatch: Patch) -> None:
-    def renew(state: State, command: RenewLeases) -> Outcome:
+    def renew(state: SequencerState, command: RenewLeases) -> Outcome:
         held = [leases._is_held(state, command.owner, one) for one in command.leases]
-        return Leased(command.request, leases._tokens(command.leases, held), renewed=sum(held))
+        return LeasesGranted(command.request, leases._tokens(command.leases, held), renewed=sum(held))
 
     monkeypatch.setattr(leases, "renew", renew)
     finds("two holders of one lease")
@@ -94,19 +94,19 @@ def test_a_holder_that_counts_from_when_it_hears_the_answer(monkeypatch: Patch) 
         return holder.clock.read() + DURATION_MS / 1000
 
     monkeypatch.setattr(Holders, "_until_s", until_s)
-    monkeypatch.setattr(lease_clock, "LOOK_NS", 0)
+    monkeypatch.setattr(lease_expiry, "LOOK_NS", 0)
     exact = {"drift": 0.0, "faults": {"kill": 1}, "fault_every_s": 0.6}
     finds("two holders of one lease", seeds=range(14, 40), seconds=4.0, **exact)
 
 
 def test_a_lease_that_whoever_asks_gets(monkeypatch: Patch) -> None:
-    def acquire(state: State, command: AcquireLeases) -> Outcome:
+    def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
         for name in command.names:
             state.lease_token += 1
-            state.leases[name] = Lease(
+            state.leases[name] = LeaseState(
                 command.owner, state.lease_token, command.duration_ms, command.request, 0
             )
-        return Leased(command.request, (state.lease_token,), granted=1)
+        return LeasesGranted(command.request, (state.lease_token,), granted=1)
 
     monkeypatch.setattr(leases, "acquire", acquire)
     finds("two holders of one lease")
@@ -115,7 +115,7 @@ def test_a_lease_that_whoever_asks_gets(monkeypatch: Patch) -> None:
 def test_tokens_that_a_snapshot_forgets(monkeypatch: Patch) -> None:
     decode_state = machine.decode_state
 
-    def forgets(data: bytes) -> State:
+    def forgets(data: bytes) -> SequencerState:
         state = decode_state(data)
         state.lease_token = max((one.token for one in state.leases.values()), default=0)
         return state

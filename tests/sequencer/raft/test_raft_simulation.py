@@ -11,15 +11,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from simulation.cluster import Cluster
+from simulation.settings import FAULTS, Fault, Settings, in_force
+from simulation.simulate import SimulationFailed, await_well, simulate
 
-from sequencer.raft.election import Ballot
-from sequencer.raft.messages import NOWHERE
-from sequencer.testing.cluster import Cluster
-from sequencer.testing.settings import FAULTS, Fault, Settings, in_force
-from sequencer.testing.simulate import SimulationFailed, await_well, simulate
+from sequencer.raft.core.election import Ballot
+from sequencer.raft.model.messages import NOWHERE
 
 SLOW_SEEDS = int(os.environ.get("RT_SIMULATED_SEEDS", "30"))
-"""`RT_SIMULATED_SEEDS=1000` runs more; so does `python -m sequencer.testing.simulate`."""
+"""`RT_SIMULATED_SEEDS=1000` runs more; so does `python -m simulation.simulate`."""
 BATCHES = 3
 CALM: dict[str, Any] = {"propose_every_s": 0.1, "burst": 0.0, "large": 0.0, "lost": 0.0}
 
@@ -54,12 +54,16 @@ def test_a_cluster_of_any_size_survives_every_fault(nodes: int) -> None:
 @pytest.mark.parametrize(
     ("faults", "seeds", "what"),
     [
-        (["wipe", "old_disk"], 1, ["replaces_disk", "admits_disk", "sends_snapshot", "installed_snapshot"]),
-        (["kill_in_change"], 3, ["cut_torn_tail"]),
+        (
+            ["wipe", "old_disk"],
+            1,
+            ["replaces_disk", "disk_admitted", "snapshot_send_started", "snapshot_installed"],
+        ),
+        (["kill_in_change"], 3, ["torn_tail_cut"]),
         (["failed_sync"], 1, ["stops"]),
         (["full"], 1, ["disk_full", "disk_has_space"]),
-        (["reset", "kill", "cut_off"], 4, ["epoch_ends", "epoch_over", "asks_for_state", "fetched_state"]),
-        (["force", "kill"], 4, ["forces_epoch", "epoch_over", "left_out"]),
+        (["reset", "kill", "cut_off"], 4, ["epoch_ending", "epoch_over", "state_requested", "state_fetched"]),
+        (["force", "kill"], 4, ["epoch_forced", "epoch_over", "left_out"]),
     ],
 )
 def test_what_the_promises_are_kept_in_does_happen(faults: list[Fault], seeds: int, what: list[str]) -> None:
@@ -102,7 +106,7 @@ def test_a_seed_means_the_same_in_every_process() -> None:
     command = [
         sys.executable,
         "-m",
-        "sequencer.testing.simulate",
+        "simulation.simulate",
         "--seeds",
         "2",
         "--nodes",

@@ -6,26 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from simulation.simulate import SimulationFailed, simulate
 
-from sequencer.raft import hardened, opening, voting
-from sequencer.raft.disks import Admissions
-from sequencer.raft.election import Ballot
-from sequencer.raft.epochs import next_epoch
-from sequencer.raft.following import Matched, Refused, Verdict, compare
-from sequencer.raft.freezing import Freezing
-from sequencer.raft.handover import HandOver
-from sequencer.raft.hardened import SyncObj
-from sequencer.raft.installing import Installing
-from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import Append, Chunk, Entry, Place
+from sequencer.raft.core import core, election
+from sequencer.raft.core.core import SyncObj
+from sequencer.raft.core.election import Ballot, Election
+from sequencer.raft.core.follower import AppendMatched, AppendRejected, Verdict, compare
+from sequencer.raft.core.leadership_transfer import LeadershipTransfer
+from sequencer.raft.core.pysyncobj_adapter import Journal
+from sequencer.raft.core.voter_disks import VoterDisks
+from sequencer.raft.lifecycle.epoch_transition import EpochTransition
+from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
+from sequencer.raft.lifecycle.snapshotter import Snapshotter
+from sequencer.raft.model.cluster_state import ClusterState, decode_state
+from sequencer.raft.model.epochs import next_epoch
+from sequencer.raft.model.messages import AppendEntries, InstallSnapshot, LogIndex, RaftEntry
 from sequencer.raft.node import RaftNode
-from sequencer.raft.snapshot_file import AsideFile
-from sequencer.raft.snapshots import SnapshotStore
-from sequencer.raft.state import ClusterState, decode_state
-from sequencer.raft.stock import Journal
-from sequencer.raft.succession import Succession
-from sequencer.raft.voting import Voting
-from sequencer.testing.simulate import SimulationFailed, simulate
+from sequencer.raft.storage import open_directory
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.snapshot_file import AsideFile
+from sequencer.raft.storage.snapshots import SnapshotStore
 
 Patch = pytest.MonkeyPatch
 
@@ -55,13 +55,13 @@ def test_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
 
 
 def test_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
-    answer = Voting._answer
+    answer = Election._answer
 
     def answer_at_once(self: Any, *args: Any, **kwargs: Any) -> None:
         answer(self, *args, **kwargs)
         self._raft._network.flush()
 
-    monkeypatch.setattr(Voting, "_answer", answer_at_once)
+    monkeypatch.setattr(Election, "_answer", answer_at_once)
     finds("something leaves before the sync", seeds=range(5), nodes=3)
 
 
@@ -80,11 +80,11 @@ def test_an_fsync_that_does_nothing(monkeypatch: Patch) -> None:
 def test_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
     monkeypatch.setattr(AsideFile, "sync", lambda self: None)
     expected = (
-        "not a snapshot",
-        "snapshot header is cut short",
-        "snapshot header fails its checksum",
-        "snapshot of another size",
-        "snapshot is not what its header says",
+        "wrong magic in a snapshot",
+        "truncated snapshot header",
+        "wrong checksum of a snapshot header",
+        "the snapshot's size differs from its header",
+        "the snapshot's content does not match its digest",
     )
     finds(*expected, seeds=range(20), nodes=3, faults={"power_cut": 1}, **LIGHT)
 
@@ -92,7 +92,7 @@ def test_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
 def test_a_commit_index_that_is_taken_as_it_comes(monkeypatch: Patch) -> None:
     on_append = SyncObj._on_append
 
-    def on_append_unclamped(self: Any, peer: str, message: Append) -> None:
+    def on_append_unclamped(self: Any, peer: str, message: AppendEntries) -> None:
         on_append(self, peer, message)
         if message.term == self.term:
             last = self._log.last.index
@@ -123,29 +123,31 @@ def test_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch
 
 
 def test_votes_for_a_candidate_that_lacks_entries(monkeypatch: Patch) -> None:
-    grants = voting.grants
+    grants = election.grants
     monkeypatch.setattr(
-        voting, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": Place(0, 0)})
+        election, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": LogIndex(0, 0)})
     )
     finds("a leader without a committed entry", seeds=range(5, 60), nodes=3, **LIGHT)
 
 
-def cut_what_matches(message: Append, log: Any, committed: int) -> Verdict:
+def cut_what_matches(message: AppendEntries, log: Any, committed: int) -> Verdict:
     verdict = compare(message, log, committed)
     first = max(message.prev.index, committed) + 1
-    if isinstance(verdict, Refused) or log.last.index < first:
+    if isinstance(verdict, AppendRejected) or log.last.index < first:
         return verdict
-    return Matched(verdict.matched, first, tuple(entry for entry in message.entries if entry.index >= first))
+    return AppendMatched(
+        verdict.matched, first, tuple(entry for entry in message.entries if entry.index >= first)
+    )
 
 
 def test_matching_entries_that_are_cut(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(hardened, "compare", cut_what_matches)
+    monkeypatch.setattr(core, "compare", cut_what_matches)
     finds("a leader took its own entries back", seeds=range(40), nodes=3, doubled=0.2, overtaken=0.2, **LIGHT)
 
 
 def test_a_wiped_disk_that_counts_at_once(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Admissions, "counts", lambda self, member, claim: True)
-    monkeypatch.setattr(Admissions, "may_get_vote", lambda self, member, claim: True)
+    monkeypatch.setattr(VoterDisks, "counts", lambda self, member, claim: True)
+    monkeypatch.setattr(VoterDisks, "may_get_vote", lambda self, member, claim: True)
     expected = "committed without a majority", "elected without a majority"
     finds(*expected, seeds=range(20), nodes=3, faults={"wipe": 3, "kill": 1, "cut_off": 1}, **LIGHT)
 
@@ -160,7 +162,7 @@ def test_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: P
 
 
 def test_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
-    def on_chunk(self: Any, peer: str, chunk: Chunk) -> None:
+    def on_chunk(self: Any, peer: str, chunk: InstallSnapshot) -> None:
         if chunk.term >= self.term:
             self._follow(peer, chunk.term)
             self._host.on_chunk(peer, chunk)
@@ -170,7 +172,7 @@ def test_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> 
         self._become(*args[-2:])
 
     monkeypatch.setattr(SyncObj, "_on_chunk", on_chunk)
-    monkeypatch.setattr(Installing, "_on_installed", roll_back)
+    monkeypatch.setattr(SnapshotInstaller, "_on_installed", roll_back)
     monkeypatch.setattr(SnapshotStore, "_require_above", lambda self, meta: None)
     late = {"doubled": 0.5, "overtaken": 0.3, "faults": {"wipe": 1}, "fault_every_s": 0.2, "aside_s": 0.03}
     sizes = {"keep_entries": (1, 200), "padding": 0, "chunk_bytes": 1 << 20, "segment_bytes": 512}
@@ -184,21 +186,21 @@ def test_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monk
             log.reset(at.applied)
             log.sync()
 
-    monkeypatch.setattr(opening, "_connect", connect)
+    monkeypatch.setattr(open_directory, "_connect", connect)
     finds("synced entries are gone", "two committed entries at one index", seeds=range(2, 20))
 
 
 def test_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatch: Patch) -> None:
-    take = Freezing.take
+    take = Snapshotter.take
 
     def compact_and_take(self: Any) -> None:
         self.compact(self._own.state.applied)
         take(self)
 
-    monkeypatch.setattr(Freezing, "take", compact_and_take)
+    monkeypatch.setattr(Snapshotter, "take", compact_and_take)
     often = {"faults": {"kill": 1}, "fault_every_s": 0.2, "aside_s": 0.1}
     small = {"keep_entries": (1,), "segment_bytes": 512}
-    finds("the log begins behind the snapshot", seeds=range(20), nodes=3, **often, **small, **LIGHT)
+    finds("the Raft log starts after the snapshot", seeds=range(20), nodes=3, **often, **small, **LIGHT)
 
 
 def test_support_that_is_counted_twice(monkeypatch: Patch) -> None:
@@ -251,7 +253,7 @@ def test_an_epoch_that_begins_with_less_than_was_applied(monkeypatch: Patch) -> 
             stale = replace(state, index=decode_state(self._snapshots.read())[0].index)
             self._leaving.write(next_epoch(stale, b""), lambda: machine_bytes, began)
 
-    monkeypatch.setattr(Succession, "leave", leave_with_the_newest_snapshot)
+    monkeypatch.setattr(EpochTransition, "leave", leave_with_the_newest_snapshot)
     expected = "machines differ", "a gap in the history", "nobody has all that was applied"
     finds(*expected, seeds=range(10), **RESETTING)
 
@@ -262,7 +264,7 @@ class EndsAtOnce(RaftNode):
         admissions = self._raft._admissions
         on_appended = admissions.on_appended
 
-        def end(entry: Entry) -> None:
+        def end(entry: RaftEntry) -> None:
             on_appended(entry)
             if entry.content[:1] == bytes([17]):
                 self._leaving.begin(0.0)
@@ -279,7 +281,9 @@ HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_
 
 
 def test_a_successor_that_lacks_something(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(HandOver, "choose", lambda self, matched, _: min(matched, key=matched.__getitem__))
+    monkeypatch.setattr(
+        LeadershipTransfer, "choose", lambda self, matched, _: min(matched, key=matched.__getitem__)
+    )
     finds("called before it has everything", seeds=range(5), **HANDING)
 
 

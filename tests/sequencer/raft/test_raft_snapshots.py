@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.checksum import sealed
 from rt.log.disk import REAL, File
+from rt.log.format.checksum import sealed
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import FaultyDisk, MemoryDisk, Operation
-from sequencer.raft import snapshot_format
-from sequencer.raft.messages import SNAPSHOT_BYTES_MAX, Place
-from sequencer.raft.snapshot_format import (
+from sequencer.raft.model.messages import SNAPSHOT_BYTES_MAX, LogIndex
+from sequencer.raft.storage import snapshot_format
+from sequencer.raft.storage.snapshot_format import (
     SNAPSHOT_HEADER_BYTES,
     decode_snapshot_header,
     encode_snapshot_header,
     is_aside_name,
     parse_snapshot_name,
 )
-from sequencer.raft.snapshots import SnapshotMeta, SnapshotStore
+from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotStore
 
 DIRECTORY = "/data/stream/raft"
 CLUSTER = bytes(range(16))
@@ -43,7 +43,9 @@ def content_of(index: int, size: int = 1500) -> bytes:
 
 def meta_of(index: int, content: bytes | None = None) -> SnapshotMeta:
     content = content_of(index) if content is None else content
-    return SnapshotMeta(CLUSTER, 3, Place(index, index // 10), len(content), hashlib.sha256(content).digest())
+    return SnapshotMeta(
+        CLUSTER, 3, LogIndex(index, index // 10), len(content), hashlib.sha256(content).digest()
+    )
 
 
 def file_of(index: int) -> bytes:
@@ -51,7 +53,7 @@ def file_of(index: int) -> bytes:
 
 
 def write(store: SnapshotStore, index: int) -> SnapshotMeta:
-    return store.write(CLUSTER, 3, Place(index, index // 10), content_of(index))
+    return store.write(CLUSTER, 3, LogIndex(index, index // 10), content_of(index))
 
 
 def receive(store: SnapshotStore, index: int, piece_bytes: int = 700) -> bytes:
@@ -79,7 +81,7 @@ def disk_with(*indexes: int) -> MemoryDisk:
 
 def test_a_snapshot_is_the_same_bytes_as_ever(golden: Callable[..., bytes]) -> None:
     disk = disk_with()
-    meta = store_on(disk).write(CLUSTER, 3, Place(1000, 7), b"the state of a node")
+    meta = store_on(disk).write(CLUSTER, 3, LogIndex(1000, 7), b"the state of a node")
     content = disk.read(path_of(1000))
     dump = Dump(content)
     dump.title("A snapshot that covers the log up to entry 1000 of term 7.")
@@ -87,7 +89,7 @@ def test_a_snapshot_is_the_same_bytes_as_ever(golden: Callable[..., bytes]) -> N
     dump.part(19, "content")
     data = golden("raft/snapshots/v1/snapshot", content, dump.text())
     assert decode_snapshot_header(data, path="", index=1000, size=len(data)) == meta
-    assert meta == SnapshotMeta(CLUSTER, 3, Place(1000, 7), 19, hashlib.sha256(data[96:]).digest())
+    assert meta == SnapshotMeta(CLUSTER, 3, LogIndex(1000, 7), 19, hashlib.sha256(data[96:]).digest())
 
 
 u64 = st.integers(0, 2**64 - 1)
@@ -95,7 +97,7 @@ metas = st.builds(
     SnapshotMeta,
     st.binary(min_size=16, max_size=16),
     u64,
-    st.builds(Place, u64, u64),
+    st.builds(LogIndex, u64, u64),
     u64,
     st.binary(min_size=32, max_size=32),
 )
@@ -111,15 +113,17 @@ def test_a_header_is_read_as_it_was_written(meta: SnapshotMeta) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        (b"short", 0, Place(1, 1), 0, bytes(32)),
-        (CLUSTER, -1, Place(1, 1), 0, bytes(32)),
-        (CLUSTER, 0, Place(2**64, 1), 0, bytes(32)),
-        (CLUSTER, 0, Place(1, -1), 0, bytes(32)),
-        (CLUSTER, 0, Place(1, 1), -1, bytes(32)),
-        (CLUSTER, 0, Place(1, 1), 0, bytes(31)),
+        (b"short", 0, LogIndex(1, 1), 0, bytes(32)),
+        (CLUSTER, -1, LogIndex(1, 1), 0, bytes(32)),
+        (CLUSTER, 0, LogIndex(2**64, 1), 0, bytes(32)),
+        (CLUSTER, 0, LogIndex(1, -1), 0, bytes(32)),
+        (CLUSTER, 0, LogIndex(1, 1), -1, bytes(32)),
+        (CLUSTER, 0, LogIndex(1, 1), 0, bytes(31)),
     ],
 )
-def test_what_no_header_can_say_is_a_slip_of_the_caller(wrong: tuple[bytes, int, Place, int, bytes]) -> None:
+def test_what_no_header_can_say_is_a_slip_of_the_caller(
+    wrong: tuple[bytes, int, LogIndex, int, bytes],
+) -> None:
     with pytest.raises(ValueError):
         SnapshotMeta(*wrong)
 
@@ -152,7 +156,7 @@ def test_an_empty_directory_has_no_snapshot() -> None:
 
 
 def test_a_missing_directory_is_said() -> None:
-    with pytest.raises(rt.NotALog, match="not found"):
+    with pytest.raises(rt.LogNotFound, match="not found"):
         store_on(MemoryDisk())
 
 
@@ -178,9 +182,11 @@ def test_writing_returns_what_is_written_and_receiving_its_content() -> None:
 
 def test_an_empty_state_is_a_snapshot_too() -> None:
     store = store_on(disk_with())
-    assert store.write(CLUSTER, 3, Place(1, 1), b"").length == 0
+    assert store.write(CLUSTER, 3, LogIndex(1, 1), b"").length == 0
     assert store.read() == b""
-    assert store.receive(SnapshotMeta(CLUSTER, 3, Place(2, 1), 0, hashlib.sha256().digest())).finish() == b""
+    assert (
+        store.receive(SnapshotMeta(CLUSTER, 3, LogIndex(2, 1), 0, hashlib.sha256().digest())).finish() == b""
+    )
     assert store.read() == b""
 
 
@@ -189,7 +195,7 @@ def test_only_a_higher_place_may_be_written_or_received() -> None:
     store = store_on(disk)
     for index in (19, 20):
         with pytest.raises(ValueError, match="newest"):
-            store.write(CLUSTER, 3, Place(index, 9), b"another state")
+            store.write(CLUSTER, 3, LogIndex(index, 9), b"another state")
         with pytest.raises(ValueError, match="newest"):
             store.receive(meta_of(index))
     assert disk.paths() == [path_of(20)]
@@ -202,7 +208,7 @@ def test_the_newest_snapshot_written_again_changes_nothing() -> None:
     assert write(store, 20) == meta_of(20)
     assert disk.changes == before
     with pytest.raises(ValueError):
-        store.write(OTHER_CLUSTER, 3, Place(20, 2), content_of(20))
+        store.write(OTHER_CLUSTER, 3, LogIndex(20, 2), content_of(20))
 
 
 def test_a_closed_store_does_nothing_more() -> None:
@@ -317,7 +323,7 @@ def test_a_piece_that_overlaps_brings_only_what_is_new() -> None:
 def test_a_piece_beyond_the_end_is_refused_whole() -> None:
     incoming = store_on(disk_with(10)).receive(meta_of(20))
     for offset, size in ((0, 1501), (1500, 1), (5000, 1), (-1, 1)):
-        with pytest.raises(rt.FormatError, match="wanted up to 1500"):
+        with pytest.raises(rt.FormatError, match="expected up to 1500"):
             incoming.write(offset, bytes(size))
     assert incoming.received == 0
 
@@ -331,7 +337,7 @@ def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_said()
     with pytest.raises(rt.FormatError) as caught:
         incoming.finish()
     assert caught.value.got == hashlib.sha256(wrong).hexdigest()
-    assert caught.value.wanted == hashlib.sha256(content_of(20)).hexdigest()
+    assert caught.value.expected == hashlib.sha256(content_of(20)).hexdigest()
     assert disk.paths() == [path_of(10)]
     assert store.read() == content_of(10)
     assert receive(store, 20) == content_of(20)
@@ -428,7 +434,7 @@ def test_a_snapshot_is_not_named_once_another_has_failed() -> None:
             receive(store, 15)
 
     disk.happens = ("sync", fail)
-    with pytest.raises(rt.StorageFailed, match="failed before"):
+    with pytest.raises(rt.StorageFailed, match="an earlier disk error"):
         write(store, 20)
     assert memory.paths() == [path_of(10), path_of(15)]
     assert store.read() == content_of(10)
@@ -436,8 +442,8 @@ def test_a_snapshot_is_not_named_once_another_has_failed() -> None:
 
 def test_a_snapshot_above_the_limit_is_not_begun() -> None:
     disk = disk_with(10)
-    meta = SnapshotMeta(CLUSTER, 3, Place(20, 2), SNAPSHOT_BYTES_MAX + 1, bytes(32))
-    with pytest.raises(rt.FormatError, match=f"got {SNAPSHOT_BYTES_MAX + 1}, wanted {SNAPSHOT_BYTES_MAX}"):
+    meta = SnapshotMeta(CLUSTER, 3, LogIndex(20, 2), SNAPSHOT_BYTES_MAX + 1, bytes(32))
+    with pytest.raises(rt.FormatError, match=f"got {SNAPSHOT_BYTES_MAX + 1}, expected {SNAPSHOT_BYTES_MAX}"):
         store_on(disk).receive(meta)
     assert disk.paths() == [path_of(10)]
 
@@ -451,7 +457,7 @@ def test_every_flipped_bit_of_a_header_stops_the_node_and_removes_nothing() -> N
     before = disk.paths()
     for bit in range(8 * SNAPSHOT_HEADER_BYTES):
         disk.flip_bit(path_of(20), bit // 8, bit % 8)
-        with pytest.raises(rt.Damaged) as caught:
+        with pytest.raises(rt.Corrupt) as caught:
             store_on(disk)
         assert (caught.value.path, caught.value.offset) == (path_of(20), 0), bit
         disk.flip_bit(path_of(20), bit // 8, bit % 8)
@@ -465,7 +471,7 @@ def test_a_flipped_bit_of_the_content_is_found_when_it_is_read(bit: int) -> None
     store = store_on(disk)
     disk.flip_bit(path_of(20), SNAPSHOT_HEADER_BYTES + bit // 8, bit % 8)
     for opened in (store, store_on(disk)):
-        with pytest.raises(rt.Damaged, match="not what its header says") as caught:
+        with pytest.raises(rt.Corrupt, match="does not match its digest") as caught:
             opened.read()
         assert (caught.value.path, caught.value.offset) == (path_of(20), SNAPSHOT_HEADER_BYTES)
 
@@ -474,7 +480,7 @@ def test_a_flipped_bit_of_the_content_is_found_when_it_is_read(bit: int) -> None
 def test_a_file_of_another_size_stops_the_node(size: int) -> None:
     disk = disk_with(10)
     disk.write(path_of(20), (file_of(20) + b"more")[:size])
-    with pytest.raises(rt.Damaged):
+    with pytest.raises(rt.Corrupt):
         store_on(disk)
     assert disk.paths() == [path_of(10), path_of(20)]
 
@@ -486,7 +492,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_damaged_where_it_ends() -> None:
     disk.write(path_of(20), file_of(20)[:-100])
     assert reader.read_at(0, 1400) == content_of(20)[:1400]
     for method in (lambda: reader.read_at(1000, 5000), store.read):
-        with pytest.raises(rt.Damaged, match="cut short") as caught:
+        with pytest.raises(rt.Corrupt, match="truncated snapshot") as caught:
             method()
         assert caught.value.offset == 96 + 1400
 
@@ -496,14 +502,14 @@ def test_a_file_that_is_gone_is_damage() -> None:
     store = store_on(disk)
     disk.remove(path_of(20))
     for method in (store.read, store.open_newest):
-        with pytest.raises(rt.Damaged, match="gone"):
+        with pytest.raises(rt.Corrupt, match="file is missing"):
             method()
 
 
 def test_a_snapshot_under_another_name_stops_the_node() -> None:
     disk = disk_with()
     disk.write(path_of(21), file_of(20))
-    with pytest.raises(rt.Damaged, match=r"another name.*got 20, wanted 21"):
+    with pytest.raises(rt.Corrupt, match=r"differs from its file name.*got 20, expected 21"):
         store_on(disk)
 
 
@@ -513,7 +519,7 @@ def test_another_version_or_flag_is_refused_by_name(offset: int, value: int) -> 
     head = bytearray(file_of(20)[:96])
     struct.pack_into("<H", head, offset, value)
     disk.write(path_of(20), sealed(bytes(head)) + b"laid out otherwise")
-    with pytest.raises(rt.UnknownVersion, match=f"unknown (version|flags).*got {value}, wanted"):
+    with pytest.raises(rt.UnknownVersion, match=f"unknown .*(version|flags).*got {value}, expected"):
         store_on(disk)
     assert disk.paths() == [path_of(10), path_of(20)]
 
@@ -609,7 +615,7 @@ def test_a_file_that_failed_to_sync_is_never_a_snapshot_and_ends_the_store(
     assert disk.paths() == [path_of(10)]
     before = disk.changes
     for again in (write, receive):
-        with pytest.raises(rt.StorageFailed, match="failed before"):
+        with pytest.raises(rt.StorageFailed, match="an earlier disk error"):
             again(store, 30)
     assert disk.changes == before
     assert store.read() == content_of(10)
@@ -625,7 +631,7 @@ def test_a_directory_that_failed_to_sync_promises_nothing_and_loses_nothing(
     with pytest.raises(rt.StorageFailed):
         take(store, 20)
     assert (store.newest, store.read()) == (meta_of(10), content_of(10))
-    with pytest.raises(rt.StorageFailed, match="failed before"):
+    with pytest.raises(rt.StorageFailed, match="an earlier disk error"):
         take(store, 30)
     left = {store_on(disk.after_power_cut("some", seed)).read() for seed in range(20)}
     assert left == {content_of(10), content_of(20)}
@@ -641,7 +647,7 @@ def test_a_disk_that_fails_ends_the_store_with_a_whole_snapshot(
     disk.fail(operation, error=errno.EIO)
     with pytest.raises(rt.StorageFailed):
         take(store, 20)
-    with pytest.raises(rt.StorageFailed, match="failed before"):
+    with pytest.raises(rt.StorageFailed, match="an earlier disk error"):
         take(store, 30)
     assert store.read() in (content_of(10), content_of(20))
     assert store_on(disk).read() == store.read()

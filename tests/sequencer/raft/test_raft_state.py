@@ -16,46 +16,47 @@ from hypothesis import strategies as st
 from raft_bench import claim_of, disk_id, entries_of
 
 from rt.errors import Closed, FormatError, MessageTooLarge, Overloaded, UnknownVersion
-from sequencer.raft import install, progress
-from sequencer.raft.entries import (
+from sequencer.raft.core import progress
+from sequencer.raft.core.follower import AppendMatched, compare
+from sequencer.raft.core.progress import FollowerProgress, Mode
+from sequencer.raft.model.cluster_state import (
+    INITIAL,
+    ClusterState,
+    PackApplied,
+    ProposerState,
+    decode_state,
+    encode_state,
+    initial_state,
+)
+from sequencer.raft.model.entry_codec import (
     NO_OP,
     PACK_BYTES,
     PACK_COMMANDS_MAX,
     PACKS_MAX,
     Commands,
-    Join,
+    JoinEntry,
     NoOp,
     decode_content,
     decode_join,
     encode_commands,
     encode_join,
 )
-from sequencer.raft.following import Matched, compare
-from sequencer.raft.install import SnapshotSender
-from sequencer.raft.log_entries import Entries
-from sequencer.raft.messages import (
+from sequencer.raft.model.messages import (
     COMMAND_BYTES_MAX,
     ENTRY_BYTES_MAX,
     NOWHERE,
-    Append,
-    Chunk,
-    ChunkReply,
-    Claim,
-    Entry,
-    Place,
+    AppendEntries,
+    DiskClaim,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
+    RaftEntry,
 )
-from sequencer.raft.progress import Mode, Progress
 from sequencer.raft.proposals import RETRY_S_MAX, Proposals
-from sequencer.raft.snapshots import SnapshotMeta
-from sequencer.raft.state import (
-    INITIAL,
-    Applied,
-    ClusterState,
-    Proposer,
-    decode_state,
-    encode_state,
-    initial_state,
-)
+from sequencer.raft.storage import snapshot_sender
+from sequencer.raft.storage.log_entries import Entries
+from sequencer.raft.storage.snapshot_sender import SnapshotSender
+from sequencer.raft.storage.snapshots import SnapshotMeta
 
 U64 = st.integers(0, 2**64 - 1)
 ORDINAL = st.integers(1, 2**63 - 1)
@@ -98,8 +99,8 @@ def test_commands_come_out_as_they_went_in(
 
 @given(NAME, DISK)
 def test_a_join_comes_out_as_it_went_in(name: str, disk: bytes) -> None:
-    content = encode_join(Join(name, disk))
-    assert decode_content(content) == decode_join(content) == Join(name, disk)
+    content = encode_join(JoinEntry(name, disk))
+    assert decode_content(content) == decode_join(content) == JoinEntry(name, disk)
 
 
 def test_nothing_is_one_byte() -> None:
@@ -121,7 +122,7 @@ def test_a_damaged_entry_is_another_entry_or_a_format_error(
 ) -> None:
     """What decodes fills its bytes exactly: encoded again it is the same."""
     whole = (
-        encode_join(Join("n1", disk_id("n1")))
+        encode_join(JoinEntry("n1", disk_id("n1")))
         if is_join
         else encode_commands(disk_id("n1"), 1, 3, 2, commands)
     )
@@ -133,7 +134,7 @@ def test_a_damaged_entry_is_another_entry_or_a_format_error(
     match content:
         case Commands():
             assert encode_commands(*content) == damaged
-        case Join():
+        case JoinEntry():
             assert encode_join(content) == damaged
         case NoOp():
             assert damaged == NO_OP
@@ -174,10 +175,10 @@ def test_an_entry_of_the_largest_command_fits() -> None:
 
 @st.composite
 def states(draw: st.DrawFn) -> ClusterState:
-    disks = draw(st.dictionaries(NAME, st.builds(Claim, DISK, st.builds(Place, U64, U64)), max_size=4))
+    disks = draw(st.dictionaries(NAME, st.builds(DiskClaim, DISK, st.builds(LogIndex, U64, U64)), max_size=4))
     firsts = st.dictionaries(U64, U64, max_size=4).map(lambda pairs: dict(sorted(pairs.items())))
-    proposers = draw(st.dictionaries(DISK, st.builds(Proposer, U64, U64, firsts), max_size=4))
-    applied = Place(draw(U64), draw(U64))
+    proposers = draw(st.dictionaries(DISK, st.builds(ProposerState, U64, U64, firsts), max_size=4))
+    applied = LogIndex(draw(U64), draw(U64))
     chain = draw(st.integers(0, 2**32 - 1))
     return ClusterState(draw(DISK), draw(U64), disks, draw(U64), applied, chain, proposers)
 
@@ -214,8 +215,8 @@ def test_two_nodes_with_one_state_write_the_same_bytes() -> None:
     """In whatever order their dictionaries came to be."""
     one = initial_state(bytes(16), 1, {"a": disk_id("a"), "b": disk_id("b")})
     two = initial_state(bytes(16), 1, {"b": disk_id("b"), "a": disk_id("a")})
-    one.proposers = {disk_id("a"): Proposer(1), disk_id("b"): Proposer(2)}
-    two.proposers = {disk_id("b"): Proposer(2), disk_id("a"): Proposer(1)}
+    one.proposers = {disk_id("a"): ProposerState(1), disk_id("b"): ProposerState(2)}
+    two.proposers = {disk_id("b"): ProposerState(2), disk_id("a"): ProposerState(1)}
     assert encode_state(one) == encode_state(two)
 
 
@@ -259,12 +260,12 @@ def test_each_pack_is_carried_out_once_and_in_its_proposers_order(
             state, _ = decode_state(encode_state(state))
         commands = tuple(b"%s %d" % (name.encode(), sequence) for _ in range(sequence))
         pack = Commands(disk_id(name), life, sequence, 1, commands)
-        applied = state.apply(Entry(encode_commands(*pack), at, 1))
+        applied = state.apply(RaftEntry(encode_commands(*pack), at, 1))
         wanted = dumb.apply(pack, members)
-        assert applied == Applied(pack, wanted)
+        assert applied == PackApplied(pack, wanted)
         if wanted is not None:
             outcomes[pack.disk, life, sequence] = wanted
-        assert state.applied == Place(at, 1)
+        assert state.applied == LogIndex(at, 1)
     assert state.index == sum(len(pack.commands) for pack in dumb.carried_out)
     for (disk, life, sequence), first in outcomes.items():
         is_newest = dumb.lives[disk] == life
@@ -276,7 +277,7 @@ def test_outcomes_are_forgotten_once_their_proposer_knows_them() -> None:
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
     for sequence in range(1, 101):
         floor = max(1, sequence - 3)
-        state.apply(Entry(encode_commands(disk_id("n1"), 1, sequence, floor, [b"x"]), sequence + 1, 1))
+        state.apply(RaftEntry(encode_commands(disk_id("n1"), 1, sequence, floor, [b"x"]), sequence + 1, 1))
         assert state.first_index(disk_id("n1"), 1, sequence) == sequence
     assert list(state.proposers[disk_id("n1")].firsts) == [97, 98, 99, 100]
 
@@ -285,12 +286,12 @@ def test_outcomes_are_forgotten_once_their_proposer_knows_them() -> None:
 def test_entries_are_applied_without_gaps_and_once(index: int) -> None:
     state = initial_state(bytes(16), 1, {})
     with pytest.raises(AssertionError):
-        state.apply(Entry(NO_OP, index, 1))
+        state.apply(RaftEntry(NO_OP, index, 1))
 
 
 CONTENT = st.one_of(
     st.just(NO_OP),
-    st.builds(lambda name, disk: encode_join(Join(name, disk)), st.sampled_from(["n1", "n2"]), DISK),
+    st.builds(lambda name, disk: encode_join(JoinEntry(name, disk)), st.sampled_from(["n1", "n2"]), DISK),
     st.builds(lambda sequence: encode_commands(disk_id("n1"), 1, sequence, 1, [b"x"]), st.integers(1, 4)),
 )
 
@@ -300,7 +301,7 @@ def test_the_chain_tells_histories_apart(one: list[bytes], two: list[bytes], ter
     def chain(contents: list[bytes]) -> tuple[ClusterState, int]:
         state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
         for index, content in enumerate(contents, 2):
-            state.apply(Entry(content, index, term))
+            state.apply(RaftEntry(content, index, term))
         return state, state.chain
 
     (_, first), (_, second) = chain(one), chain(two)
@@ -311,9 +312,14 @@ def test_the_newest_join_of_a_member_is_the_one_that_counts() -> None:
     """Where it was first asked for, if more than once."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1"), "n2": disk_id("n2")})
     assert state.disks["n2"] == claim_of("n2")
-    joins = [("n2", 1, Place(2, 5)), ("n2", 1, Place(2, 5)), ("n2", 2, Place(4, 5)), ("n2", 0, Place(5, 5))]
+    joins = [
+        ("n2", 1, LogIndex(2, 5)),
+        ("n2", 1, LogIndex(2, 5)),
+        ("n2", 2, LogIndex(4, 5)),
+        ("n2", 0, LogIndex(5, 5)),
+    ]
     for index, (name, generation, joined) in enumerate(joins, 2):
-        state.apply(Entry(encode_join(Join(name, disk_id(name, generation))), index, 5))
+        state.apply(RaftEntry(encode_join(JoinEntry(name, disk_id(name, generation))), index, 5))
         assert state.disks[name] == claim_of(name, generation, joined)
     assert state.disks["n1"] == claim_of("n1")
 
@@ -321,11 +327,11 @@ def test_the_newest_join_of_a_member_is_the_one_that_counts() -> None:
 def test_a_disk_that_was_replaced_proposes_nothing() -> None:
     """What it sent before it was lost may still be on its way."""
     state = initial_state(bytes(16), 1, {"n1": disk_id("n1")})
-    state.apply(Entry(encode_join(Join("n1", disk_id("n1", 1))), 2, 1))
-    late = state.apply(Entry(encode_commands(disk_id("n1"), 1, 1, 1, [b"late"]), 3, 1))
+    state.apply(RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 2, 1))
+    late = state.apply(RaftEntry(encode_commands(disk_id("n1"), 1, 1, 1, [b"late"]), 3, 1))
     assert late is not None
     assert late.first is None
-    new = state.apply(Entry(encode_commands(disk_id("n1", 1), 1, 1, 1, [b"new"]), 4, 1))
+    new = state.apply(RaftEntry(encode_commands(disk_id("n1", 1), 1, 1, 1, [b"new"]), 4, 1))
     assert new is not None
     assert new.first == 1
 
@@ -360,7 +366,7 @@ class Proposing:
     now: float = 0.0
 
     def commit(self, content: bytes, *, is_told: bool = True) -> None:
-        applied = self.state.apply(Entry(content, self.state.applied.index + 1, 1))
+        applied = self.state.apply(RaftEntry(content, self.state.applied.index + 1, 1))
         assert applied is not None
         if applied.first is not None:
             assert applied.first == len(self.applied) + 1
@@ -494,8 +500,8 @@ class Replicating:
 
     leader: Entries
     follower: Entries
-    progress: Progress
-    requests: list[tuple[Place, tuple[Entry, ...]]] = field(default_factory=list)
+    progress: FollowerProgress
+    requests: list[tuple[LogIndex, tuple[RaftEntry, ...]]] = field(default_factory=list)
     replies: list[tuple[bool, int, int]] = field(default_factory=list)
 
     def pump(self, *, is_heartbeat: bool) -> None:
@@ -509,14 +515,14 @@ class Replicating:
         if is_heartbeat and not has_sent:
             self.send(())
 
-    def send(self, entries: tuple[Entry, ...]) -> None:
+    def send(self, entries: tuple[RaftEntry, ...]) -> None:
         before = self.progress.next - 1
-        self.requests.append((Place(before, self.leader.term_at(before) or 0), entries))
+        self.requests.append((LogIndex(before, self.leader.term_at(before) or 0), entries))
 
     def arrive(self, at: int) -> None:
         prev, entries = self.requests.pop(at)
-        verdict = compare(Append(9, prev, 0, 0, 0, entries), self.follower, 1)
-        if not isinstance(verdict, Matched):
+        verdict = compare(AppendEntries(9, prev, 0, 0, 0, entries), self.follower, 1)
+        if not isinstance(verdict, AppendMatched):
             self.replies.append((False, prev.index, verdict.hint))
             return
         if verdict.cut is not None:
@@ -577,7 +583,7 @@ def test_what_a_leader_believes_of_a_follower_is_true_and_in_the_end_complete(
 ) -> None:
     """Section 5.3 of the Raft paper, over a network that loses, repeats and reorders."""
     leader, follower = (Entries(INITIAL, entries_of(common + tail)) for tail in (leads, own))
-    pair = Replicating(leader, follower, Progress(leader.last.index + 1))
+    pair = Replicating(leader, follower, FollowerProgress(leader.last.index + 1))
     for action, number in steps:
         pair.act(action, number)
     for _ in range(3 * len(common + own + leads) + len(steps) + 10):
@@ -593,7 +599,7 @@ def test_what_a_leader_believes_of_a_follower_is_true_and_in_the_end_complete(
 
 def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "IN_FLIGHT_BYTES_MAX", 100)
-    following = Progress(2)
+    following = FollowerProgress(2)
     following.on_matched(1)
     sent = 0
     while not following.is_full:
@@ -610,7 +616,7 @@ def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_a_follower_agrees_is_found_with_one_message_under_way() -> None:
-    following = Progress(10)
+    following = FollowerProgress(10)
     assert not following.is_full
     following.on_sent(12, 5)
     assert following.is_full
@@ -625,12 +631,12 @@ def test_where_a_follower_agrees_is_found_with_one_message_under_way() -> None:
 
 
 def test_a_follower_that_is_sent_a_snapshot_is_sent_nothing_else() -> None:
-    following = Progress(3)
-    following.on_snapshot(Place(50, 4))
+    following = FollowerProgress(3)
+    following.on_snapshot(LogIndex(50, 4))
     assert following.is_full
     following.on_refused(50, 1)
     following.on_matched(20)
-    assert (following.mode, following.match, following.snapshot) == (Mode.SNAPSHOT, 20, Place(50, 4))
+    assert (following.mode, following.match, following.snapshot) == (Mode.SNAPSHOT, 20, LogIndex(50, 4))
     following.on_matched(50)
     assert (following.mode, following.next, following.snapshot) == (Mode.STREAM, 51, None)
 
@@ -641,7 +647,7 @@ class BytesReader:
     def __init__(self, content: bytes) -> None:
         self.content, self.is_closed = content, False
         digest = hashlib.sha256(content).digest()
-        self.meta = SnapshotMeta(bytes(16), 1, Place(9, 2), len(content), digest)
+        self.meta = SnapshotMeta(bytes(16), 1, LogIndex(9, 2), len(content), digest)
 
     def read_at(self, offset: int, size: int) -> bytes:
         return self.content[offset : offset + size]
@@ -661,13 +667,13 @@ def test_a_snapshot_arrives_whole_over_a_network_that_does_anything(
 ) -> None:
     """Also to a follower that forgot what it had; and no more than the window is under way at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(install, "WINDOW_BYTES", 12)
-        patch.setattr(install, "CHUNK_BYTES_MAX", 5)
+        patch.setattr(snapshot_sender, "WINDOW_BYTES", 12)
+        patch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
         sender = SnapshotSender(BytesReader(content))  # type: ignore[arg-type]
-        received, chunks, replies = bytearray(), list(sender.chunks(3)), list[ChunkReply]()
+        received, chunks, replies = bytearray(), list(sender.chunks(3)), list[InstallSnapshotReply]()
 
         def act(action: str, number: int) -> None:
-            queue: list[Chunk] | list[ChunkReply] = chunks if number % 2 else replies
+            queue: list[InstallSnapshot] | list[InstallSnapshotReply] = chunks if number % 2 else replies
             match action:
                 case "arrive" if chunks:
                     chunk = chunks.pop(number % len(chunks))
@@ -701,9 +707,9 @@ def test_a_snapshot_arrives_whole_over_a_network_that_does_anything(
         sender.close()
 
 
-def reply_to(chunk: Chunk, received: int) -> ChunkReply:
+def reply_to(chunk: InstallSnapshot, received: int) -> InstallSnapshotReply:
     reached = chunk.offset + len(chunk.data)
-    return ChunkReply(chunk.term, chunk.snapshot, reached, received, False, claim_of("n2"))
+    return InstallSnapshotReply(chunk.term, chunk.snapshot, reached, received, False, claim_of("n2"))
 
 
 def test_a_receiver_that_lost_what_it_had_is_sent_it_again_when_it_says_so() -> None:
@@ -720,7 +726,7 @@ def test_a_receiver_that_lost_what_it_had_is_sent_it_again_when_it_says_so() -> 
 
 def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat without an answer proves no loss."""
-    monkeypatch.setattr(install, "CHUNK_BYTES_MAX", 5)
+    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
     content = bytes(range(50))
     sender = SnapshotSender(BytesReader(content))  # type: ignore[arg-type]
     under_way = list(sender.chunks(3))
@@ -741,8 +747,8 @@ def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_follower_has_from_an_earlier_connection_is_not_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(install, "WINDOW_BYTES", 10)
-    monkeypatch.setattr(install, "CHUNK_BYTES_MAX", 5)
+    monkeypatch.setattr(snapshot_sender, "WINDOW_BYTES", 10)
+    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
     sender = SnapshotSender(BytesReader(bytes(100)))  # type: ignore[arg-type]
     first, second = sender.chunks(3)
     for chunk in (first, second):
@@ -751,4 +757,4 @@ def test_what_a_follower_has_from_an_earlier_connection_is_not_sent_again(
 
 
 def test_a_place_before_every_entry_has_no_term() -> None:
-    assert Place(0, 0) == NOWHERE
+    assert LogIndex(0, 0) == NOWHERE

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from raft_bench import Clock, Lockstep, Member, virtual_clock
 
-from sequencer.control.standing import log_of
-from sequencer.raft.messages import CHUNK_BYTES_MAX
-from sequencer.steps import NodeSteps, Step
+from sequencer.config.startup_phase import NodePhases, Phase
+from sequencer.control.cluster_view import log_of
+from sequencer.raft.model.messages import CHUNK_BYTES_MAX
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def clock() -> Iterator[Clock]:
         yield clock
 
 
-def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Step]:
+def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Phase]:
     """The steps, without repeats, from the start of a member until it keeps up."""
-    steps, told = NodeSteps(), list[Step]()
+    steps, told = NodePhases(), list[Phase]()
 
     def look() -> bool:
         log = log_of(member.status, is_caught_up=member.node.is_caught_up)
-        step = steps.look(log, Step("ready"), int(clock.now * 1e9))
+        step = steps.look(log, Phase("ready"), int(clock.now * 1e9))
         if step not in told:
             told.append(step)
         return step.name == "ready"
@@ -33,7 +33,7 @@ def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Ste
     return told
 
 
-def names_of(steps: list[Step]) -> list[str]:
+def names_of(steps: list[Phase]) -> list[str]:
     names = [step.name for step in steps]
     return [name for at, name in enumerate(names) if name not in names[:at]]
 
@@ -92,4 +92,4 @@ def test_a_blank_member_starts_with_nothing_known(clock: Clock) -> None:
     cluster.idle(1)
     status = cluster.members["n3"].status
     assert (status.leader_committed, status.received) == (0, None)
-    assert NodeSteps().look(log_of(status, is_caught_up=False), None, 0) == Step("starting")
+    assert NodePhases().look(log_of(status, is_caught_up=False), None, 0) == Phase("starting")

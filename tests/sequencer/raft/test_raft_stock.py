@@ -44,22 +44,22 @@ from raft_bench import (
 )
 
 import rt
-from rt.errors import Damaged, FormatError
+from rt.errors import Corrupt, FormatError
 from rt.testing.disk import PowerCut
-from sequencer.raft.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
-from sequencer.raft.entries import encode_commands
-from sequencer.raft.log import DurableLog
-from sequencer.raft.messages import (
+from sequencer.raft.model.cluster_state import INITIAL, initial_state
+from sequencer.raft.model.entry_codec import encode_commands
+from sequencer.raft.model.messages import (
     COMMAND_BYTES_MAX,
-    Append,
-    AppendReply,
-    Chunk,
-    ChunkReply,
-    Entry,
+    AppendEntries,
+    AppendEntriesReply,
     Forward,
-    Place,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
+    RaftEntry,
 )
-from sequencer.raft.state import INITIAL, initial_state
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.transport.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
 
 # PySyncObj leaves files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -217,12 +217,12 @@ def test_a2_stock_votes_twice_when_its_vote_is_unreadable(clock: Clock, tmp_path
 
 def test_a2_ours_does_not_start_without_its_vote(clock: Clock) -> None:
     driven = ours(clock)
-    driven.request_vote("n2", 5, Place(9, 4))
+    driven.request_vote("n2", 5, LogIndex(9, 4))
     disk = driven.kept("none")
     for path in [path for path in disk.paths() if "/log." in path]:
         disk.remove(path)
     disk.sync_directory(DIRECTORY)
-    with pytest.raises(Damaged, match="its vote is lost"):
+    with pytest.raises(Corrupt, match="its vote is lost"):
         Driven(clock, driven.config, disk)
 
 
@@ -348,7 +348,7 @@ def test_a5_ours_keeps_the_tail_wherever_it_dies_while_it_compacts(clock: Clock,
         driven = ours(clock)
         driven.log._segment_bytes = 1
         for index in range(2, 12):
-            driven.append(2, Place(index - 1, 2 if index > 2 else 1), entries_of([2], start=index))
+            driven.append(2, LogIndex(index - 1, 2 if index > 2 else 1), entries_of([2], start=index))
         driven.disk.cut_power_at(driven.disk.changes + change)
         with contextlib.suppress(PowerCut):
             driven.log.compact(9)
@@ -356,7 +356,7 @@ def test_a5_ours_keeps_the_tail_wherever_it_dies_while_it_compacts(clock: Clock,
         disk = driven.kept(keep, change)
         log = DurableLog.open(DIRECTORY, disk=disk)
         assert log.base.index < 9
-        assert log.last == Place(11, 2)
+        assert log.last == LogIndex(11, 2)
         log.close()
         if not is_cut:
             return
@@ -396,13 +396,13 @@ def test_a7_stock_acknowledges_a_log_that_nobody_compared_when_an_install_fails(
 def test_a7_ours_neither_starts_with_nor_takes_a_damaged_snapshot(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
-    sent = driven.hear("n3", Chunk(3, Place(9, 3), 3, bytes(32), 0, b"bad"))
+    sent = driven.hear("n3", InstallSnapshot(3, LogIndex(9, 3), 3, bytes(32), 0, b"bad"))
     run(driven)
-    assert not any(isinstance(message, ChunkReply) and message.installed for message in sent)
-    assert driven.append(3, Place(9, 3), peer="n3").matched is False
+    assert not any(isinstance(message, InstallSnapshotReply) and message.installed for message in sent)
+    assert driven.append(3, LogIndex(9, 3), peer="n3").matched is False
     disk = driven.kept("all")
     disk.flip_bit(f"{DIRECTORY}/snapshot.1", 120, 0)
-    with pytest.raises(Damaged):
+    with pytest.raises(Corrupt):
         Driven(clock, driven.config, disk)
 
 
@@ -421,7 +421,7 @@ def test_b1_stock_applies_an_uncommitted_tail_at_a_snapshots_message(clock: Cloc
 def test_b1_ours_commits_only_what_was_compared(clock: Clock) -> None:
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2]), commit=1)
-    driven.hear("n3", Chunk(3, Place(9, 3), 10, bytes(32), 0, b"abc"))
+    driven.hear("n3", InstallSnapshot(3, LogIndex(9, 3), 10, bytes(32), 0, b"abc"))
     driven.append(3, INITIAL, commit=4, peer="n3")
     run(driven)
     assert (driven.commands, driven.status.committed) == ([], 1)
@@ -485,8 +485,8 @@ def test_b4_ours_drops_nothing_at_a_late_append(clock: Clock) -> None:
     entries = entries_of([2, 2, 2, 2])
     driven.append(2, INITIAL, entries, commit=5)
     driven.append(2, INITIAL, entries[:1], commit=5)
-    assert driven.log.last == Place(5, 2)
-    assert driven.reopened("none").log.last == Place(5, 2)
+    assert driven.log.last == LogIndex(5, 2)
+    assert driven.reopened("none").log.last == LogIndex(5, 2)
 
 
 def test_b5_stock_counts_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
@@ -513,7 +513,7 @@ def test_b5_stock_counts_an_acknowledgement_of_an_earlier_term(clock: Clock) -> 
 def test_b5_ours_does_not_count_an_acknowledgement_of_an_earlier_term(clock: Clock) -> None:
     driven = ours(clock)
     term = driven.lead()
-    driven.hear("n3", AppendReply(term + 1, False, 2, 1, claim_of("n3")))
+    driven.hear("n3", AppendEntriesReply(term + 1, False, 2, 1, claim_of("n3")))
     driven.lead()
     driven.propose(b"x")
     driven.step()
@@ -535,9 +535,9 @@ def test_b7_ours_keeps_a_log_that_is_ahead_of_the_snapshot(clock: Clock) -> None
     driven = ours(clock)
     driven.append(2, INITIAL, entries_of([2] * 5), commit=6)
     run(driven)
-    driven.hear("n2", Chunk(2, Place(3, 2), 100, bytes(32), 0, b"abc"))
+    driven.hear("n2", InstallSnapshot(2, LogIndex(3, 2), 100, bytes(32), 0, b"abc"))
     run(driven)
-    assert (driven.status.applied, driven.log.last, len(driven.commands)) == (6, Place(6, 2), 5)
+    assert (driven.status.applied, driven.log.last, len(driven.commands)) == (6, LogIndex(6, 2), 5)
 
 
 def test_b8_stock_counts_a_voter_twice(clock: Clock) -> None:
@@ -583,18 +583,18 @@ def test_b10_ours_sends_a_command_of_any_size_whole(clock: Clock, size: int) -> 
     driven.acknowledge("n2", 2)
     command = os.urandom(size)
     driven.propose(command)
-    append = only([message for to, message in driven.step() if to == "n2"], Append)
+    append = only([message for to, message in driven.step() if to == "n2"], AppendEntries)
     [follower] = [ours(clock)]
     frame = b"".join(encode(append._replace(prev=INITIAL, entries=_moved(append, 2)), 1))
     header = decode_header(frame)
     assert len(frame) == FRAME_HEADER_BYTES + header.length
     received = decode(header.kind, frame[FRAME_HEADER_BYTES:])
-    assert isinstance(received, Append)
+    assert isinstance(received, AppendEntries)
     follower.hear("n2", received._replace(applied=0))
     assert follower.log.entry(2).content == append.entries[0].content
 
 
-def _moved(append: Append, index: int) -> tuple[Entry, ...]:
+def _moved(append: AppendEntries, index: int) -> tuple[RaftEntry, ...]:
     return tuple(entry._replace(index=at) for at, entry in enumerate(append.entries, index))
 
 
@@ -766,7 +766,7 @@ def test_c1_ours_refuses_it_unread(clock: Clock, tmp_path: Path, monkeypatch: py
     driven.hear("n2", Forward(encode_commands(disk_id("n2"), 1, 1, 1, [pickled])))
     driven.acknowledge("n2", driven.log.last.index)
     run(driven)
-    assert driven.commands == [pickled], "a command is bytes, and stays bytes"
+    assert driven.commands == [pickled], "a command must be bytes, and stays bytes"
     assert not (tmp_path / "made").exists()
 
 
@@ -810,6 +810,6 @@ def test_c4_ours_ends_at_a_failure_of_its_storage(clock: Clock) -> None:
 def test_a_proposers_disk_must_be_a_members(clock: Clock) -> None:
     """Stock takes commands from whoever connects as "readonly"; here the log itself says who may."""
     state = initial_state(b"c" * 16, 1, {"n1": disk_id("n1")})
-    applied = state.apply(Entry(encode_commands(disk_id("stranger"), 1, 1, 1, [b"x"]), 2, 1))
+    applied = state.apply(RaftEntry(encode_commands(disk_id("stranger"), 1, 1, 1, [b"x"]), 2, 1))
     assert applied is not None
     assert applied.first is None

@@ -22,46 +22,47 @@ from types import SimpleNamespace
 import pytest
 
 from rt.errors import CertificateError, Closed, FormatError
-from rt.net.certs import init_ca, issue
+from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
-from sequencer.raft import dial, transport
-from sequencer.raft.codec import FRAME_BYTES_MAX, encode
-from sequencer.raft.connection import Connection
-from sequencer.raft.dial import Dialer, split_address
-from sequencer.raft.messages import (
+from sequencer.localcluster.loopback import free_port
+from sequencer.raft.model.messages import (
     NOWHERE,
-    Adopt,
-    Append,
-    AppendReply,
-    Chunk,
-    ChunkReply,
-    Claim,
-    Entry,
+    Admit,
+    AppendEntries,
+    AppendEntriesReply,
+    DiskClaim,
     Forward,
     Hello,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
     Message,
-    Place,
+    RaftEntry,
     RequestVote,
-    StandNow,
-    VoteReply,
+    RequestVoteReply,
+    TimeoutNow,
 )
-from sequencer.raft.transport import SETUPS_MAX, TlsMesh
-from sequencer.testing.loopback import free_port
+from sequencer.raft.transport import dialer as dialer_module
+from sequencer.raft.transport import mesh as mesh_module
+from sequencer.raft.transport.codec import FRAME_BYTES_MAX, encode
+from sequencer.raft.transport.connection import RaftConnection
+from sequencer.raft.transport.dialer import Dialer, split_address
+from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
 
 HOST = "127.0.0.1"
-CLAIM = Claim(b"D" * 16, Place(3, 2))
+CLAIM = DiskClaim(b"D" * 16, LogIndex(3, 2))
 HELLO = Hello(b"C" * 16, 7, CLAIM)
 MESSAGES: list[Message] = [
-    RequestVote(5, Place(9, 4), CLAIM, pre=True),
-    VoteReply(5, granted=True, claim=CLAIM, pre=False),
-    Append(5, Place(9, 4), 8, 7, 1, (Entry(b"ten", 10, 4), Entry(b"", 11, 5))),
-    AppendReply(5, matched=True, prev=9, index=11, claim=CLAIM),
-    Chunk(5, Place(9, 4), 100, b"S" * 32, 90, b"the end..."),
-    ChunkReply(5, NOWHERE, 120, 100, installed=False, claim=CLAIM),
+    RequestVote(5, LogIndex(9, 4), CLAIM, pre=True),
+    RequestVoteReply(5, granted=True, claim=CLAIM, pre=False),
+    AppendEntries(5, LogIndex(9, 4), 8, 7, 1, (RaftEntry(b"ten", 10, 4), RaftEntry(b"", 11, 5))),
+    AppendEntriesReply(5, matched=True, prev=9, index=11, claim=CLAIM),
+    InstallSnapshot(5, LogIndex(9, 4), 100, b"S" * 32, 90, b"the end..."),
+    InstallSnapshotReply(5, NOWHERE, 120, 100, installed=False, claim=CLAIM),
     Forward(b"a command"),
-    Adopt(b"a state"),
-    StandNow(5),
+    Admit(b"a state"),
+    TimeoutNow(5),
 ]
 
 
@@ -189,7 +190,7 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(socket.create_connection((HOST, port), timeout=120), server_hostname="n1")
 
 
-def has_come(connection: Connection) -> bool:
+def has_come(connection: RaftConnection) -> bool:
     """Whether the kernel has acknowledged, on the other side, all that was written here."""
     unacknowledged = bytearray(4)
     fcntl.ioctl(connection.fd, termios.TIOCOUTQ, unacknowledged)
@@ -250,8 +251,8 @@ def test_bursts_of_many_mebibytes_both_ways_do_not_block_each_other(net: Net) ->
 
 def test_a_frame_as_large_as_they_come_arrives(net: Net) -> None:
     first, _, _, inbox = net.pair()
-    largest = Append(
-        1, Place(1, 1), 0, 0, 0, tuple(Entry(b"0123456789abcdef", i + 2, 1) for i in range(1 << 17))
+    largest = AppendEntries(
+        1, LogIndex(1, 1), 0, 0, 0, tuple(RaftEntry(b"0123456789abcdef", i + 2, 1) for i in range(1 << 17))
     )
     assert len(frame(largest)) == FRAME_BYTES_MAX
     first.send("n2", largest)
@@ -311,7 +312,7 @@ def test_what_the_kernel_did_not_take_leaves_later_although_nothing_arrives(net:
 def test_what_tls_holds_behind_a_full_burst_is_not_left_there(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "BURST_BYTES", 1)
+    monkeypatch.setattr(mesh_module, "BURST_BYTES", 1)
     mesh = net.mesh("n1")
     record = frame(HELLO) + frame(Forward(bytes(10_000)))
     with attacker(mesh.port, net.tls["n2"].ssl_client_context(), record):
@@ -526,7 +527,7 @@ class Clock:
 
 def test_an_idle_connection_is_kept_up_by_pings(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(transport, "time", clock)
+    monkeypatch.setattr(mesh_module, "time", clock)
     net.extra.append(clock.advance)
     _, _, first_inbox, second_inbox = net.pair(ping_s=0.02, silence_s=0.4)
     until_s = clock.now_s + 0.8  # twice the silence that would end it
@@ -538,7 +539,7 @@ def test_what_came_while_the_process_was_paused_counts_as_heard(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(transport, "time", clock)
+    monkeypatch.setattr(mesh_module, "time", clock)
     net.extra.append(clock.advance)
     first, second = net.mesh("n1", silence_s=0.2), net.mesh("n2", ping_s=0.02)
     net.drive(lambda: first.connected and second.connected)
@@ -562,7 +563,7 @@ def test_a_connection_ends_with_the_certificate_of_its_peer(
 ) -> None:
     end_s = net.tls["n2"].load().not_after.timestamp()
     monkeypatch.setattr(
-        transport, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: end_s - 0.05)
+        mesh_module, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: end_s - 0.05)
     )
     first, _, inbox, _ = net.pair()
     net.drive(lambda: inbox.count("down"))
@@ -765,7 +766,7 @@ def test_silent_connections_are_bounded_and_end_while_members_are_served(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(transport, "time", clock)
+    monkeypatch.setattr(mesh_module, "time", clock)
     net.extra.append(clock.advance)
     first, second, first_inbox, _ = net.pair(setup_s=0.5)
     silent = [socket.create_connection((HOST, first.port)) for _ in range(SETUPS_MAX + 8)]
@@ -801,7 +802,7 @@ def test_a_process_out_of_files_pauses_to_accept_and_goes_on(
     first = net.mesh("n1")
     stuck = OutOfFiles(first._listener)
     first._listener = stuck
-    monkeypatch.setattr(transport, "_ACCEPT_PAUSE_S", 1000.0)
+    monkeypatch.setattr(mesh_module, "_ACCEPT_PAUSE_S", 1000.0)
     second = net.mesh("n2")
     net.drive(lambda: stuck.failures)
     for _ in range(20):
@@ -822,7 +823,7 @@ def test_a_mesh_is_only_made_for_its_own_member(pki: Pki, net: Net) -> None:
     with pytest.raises(CertificateError):
         publisher = pki.tls("p", role="publisher")
         TlsMesh(name="p", listen=(HOST, 0), members=members | {"p": "localhost:3"}, tls=publisher)
-    with pytest.raises(ValueError, match="not among the members"):
+    with pytest.raises(ValueError, match="not in members"):
         TlsMesh(name="n1", listen=(HOST, 0), members={"n2": "localhost:2"}, tls=net.tls["n1"])
     with pytest.raises(ValueError, match="not an address"):
         TlsMesh(name="n1", listen=(HOST, 0), members=members | {"n3": "localhost"}, tls=net.tls["n1"])
@@ -863,15 +864,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, look_up = threading.Event(), dial._look_up
+    answer, look_up = threading.Event(), dialer_module._look_up
 
-    def slow(host: str, port: int, flags: int = 0) -> list[dial.Target]:
+    def slow(host: str, port: int, flags: int = 0) -> list[dialer_module.DialTarget]:
         if flags:
             return look_up(host, port, flags)
         answer.wait(120)
         return look_up(HOST, port)
 
-    monkeypatch.setattr(dial, "_look_up", slow)
+    monkeypatch.setattr(dialer_module, "_look_up", slow)
     members = net.members | {"n1": f"n1.invalid:{net.port('n1')}"}
     first, second = net.mesh("n1"), net.mesh("n2", members=members)
     for _ in range(20):
@@ -883,8 +884,8 @@ def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
 def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = [dial.Target(socket.AF_INET, (f"10.0.0.{i}", 1)) for i in range(3)]
-    monkeypatch.setattr(dial, "_look_up", lambda host, port, flags=0: [] if flags else found)
+    found = [dialer_module.DialTarget(socket.AF_INET, (f"10.0.0.{i}", 1)) for i in range(3)]
+    monkeypatch.setattr(dialer_module, "_look_up", lambda host, port, flags=0: [] if flags else found)
     woken = threading.Event()
     dialer = Dialer("n1:1", backoff_s=(1.0, 4.0), random=Random(1), wake=woken.set)
     targets, pauses, now_s = [], [], 0.0
@@ -911,10 +912,10 @@ def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_ane
 
 
 def test_a_name_without_address_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(host: str, port: int, flags: int = 0) -> list[dial.Target]:
+    def fail(host: str, port: int, flags: int = 0) -> list[dialer_module.DialTarget]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(dial, "_look_up", fail)
+    monkeypatch.setattr(dialer_module, "_look_up", fail)
     woken = threading.Event()
     dialer = Dialer("n1:1", backoff_s=(1.0, 4.0), random=Random(1), wake=woken.set)
     assert dialer.target() is None

@@ -1,0 +1,1 @@
+"""What is sent on a replication stream, and its bytes."""

@@ -1,0 +1,370 @@
+"""Values to and from the bytes of `proto/rt/v1/replication.proto`.
+
+Law: whatever is decoded was checked; a bound that does not hold, or bytes that are no such message, raise
+`rt.ProtocolViolation`. Chunks go past protobuf (`replicator.protocol.chunk_framing`). `encode_…` and
+`decode_…` are the serialisers that gRPC wants; what is encoded once may go to several peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from replicator.protocol.chunk_framing import checked_chunk, frame_chunk, framed_chunk
+from replicator.protocol.handshake import (
+    PROTOCOL_VERSION,
+    Acknowledged,
+    HoldRejected,
+    LogOutline,
+    OpenReply,
+    PullHello,
+    PullMerged,
+    PullProgress,
+    PullRange,
+    PullSession,
+    PullStart,
+    PushHello,
+    PushProgress,
+    PushStart,
+    check_item,
+    check_place,
+    check_progress,
+)
+from replicator.protocol.messages import Chunk, CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
+from rt.errors import ProtocolViolation, UnknownVersion
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.read.waypoint import Waypoint
+from rt.v1 import replication_pb2 as pb
+
+PUSH_METHOD: Final = "/rt.v1.Replication/Push"
+PULL_METHOD: Final = "/rt.v1.Replication/Pull"
+
+PushSaid: TypeAlias = PushHello | Run | Chunk | SegmentSealed
+PushAnswered: TypeAlias = PushStart | OpenReply | PushProgress
+PullAsked: TypeAlias = PullHello | PullProgress | Acknowledged
+PullAnswered: TypeAlias = (
+    PullStart | Chunk | SegmentSealed | LogTrimmed | CompleteUpTo | HoldRejected | LogOutline
+)
+
+_Said = TypeVar("_Said", bound=Message)
+_Value = TypeVar("_Value")
+
+_IN_PUSH: Final = 0x1A
+"""The tag of `PushRequest.chunk`: field 3, a length follows."""
+_IN_PULL: Final = 0x12
+"""The tag of `PullReply.chunk`: field 2."""
+
+
+def encode_push_request(said: PushSaid) -> bytes:
+    """What a push client says."""
+    match said:
+        case Chunk():
+            return frame_chunk(_IN_PUSH, said)
+        case Run(x, life):
+            return pb.PushRequest(life=pb.Life(x=x, life=life)).SerializeToString()
+        case SegmentSealed():
+            return pb.PushRequest(sealed=_sealed(said)).SerializeToString()
+        case PushHello(stream, session, incarnation, dedup_id, cluster):
+            hello = pb.PushHello(
+                version=PROTOCOL_VERSION,
+                stream=stream,
+                session=session,
+                incarnation=incarnation,
+                dedup_id=dedup_id or "",
+                cluster=cluster,
+            )
+            return pb.PushRequest(hello=hello).SerializeToString()
+
+
+def decode_push_request(data: bytes) -> PushSaid:
+    """What a push client said; a chunk's data lie in `data` itself."""
+    return framed_chunk(_IN_PUSH, data) or _checked(pb.PushRequest, data, _push_request)
+
+
+def encode_push_reply(answered: PushAnswered) -> bytes:
+    """What a push server answers."""
+    match answered:
+        case PushStart(cluster, epoch, members, node, place):
+            start = pb.PushStart(
+                cluster=cluster,
+                epoch=epoch,
+                members=members,
+                node=node,
+                place=_place(place),
+                has_place=place is not None,
+            )
+            return pb.PushReply(start=start).SerializeToString()
+        case OpenReply(x):
+            return pb.PushReply(opened=pb.LifeOpened(x=x)).SerializeToString()
+        case PushProgress(durable, durable_number, merged_x, merged_number, merged):
+            progress = pb.Progress(
+                durable=_place(durable),
+                durable_number=durable_number,
+                merged_x=merged_x,
+                merged_number=merged_number,
+                merged=_place(merged),
+            )
+            return pb.PushReply(progress=progress).SerializeToString()
+
+
+def decode_push_reply(data: bytes) -> PushAnswered:
+    """What a push server answered."""
+    return _checked(pb.PushReply, data, _push_reply)
+
+
+def encode_pull_request(asked: PullAsked) -> bytes:
+    """What a pull client asks."""
+    match asked:
+        case PullHello(stream, log):
+            hello = pb.PullHello(version=PROTOCOL_VERSION, stream=stream)
+            match log:
+                case PullMerged():
+                    hello.merged.CopyFrom(_merged(log))
+                case PullSession(session_id, place, chain):
+                    hello.session.CopyFrom(
+                        pb.PullSession(session_id=session_id, place=_place(place), chain=chain)
+                    )
+            return pb.PullRequest(hello=hello).SerializeToString()
+        case PullProgress(position, is_synced):
+            progress = pb.PullProgress(position=position, is_synced=is_synced)
+            return pb.PullRequest(progress=progress).SerializeToString()
+        case Acknowledged():
+            return pb.PullRequest(acknowledged=_acknowledged(asked)).SerializeToString()
+
+
+def decode_pull_request(data: bytes) -> PullAsked:
+    """What a pull client asked."""
+    return _checked(pb.PullRequest, data, _pull_request)
+
+
+def encode_pull_reply(answered: PullAnswered) -> bytes:
+    """What a pull server answers."""
+    match answered:
+        case Chunk():
+            return frame_chunk(_IN_PULL, answered)
+        case SegmentSealed():
+            return pb.PullReply(sealed=_sealed(answered)).SerializeToString()
+        case LogTrimmed(before, log_start, reason):
+            trimmed = pb.Trimmed(x=before.x, y=before.y, log_start=log_start, reason=int(reason))
+            return pb.PullReply(trimmed=trimmed).SerializeToString()
+        case CompleteUpTo(position):
+            return pb.PullReply(complete=pb.CompleteUpTo(position=position)).SerializeToString()
+        case HoldRejected(name, why):
+            return pb.PullReply(hold_refused=pb.HoldRefused(name=name, why=why)).SerializeToString()
+        case LogOutline(waypoints):
+            outline = pb.Outline(waypoints=[pb.Waypoint(**each._asdict()) for each in waypoints])
+            return pb.PullReply(outline=outline).SerializeToString()
+        case PullStart(cluster, epoch, node, place, first, session, dedup_id, end):
+            start = pb.PullStart(
+                cluster=cluster,
+                epoch=epoch,
+                node=node,
+                place=_place(place),
+                first=first,
+                session=session or "",
+                dedup_id=dedup_id or "",
+                end=end,
+            )
+            return pb.PullReply(start=start).SerializeToString()
+
+
+def decode_pull_reply(data: bytes) -> PullAnswered:
+    """What a pull server answered; a chunk's data lie in `data` itself."""
+    return framed_chunk(_IN_PULL, data) or _checked(pb.PullReply, data, _pull_reply)
+
+
+# From protobuf
+
+
+def _checked(kind: type[_Said], data: bytes, read: Callable[[_Said], _Value]) -> _Value:
+    try:
+        return read(kind.FromString(data))
+    except (DecodeError, ValueError) as error:
+        raise ProtocolViolation(
+            f"a peer sent a {kind.__name__} that is not valid: {error}",
+            hint="It runs another version of rt, or is no rt at all.",
+        ) from error
+
+
+def _push_request(message: pb.PushRequest) -> PushSaid:
+    match message.WhichOneof("kind"):
+        case "hello":
+            hello = message.hello
+            _check_version(hello.version)
+            dedup_id = hello.dedup_id or None
+            return PushHello(hello.stream, hello.session, hello.incarnation, dedup_id, hello.cluster)
+        case "life":
+            life = Run(message.life.x, message.life.life)
+            check_item(life)
+            return life
+        case "chunk":
+            return checked_chunk(_read_place(message.chunk.place), message.chunk.data)
+        case "sealed":
+            return _read_sealed(message.sealed)
+        case _:
+            raise ValueError("it says nothing")
+
+
+def _push_reply(message: pb.PushReply) -> PushAnswered:
+    match message.WhichOneof("kind"):
+        case "start":
+            start = message.start
+            place = _read_place(start.place) if start.has_place else None
+            return PushStart(start.cluster, start.epoch, start.members, start.node, place)
+        case "opened":
+            return OpenReply(message.opened.x)
+        case "progress":
+            said = message.progress
+            return check_progress(
+                PushProgress(
+                    LogOffset(said.durable.x, said.durable.y, said.durable.offset),
+                    said.durable_number,
+                    said.merged_x,
+                    said.merged_number,
+                    LogOffset(said.merged.x, said.merged.y, said.merged.offset),
+                )
+            )
+        case _:
+            raise ValueError("it says nothing")
+
+
+def _pull_request(message: pb.PullRequest) -> PullAsked:
+    match message.WhichOneof("kind"):
+        case "hello":
+            hello = message.hello
+            _check_version(hello.version)
+            match hello.WhichOneof("log"):
+                case "merged":
+                    return PullHello(hello.stream, _read_merged(hello.merged))
+                case "session":
+                    wanted = hello.session
+                    place = _read_place(wanted.place)
+                    return PullHello(hello.stream, PullSession(wanted.session_id, place, wanted.chain))
+                case _:
+                    raise ValueError("it asks for no log")
+        case "progress":
+            return PullProgress(message.progress.position, message.progress.is_synced)
+        case "acknowledged":
+            return _read_acknowledged(message.acknowledged)
+        case _:
+            raise ValueError("it says nothing")
+
+
+def _pull_reply(message: pb.PullReply) -> PullAnswered:
+    match message.WhichOneof("kind"):
+        case "start":
+            start = message.start
+            return PullStart(
+                start.cluster,
+                start.epoch,
+                start.node,
+                _read_place(start.place),
+                start.first,
+                start.session or None,
+                start.dedup_id or None,
+                start.end,
+            )
+        case "chunk":
+            return checked_chunk(_read_place(message.chunk.place), message.chunk.data)
+        case "sealed":
+            return _read_sealed(message.sealed)
+        case "trimmed":
+            said = message.trimmed
+            trimmed = LogTrimmed(SegmentId(said.x, said.y), said.log_start, TrimReason(said.reason))
+            check_item(trimmed)
+            return trimmed
+        case "complete":
+            complete = CompleteUpTo(message.complete.position)
+            check_item(complete)
+            return complete
+        case "hold_refused":
+            return HoldRejected(message.hold_refused.name, message.hold_refused.why)
+        case "outline":
+            return LogOutline(tuple(map(_read_waypoint, message.outline.waypoints)))
+        case _:
+            raise ValueError("it says nothing")
+
+
+def _read_place(place: pb.Place) -> LogOffset:
+    return check_place(LogOffset(place.x, place.y, place.offset))
+
+
+def _read_waypoint(said: pb.Waypoint) -> Waypoint:
+    high_ns = said.timestamp_high_ns if said.HasField("timestamp_high_ns") else None
+    return Waypoint(said.position, said.log_bytes, high_ns)
+
+
+def _read_sealed(said: pb.Sealed) -> SegmentSealed:
+    sealed = SegmentSealed(_read_place(said.place), said.end, said.is_last_of_x, said.sealed_ns)
+    check_item(sealed)
+    return sealed
+
+
+def _read_merged(said: pb.PullMerged) -> PullMerged:
+    position = said.from_position if said.WhichOneof("position") == "from_position" else None
+    return PullMerged(
+        said.cluster,
+        _read_place(said.place) if said.has_place else None,
+        said.end,
+        said.chain,
+        position if position is not None else "latest" if said.from_latest else "earliest",
+        tuple(said.topics),
+        said.name or None,
+        _read_acknowledged(said.acknowledged) if said.HasField("acknowledged") else None,
+        PullRange(said.range.end, said.range.outline_bytes) if said.HasField("range") else None,
+    )
+
+
+def _read_acknowledged(said: pb.Acknowledged) -> Acknowledged:
+    return Acknowledged(said.name, said.position)
+
+
+def _check_version(version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise UnknownVersion(
+            "a peer that speaks another version of the protocol",
+            got=version,
+            expected=PROTOCOL_VERSION,
+            hint="Nodes are upgraded before their clients.",
+        )
+
+
+# To protobuf
+
+
+def _place(place: LogOffset | None) -> pb.Place | None:
+    return None if place is None else pb.Place(x=place.x, y=place.y, offset=place.offset)
+
+
+def _sealed(sealed: SegmentSealed) -> pb.Sealed:
+    return pb.Sealed(
+        place=_place(sealed.place),
+        end=sealed.end,
+        is_last_of_x=sealed.is_last_of_x,
+        sealed_ns=sealed.sealed_ns,
+    )
+
+
+def _merged(wanted: PullMerged) -> pb.PullMerged:
+    return pb.PullMerged(
+        cluster=wanted.cluster,
+        place=_place(wanted.place),
+        has_place=wanted.place is not None,
+        end=wanted.end,
+        chain=wanted.chain,
+        from_position=wanted.position if isinstance(wanted.position, int) else None,
+        from_latest=True if wanted.position == "latest" else None,
+        topics=wanted.topics,
+        name=wanted.name or "",
+        acknowledged=None if wanted.acknowledged is None else _acknowledged(wanted.acknowledged),
+        range=None
+        if wanted.range is None
+        else pb.PullRange(end=wanted.range.end, outline_bytes=wanted.range.outline_bytes),
+    )
+
+
+def _acknowledged(said: Acknowledged) -> pb.Acknowledged:
+    return pb.Acknowledged(name=said.name, position=said.position)

@@ -1,0 +1,73 @@
+"""The last block before a place of a merged log: by its header checksum two copies know each other.
+
+A block's header holds the chains of its batches, and is seeded with its place; so an equal checksum at an
+equal place shows that the copies are one up to there, as far as each of them was verified.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import NamedTuple
+
+from rt.log.disk import Disk, File
+from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, encode_block_header
+from rt.log.format.checksum import batch_seed
+from rt.log.format.index import EntryKind
+from rt.log.format.segment import SegmentHeader
+from rt.log.scan.catalog import scanner_at
+from rt.log.scan.directory import read_index, scans
+from rt.log.scan.scanner import MergedScanner, Scanner, scanner_for
+
+
+class LastBlock(NamedTuple):
+    """What stands before an offset of a segment.
+
+    Whole blocks end at `boundary`, with position `next`; the last one has the header checksum `checksum`, 0
+    if there is none. `goes_beyond`: the next block is here, and ends behind the offset.
+    """
+
+    boundary: int
+    next: int
+    checksum: int
+    goes_beyond: bool
+
+
+def last_block_before(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> LastBlock:
+    """Find it, one hop away from `offset`. `OSError` as the disk raises it."""
+    hops = [
+        entry.first
+        for entry in read_index(disk, path, header)
+        if entry.kind is EntryKind.FRAME and entry.offset < offset
+    ]
+    scanner = scanner_at(disk, path, header, file, hops[-1]) if hops else scanner_for(header)
+    if scanner.offset >= offset:
+        scanner = scanner_for(header)
+    walk_to(file, scanner, offset)
+    assert isinstance(scanner, MergedScanner)
+    last = scanner.last_block
+    checksum = 0 if last is None else block_checksum(last, header, scanner.boundary)
+    goes_beyond = scanner.boundary < offset and reaches_beyond(file, scanner, offset)
+    return LastBlock(scanner.boundary, scanner.next, checksum, goes_beyond)
+
+
+def block_checksum(block: BlockHeader, segment: SegmentHeader, end_offset: int) -> int:
+    """The checksum in the header of the block that ends at `end_offset` of `segment`."""
+    offset = end_offset - BLOCK_HEADER_BYTES - block.length_bytes
+    head = encode_block_header(block, batch_seed(segment.seed, offset))
+    return int.from_bytes(head[4:8], "little")
+
+
+def walk_to(file: File, scanner: Scanner, end: int) -> None:
+    """Walk on over the frames that end at or before `end`."""
+
+    def pread(size: int, offset: int) -> bytes:
+        return file.pread(min(size, end - offset) if offset < end else 0, offset)
+
+    for _ in scans(pread, scanner, values=False):
+        pass
+
+
+def reaches_beyond(file: File, scanner: Scanner, end: int) -> bool:
+    """Whether the frame in which the walk to `end` stopped ends behind it: then none ends there."""
+    beyond = copy(scanner)
+    return any(beyond.boundary > end for _ in scans(file.pread, beyond, values=False))

@@ -1,0 +1,1 @@
+"""Merged-log pull: client and server."""

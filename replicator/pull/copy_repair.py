@@ -1,0 +1,304 @@
+"""A pull that mends its copy: damaged segments get good bytes from the nodes, as nodes mend one another.
+
+Invariants:
+- What is damaged stays as it is until bytes are here that were verified, and of which all that is sound here
+  is the beginning. Then only what differs is overwritten (`rt.log.write.segment_repair`).
+- While a node may have good bytes the nodes are asked again. What none of them can mend ends the pull with
+  `rt.Corrupt`, which names the file, the range and the next step.
+- A reader's request (`rt.log.write.repair_requests`) is done when the segment verifies, or is trimmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar
+
+from replicator.protocol.grpc_service import first_of
+from replicator.protocol.messages import LogOffset
+from replicator.protocol.run_in_thread import run_to_end
+from replicator.pull.client import PullClient
+from replicator.pull.local_copy import LocalCopy
+from rt.errors import (
+    Corrupt,
+    DirectoryLocked,
+    Diverged,
+    FormatError,
+    LogNotFound,
+    ProtocolViolation,
+    RtError,
+    StorageError,
+    StorageFailed,
+)
+from rt.log.disk import Disk, storage_errors
+from rt.log.format.segment import SegmentId, parse_segment_name
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments, read_header, read_table
+from rt.log.scan.recovery_scan import walk_segment
+from rt.log.scan.scanner import scanner_for
+from rt.log.write.repair_requests import finish_repair, requested_repairs
+from rt.log.write.segment_repair import mend_segment, sound_end, synced_end
+from rt.net.grpc_errors import Unreachable
+
+logger = logging.getLogger("replicator")
+
+ASIDE_DIRECTORY: Final = "mending"
+"""In the copy's directory: where bytes are fetched to, by whoever has the lock beside it."""
+LOCK_FILE: Final = "mending.lock"
+AGAIN_SECONDS_MIN: Final = 0.5
+AGAIN_SECONDS_MAX: Final = 30.0
+"""Between two tries to mend a segment: the pause doubles from the least to the most."""
+REQUEST_SECONDS: Final = 0.5
+"""How often requests of readers are looked for."""
+_LOOK_SECONDS: Final = 0.02
+
+MakeClient = Callable[[LocalCopy], PullClient]
+"""A client for a copy, with `raises_damage`, that pulls from the nodes."""
+
+_Result = TypeVar("_Result")
+
+
+class CopyMender:
+    """Mends the segments of `copy`, one at a time. For one event loop; `close` it."""
+
+    def __init__(
+        self, copy: LocalCopy, make_client: MakeClient, *, again_seconds: float = AGAIN_SECONDS_MIN
+    ) -> None:
+        self._copy, self._make_client = copy, make_client
+        self._disk: Disk = copy.disk
+        self._again_seconds = again_seconds
+        self._aside = os.path.join(copy.path, ASIDE_DIRECTORY)
+        self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-mending")
+        self._mending = asyncio.Lock()
+
+    def close(self) -> None:
+        """Release the thread."""
+        self._pool.shutdown(wait=False)
+
+    async def serve_requests(self) -> None:
+        """Mend what readers ask for, until cancelled. Raises what `mend` does."""
+        # It may be in use, or there is no copy yet.
+        with contextlib.suppress(DirectoryLocked, LogNotFound), self._locked():
+            await self._clear_aside()  # A pull that was killed may have left something.
+        while True:
+            requested = await self._in_thread(partial(requested_repairs, self._disk, self._copy.path))
+            for segment in requested:
+                await self.mend(segment)
+                await self._in_thread(partial(finish_repair, self._disk, self._copy.path, segment))
+            await asyncio.sleep(REQUEST_SECONDS)
+
+    async def mend(self, segment: SegmentId, *, is_patient: bool = True) -> int:
+        """Mend a segment; how many bytes were changed: 0 if it was sound, or is trimmed.
+
+        `rt.Corrupt` if no node can mend it, `rt.Diverged` if the nodes' log is another one; storage errors.
+        Without `is_patient` also what kept a node from being asked.
+        """
+        async with self._mending:
+            changed, pause, told = 0, self._again_seconds, ""
+            while True:
+                try:
+                    more = await self._mend_once(segment)
+                except (Corrupt, Diverged, StorageFailed):
+                    raise
+                except RtError as error:
+                    if not is_patient and not isinstance(error, DirectoryLocked):
+                        raise
+                    if str(error) != told:
+                        told = str(error)
+                        path = segment_path(self._copy.path, segment)
+                        logger.error("segment_repair_failed path=%s error=%r", path, told)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, AGAIN_SECONDS_MAX)
+                    continue
+                if more is None:
+                    return changed
+                changed, pause = changed + more, self._again_seconds
+
+    async def mend_all(self) -> dict[SegmentId, int]:
+        """Look at every segment of the copy, and mend what is damaged: bytes changed, by segment.
+
+        Goes on to the next one where one cannot be mended, and raises the first such error at the end.
+        """
+        changed: dict[SegmentId, int] = {}
+        failed: RtError | None = None
+        for segment in await self._in_thread(partial(list_segments, self._disk, self._copy.path)):
+            try:
+                if count := await self.mend(segment, is_patient=False):
+                    changed[segment] = count
+                await self._in_thread(partial(finish_repair, self._disk, self._copy.path, segment))
+            except RtError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return changed
+
+    async def _mend_once(self, segment: SegmentId) -> int | None:
+        """Overwrite what the nodes have good bytes of; None if nothing is damaged (any more)."""
+        disk, path = self._disk, self._copy.path
+        end, sound = await self._in_thread(partial(_look, disk, path, segment))
+        if sound >= end:
+            return None
+        with self._locked():
+            return await self._mend_locked(segment, end, sound)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The directory aside is ours. `rt.DirectoryLocked` if it is another's."""
+        with storage_errors(self._copy.path, "locking a copy to mend it"):
+            lock = self._disk.lock(os.path.join(self._copy.path, LOCK_FILE))
+        try:
+            yield
+        finally:
+            lock.close()
+
+    async def _mend_locked(self, segment: SegmentId, end: int, sound: int) -> int:
+        disk, path = self._disk, self._copy.path
+        logger.error("segment_corrupt path=%s offset=%d", segment_path(path, segment), sound)
+        first = await self._in_thread(partial(_first_of, disk, path, segment))
+        if first is None:
+            raise self._unmendable("where it begins is not known", segment, sound, end)
+        await self._clear_aside()
+        try:
+            left = await self._fetch(segment, first, end)
+            good = await self._in_thread(partial(sound_end, disk, self._aside, segment, end))
+            if good <= sound:
+                raise await self._judge(segment, sound, end, left)
+            changed = await self._in_thread(partial(self._overwrite, segment, good, sound, end))
+        finally:
+            await self._clear_aside()
+        logger.warning(
+            "segment_repaired path=%s changed_bytes=%d up_to=%d", segment_path(path, segment), changed, good
+        )
+        return changed
+
+    async def _fetch(self, segment: SegmentId, first: int, end: int) -> dict[str, RtError]:
+        """Pull the segment aside as far as any node has it; why nodes were left behind that."""
+        aside = self._copy.aside(self._aside, first)
+        client, goal = self._make_client(aside), LogOffset(*segment, end)
+        running = asyncio.ensure_future(client.run())
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=_LOOK_SECONDS)
+                place = aside.place
+                if client.has_left_all or (place is not None and place >= goal):
+                    return dict(client.left)
+            running.result()
+        except Diverged as error:  # Of nodes, among each other.
+            raise Unreachable("the nodes do not agree on that segment", where=segment, got=error) from error
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        raise AssertionError
+
+    async def _judge(self, segment: SegmentId, sound: int, end: int, left: dict[str, RtError]) -> RtError:
+        """Why nothing was mended: `rt.Corrupt` if it never will be."""
+        here = list[SegmentId]()
+        with contextlib.suppress(LogNotFound):
+            here = await self._in_thread(partial(list_segments, self._disk, self._aside))
+        if here and segment < here[0]:
+            what = "the nodes keep that segment no longer"
+            return self._unmendable(what, segment, sound, end, "Readers are told what they skip.")
+        said = "; ".join(f"{endpoint}: {error}" for endpoint, error in sorted(left.items()))
+        are_all_damaged = left and all(
+            isinstance(one, FormatError | ProtocolViolation) for one in left.values()
+        )
+        what = "no node has good bytes of it" if are_all_damaged else "not every node could be asked for it"
+        return Unreachable(what, where=segment_path(self._copy.path, segment), got=said or None)
+
+    def _overwrite(self, segment: SegmentId, good: int, sound: int, end: int) -> int:
+        path = self._copy.path
+        with storage_errors(path, "mending a copy"):
+            try:
+                return mend_segment(self._disk, path, self._aside, segment, good)
+            except Diverged:
+                if not self._copy.is_filtered:
+                    raise
+        # Its declarations lie where each pull began anew, so its bytes are not made twice.
+        raise self._unmendable("a filtered copy is not mended in part", segment, sound, end)
+
+    def _unmendable(self, what: str, segment: SegmentId, sound: int, end: int, more: str = "") -> Corrupt:
+        path = self._copy.path
+        hint = f"Remove the directory {path}: it is filled again from the nodes. {more}".rstrip()
+        return Corrupt(
+            f"a segment of the copy is damaged, and {what}",
+            path=segment_path(path, segment),
+            offset=sound,
+            got=_range_of(self._disk, path, segment, sound, end),
+            hint=hint,
+        )
+
+    async def _clear_aside(self) -> None:
+        await self._in_thread(partial(shutil.rmtree, self._aside, ignore_errors=True))
+
+    async def _in_thread(self, act: Callable[[], _Result]) -> _Result:
+        return await run_to_end(self._pool, act)
+
+
+class MendingPull:
+    """Keeps `copy` up to date with a client that `make_client` makes, and mends what is damaged of it."""
+
+    def __init__(self, copy: LocalCopy, make_client: MakeClient) -> None:
+        self._copy, self._make_client = copy, make_client
+
+    async def run(self) -> None:
+        """Follow the log until cancelled. Raises only what no node can mend."""
+        mender = CopyMender(self._copy, self._make_client)
+        try:
+            while True:
+                try:
+                    await first_of(self._make_client(self._copy).run(), mender.serve_requests())
+                except Corrupt as error:
+                    segment = self._segment_of(error)
+                    if segment is None or not await mender.mend(segment):
+                        raise  # It is no segment, or nothing that a check of its frames finds.
+        finally:
+            mender.close()
+
+    def _segment_of(self, error: Corrupt) -> SegmentId | None:
+        directory, name = os.path.split(error.path)
+        return parse_segment_name(name) if directory == self._copy.path else None
+
+
+def _look(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
+    """Up to where a segment must verify, and up to where it does."""
+    with storage_errors(path, "looking for damage"):
+        end = synced_end(disk, path, segment)
+        return end, sound_end(disk, path, segment, end)
+
+
+def _first_of(disk: Disk, path: str, segment: SegmentId) -> int | None:
+    """The first position of a segment; None if neither table nor header say it."""
+    with storage_errors(path, "looking for damage"):
+        table = read_table(disk, path)
+        listed = () if table is None else table.segments
+        for entry in listed:
+            if entry.id == segment:
+                return entry.first
+        try:
+            header = read_header(disk, path, segment)
+        except (FormatError, FileNotFoundError):
+            header = None
+        if header is not None:
+            return header.first
+        return listed[-1].end if listed and listed[-1].id < segment else None
+
+
+def _range_of(disk: Disk, path: str, segment: SegmentId, sound: int, end: int) -> str:
+    """The bytes and positions that cannot be read, as far as they are known, in words."""
+    said = f"bytes {sound} to {end}"
+    try:
+        header = read_header(disk, path, segment)
+        if header is None:
+            return said
+        start = walk_segment(disk, path, scanner_for(header), header).end
+        table = read_table(disk, path)
+    except (FormatError, OSError, StorageError):
+        return said
+    ends = [] if table is None else [entry.end for entry in table.segments if entry.id == segment]
+    return f"{said}, positions {start} to {ends[0] - 1}" if ends else f"{said}, positions from {start} on"

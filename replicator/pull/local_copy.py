@@ -1,0 +1,290 @@
+"""The copy that a pull client keeps: made when it is known of which cluster, checked when it is there.
+
+Laws. A directory holds one log, ever: of one cluster, whole or filtered by the same topics. It never goes
+back to a node in an earlier epoch than it followed, whatever was started again between. Nothing is told as
+synced before it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+from replicator.protocol.epoch_check import check_epoch, check_line
+from replicator.protocol.handshake import Acknowledged, HoldRejected, PullMerged, PullStart, Wanted
+from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, LogTrimmed, SegmentSealed
+from replicator.receive.merged_receiver import MergedReceiver
+from rt.cluster_epoch import EPOCH_END
+from rt.errors import ClusterMismatch, Corrupt, InvalidName, ProtocolViolation
+from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.format.segment import LogKind
+from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.directory import is_log_directory, read_identity
+from rt.log.write.writer import SyncPoint
+
+logger = logging.getLogger("replicator")
+
+Retention: TypeAlias = Literal["follow", "own"]
+
+TOPICS_FILE: Final = "topics"
+"""JSON, the sorted topics of a filtered copy. It is there before the log is."""
+EPOCH_FILE: Final = "epoch"
+"""JSON, the latest epoch that a node was in which this copy followed, as `rt.cluster_epoch` names it."""
+_EPOCH_BYTES_MAX: Final = 32
+_TOPICS_BYTES_MAX: Final = 2 * 2**20
+
+
+class LocalCopy:
+    """The local side of a pull. Nothing is made on disk before a node said whose log it is.
+
+    `position` and `topics` are those of `PullMerged`; the position counts while there is no copy yet.
+    One thread at a time; `sync_to` may run in another one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        *,
+        position: Wanted = "earliest",
+        topics: Sequence[str] = (),
+        retention: Retention = "follow",
+        name: str | None = None,
+        line: int | None = None,
+        disk: Disk = REAL,
+    ) -> None:
+        """`line`: only nodes in epochs of that one are followed (`rt.cluster_epoch.line_of`); None: of
+        any.
+        """
+        self.path = os.path.abspath(os.fspath(path))
+        self._stream = stream
+        self._position = position
+        self._topics = tuple(sorted(set(topics)))
+        self._retention = retention
+        self._name = name
+        self._line = line
+        self._epoch = 0
+        """The latest that is known; 0: none."""
+        self._disk = disk
+        self._receiver: MergedReceiver | None = None
+
+    @property
+    def receiver(self) -> MergedReceiver | None:
+        """The writer of the copy; None before there is one."""
+        return self._receiver
+
+    @property
+    def position(self) -> int:
+        """One past the last position that is here, or known to be filtered out."""
+        return 0 if self._receiver is None else self._receiver.end
+
+    @property
+    def place(self) -> LogOffset | None:
+        """Where the copy ends; None before there is one."""
+        return None if self._receiver is None else self._receiver.place
+
+    @property
+    def disk(self) -> Disk:
+        """Where the copy lies."""
+        return self._disk
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it holds some topics only."""
+        return bool(self._topics)
+
+    def aside(self, path: str, position: int) -> LocalCopy:
+        """Another copy of the same log, in `path`, from the segment on that holds `position`."""
+        return LocalCopy(
+            path,
+            self._stream,
+            position=position,
+            topics=self._topics,
+            retention="own",
+            line=self._line,
+            disk=self._disk,
+        )
+
+    def open(self) -> None:
+        """Open the copy if it is there already; it stays locked until `close`.
+
+        `rt.InvalidName` if it is another log than is wanted; `rt.Corrupt`, `rt.DirectoryLocked`, storage
+        errors.
+        """
+        with storage_errors(self.path, "opening a copy"):
+            if self._receiver is not None or not is_log_directory(self._disk, self.path):
+                return
+            identity = read_identity(self._disk, self.path)
+        self._check_topics()
+        self._epoch = self._read_epoch()
+        wanted = LogIdentity(self._kind, identity.origin, self._stream)
+        if identity != wanted:
+            raise InvalidName(
+                "the directory belongs to another log",
+                where=self.path,
+                got=f"{identity.kind.name} {identity.name}",
+                expected=f"{wanted.kind.name} {wanted.name}",
+                hint="Give each pull a directory of its own.",
+            )
+        self._open(identity)
+
+    def wanted(self) -> PullMerged:
+        """What to ask a node for: to go on where the copy ends."""
+        receiver = self._receiver
+        wanted = PullMerged(
+            position=self._position, topics=self._topics, name=self._name, acknowledged=self.acknowledged()
+        )
+        if receiver is None:
+            return wanted
+        receiver.forget_unfinished()
+        wanted = replace(wanted, cluster=receiver.identity.origin)
+        if receiver.place is None:
+            return wanted
+        end, chain = receiver.end, receiver.last_checksum
+        return replace(wanted, place=receiver.place, end=end, chain=chain, position="earliest")
+
+    def acknowledged(self) -> Acknowledged | None:
+        """What is not needed any more, for a subscriber that needs the rest; it may run beside `take`."""
+        return None
+
+    def on_hold_refused(self, refused: HoldRejected) -> None:
+        """The nodes hold nothing back for the subscriber."""
+        logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
+
+    def on_corrupt(self, start: int, end: int | None, why: str) -> None:
+        """No node has good bytes of positions `start` to `end` (None: not known how far)."""
+        logger.warning("no_good_bytes path=%s start=%d end=%s why=%r", self.path, start, end, why)
+
+    def begin(self, start: PullStart) -> None:
+        """A node has answered: go on as it says.
+
+        `rt.ClusterMismatch` if it is of another cluster, or was forced apart, `rt.Unreachable` if it is in an
+        earlier epoch than is known, `rt.ProtocolViolation`.
+        """
+        check_line(self._line, start.epoch, start.node)
+        is_later = check_epoch(self._epoch, start.epoch, start.node)
+        if self._receiver is None:
+            with storage_errors(self.path, "making a copy"):
+                self._disk.make_directory(self.path)
+                if self._topics:
+                    path = os.path.join(self.path, TOPICS_FILE)
+                    write_whole(self._disk, path, json.dumps(self._topics).encode())
+            self._open(LogIdentity(self._kind, start.cluster, self._stream))
+        assert self._receiver is not None
+        if start.cluster != self._receiver.identity.origin:
+            raise ClusterMismatch(
+                "the node is of another cluster",
+                where=start.node,
+                got=start.cluster.hex(),
+                expected=self._receiver.identity.origin.hex(),
+                hint="Pull into another directory.",
+            )
+        self._receiver.start_at(start.place, start.first)
+        if is_later:
+            self._remember_epoch(start.epoch)
+
+    def is_quick(self, item: Item) -> bool:
+        """Whether `take` is one short write at most."""
+        if isinstance(item, Chunk):
+            return self._receiver is not None and self._receiver.is_quick(item)
+        return isinstance(item, CompleteUpTo)
+
+    def take(self, item: Item) -> None:
+        """Store what a node sent; the errors of the receiver."""
+        receiver = self._receiver
+        assert receiver is not None
+        match item:
+            case Chunk():
+                receiver.take(item)
+            case SegmentSealed():
+                receiver.seal(item)
+            case LogTrimmed():
+                receiver.follow_trim(item)
+            case CompleteUpTo():
+                receiver.complete(item)
+            case _:
+                raise ProtocolViolation("no item of a merged log", got=type(item).__name__)
+
+    def sync_point(self) -> SyncPoint | None:
+        """All that was taken, for `sync_to`; None if it is known to be durable. Never beside `take`."""
+        return None if self._receiver is None else self._receiver.sync_point()
+
+    def sync_to(self, point: SyncPoint | None) -> int:
+        """Return when what was taken up to `point` is on the medium: up to which position all is.
+
+        It may run beside `take`, not beside `close`.
+        """
+        receiver = self._receiver
+        if receiver is None:
+            return 0
+        if point is not None:
+            receiver.sync_to(point)
+        receiver.note_synced(point)
+        return receiver.durable_end
+
+    def tidy(self) -> None:
+        """Do what may be done behind a sync. Never beside `take`."""
+
+    def close(self) -> None:
+        """Release the files. Does not sync."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    @property
+    def _kind(self) -> LogKind:
+        return LogKind.FILTERED if self._topics else LogKind.MERGED
+
+    def _open(self, identity: LogIdentity) -> None:
+        self._receiver = MergedReceiver.open(
+            self.path, identity, disk=self._disk, follows_trims=self._retention == "follow"
+        )
+
+    def _remember_epoch(self, epoch: int) -> None:
+        path = os.path.join(self.path, EPOCH_FILE)
+        with storage_errors(path, "remembering the epoch of a copy"):
+            write_whole(self._disk, path, json.dumps(epoch).encode())
+        self._epoch = epoch
+
+    def _read_epoch(self) -> int:
+        path = os.path.join(self.path, EPOCH_FILE)
+        with storage_errors(path, "reading the epoch of a copy"):
+            if self._disk.size(path) is None:
+                return 0
+            file = self._disk.open(path)
+            try:
+                data = file.pread(_EPOCH_BYTES_MAX, 0)
+            finally:
+                file.close()
+        try:
+            epoch = json.loads(data)
+        except ValueError:
+            epoch = None
+        if not isinstance(epoch, int) or not 0 <= epoch < EPOCH_END:
+            hint = "Remove the file: the copy goes on with whichever node answers."
+            raise Corrupt("the epoch of a copy cannot be read", path=path, offset=0, got=data, hint=hint)
+        return epoch
+
+    def _check_topics(self) -> None:
+        """A filtered copy goes on with the topics that it began with."""
+        path = os.path.join(self.path, TOPICS_FILE)
+        known: tuple[str, ...] = ()
+        with storage_errors(path, "reading the topics of a copy"):
+            if self._disk.size(path) is not None:
+                file = self._disk.open(path)
+                try:
+                    known = tuple(json.loads(file.pread(_TOPICS_BYTES_MAX, 0)))
+                finally:
+                    file.close()
+        if known != self._topics:
+            raise InvalidName(
+                "the copy was begun with other topics",
+                where=self.path,
+                got=", ".join(self._topics) or "all",
+                expected=", ".join(known) or "all",
+                hint="Give each filter a directory of its own.",
+            )

@@ -1,0 +1,260 @@
+"""What all pulls of a node may hold in memory, shared fairly.
+
+Invariants:
+- A pull takes bytes before it reads, and gives them back as they are sent. Together pulls never hold more
+  than the budget.
+- A pull takes its share at most: the budget by the number of pulls that hold or want bytes now.
+- Of the pulls that wait, the next one is of the identity that holds least.
+- While a pull waits, one that took its bytes more than `STALLED_S` ago is ended; those above their share are
+  ended first.
+- An identity has a bounded number of pulls.
+- gRPC keeps a message that it could not send until the call is over, whatever the server does. So those bytes
+  stay counted, and so does the pull, until the call is over. They are a 16th of the share at most. Pulls that
+  never read take less than the whole budget with that: the share falls as they become more.
+
+For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from rt.errors import Overloaded
+
+PULL_BYTES_MAX: Final = 64 * 2**20
+PULLS_PER_IDENTITY_MAX: Final = 16
+READ_BYTES_MAX: Final = 4 * 2**20
+"""Read at once by a pull that is behind, if its share allows it."""
+CHUNK_BYTES_MAX: Final = 2**20
+CHUNK_BYTES_MIN: Final = 16 * 1024
+STALLED_S: Final = 2.0
+"""A subscriber that takes its bytes in this time is not ended: at 4 MiB that is a link of 17 Mbit/s. A slower
+one is ended only while others wait, and goes on from where it is with a smaller share."""
+
+_COPIES: Final = 2
+"""Of a chunk, while it is sent: framed, and in gRPC."""
+
+
+class BudgetGrant(NamedTuple):
+    """How much a pull may read now, in chunks of what size."""
+
+    read_bytes: int
+    chunk_bytes: int
+
+    @property
+    def copies_bytes(self) -> int:
+        """The copies of the chunk that is sent."""
+        return _COPIES * self.chunk_bytes
+
+    @property
+    def bytes(self) -> int:
+        """What that takes: what is read, up to a chunk more, and the copies."""
+        return self.read_bytes + self.chunk_bytes + self.copies_bytes
+
+
+def grant_of(share: int, wanted: int) -> BudgetGrant:
+    """The grant of a share for a pull that wants to read `wanted` bytes. It takes no more than the share.
+
+    The least share is eight of the smallest chunks.
+    """
+    share = max(share, 8 * CHUNK_BYTES_MIN)
+    chunk_bytes = min(max(share // 16, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+    room = share - (1 + _COPIES) * chunk_bytes
+    return BudgetGrant(min(wanted, room, READ_BYTES_MAX), chunk_bytes)
+
+
+class PullBudget:
+    """The bytes and places of all pulls of one server. `now` is a clock in seconds that never goes back."""
+
+    def __init__(
+        self,
+        bytes_max: int = PULL_BYTES_MAX,
+        *,
+        per_identity_max: int = PULLS_PER_IDENTITY_MAX,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self.bytes_max = bytes_max
+        self.per_identity_max = per_identity_max
+        self.used_bytes = 0
+        self.used_bytes_peak = 0
+        self.ended = 0
+        """Pulls that were ended so that others get their share."""
+        self.counts: Counter[str] = Counter()
+        """Pulls by the identity's URI."""
+        self._now = now
+        self._active: dict[BudgetHold, None] = {}
+        """Those that hold or want bytes; first those that took them first."""
+        self._held: Counter[str] = Counter()
+        """Bytes by the identity's URI."""
+        self._waiting: dict[str, deque[BudgetHold]] = {}
+        """By the identity's URI; none of them is empty."""
+
+    def enter(self, identity: str, places: int | None = None) -> BudgetHold:
+        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: as all have)."""
+        places = self.per_identity_max if places is None else places
+        if self.counts[identity] >= places:
+            raise Overloaded(
+                "too many pulls of one certificate at once",
+                where=identity,
+                expected=f"at most {places}",
+                hint="End some of them: one pull serves all readers of a copy.",
+            )
+        self.counts[identity] += 1
+        return BudgetHold(self, identity)
+
+    @property
+    def share_bytes(self) -> int:
+        """What each pull that is active may hold."""
+        return self.bytes_max // max(len(self._active), 1)
+
+    # For holds
+
+    def now(self) -> float:
+        """The time in seconds."""
+        return asyncio.get_running_loop().time() if self._now is None else self._now()
+
+    def try_take(self, hold: BudgetHold, wanted: int) -> BudgetGrant | None:
+        """Take the grant of a share now; None if others wait, or there is no room."""
+        self._active[hold] = self._active.pop(hold, None)
+        if self._waiting and self._next() is not hold:
+            return None
+        grant = grant_of(self.share_bytes, wanted)
+        if self.used_bytes + grant.bytes > self.bytes_max:
+            return None
+        self._set(hold, hold.bytes + grant.bytes)
+        hold.taken_s = self.now()
+        return grant
+
+    async def take(self, hold: BudgetHold, wanted: int) -> BudgetGrant:
+        """Take the grant of a share, as soon as there is room."""
+        grant = self.try_take(hold, wanted)
+        if grant is not None:
+            return grant
+        line = self._waiting.setdefault(hold.identity, deque())
+        line.append(hold)
+        try:
+            while (grant := self.try_take(hold, wanted)) is None:
+                hold.turn.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._end_stalled()):
+                        await hold.turn.wait()
+            return grant
+        finally:
+            line.remove(hold)
+            if not line:
+                del self._waiting[hold.identity]
+            self._wake()
+
+    def _next(self) -> BudgetHold:
+        """The one whose turn it is, of those that wait."""
+        return self._waiting[min(self._waiting, key=self._held.__getitem__)][0]
+
+    def give(self, hold: BudgetHold, size: int) -> None:
+        """A hold gives bytes back."""
+        self._set(hold, hold.bytes - size)
+        if not hold.bytes:
+            self._active.pop(hold, None)
+        self._wake()
+
+    def leave(self, hold: BudgetHold) -> None:
+        """A hold is over."""
+        self.give(hold, hold.bytes)
+        self.counts[hold.identity] -= 1
+        if not self.counts[hold.identity]:
+            del self.counts[hold.identity]
+
+    def _set(self, hold: BudgetHold, size: int) -> None:
+        assert size >= 0, (size, hold.bytes)
+        self.used_bytes += size - hold.bytes
+        self._held[hold.identity] += size - hold.bytes
+        if not self._held[hold.identity]:
+            del self._held[hold.identity]
+        self.used_bytes_peak = max(self.used_bytes_peak, self.used_bytes)
+        assert self.used_bytes <= self.bytes_max, (self.used_bytes, self.bytes_max)
+        hold.bytes = size
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._next().turn.set()
+
+    def _end_stalled(self) -> float:
+        """End the pull that is due; how long until there may be another."""
+        now, share = self.now(), self.share_bytes
+        holders = [hold for hold in self._active if hold.bytes > hold.sending_bytes and not hold.is_ended]
+        if not holders:
+            return STALLED_S
+        due = [hold for hold in holders if hold.taken_s + STALLED_S <= now]
+        if not due:
+            return max(min(hold.taken_s for hold in holders) + STALLED_S - now, 0.001)
+        due.sort(key=lambda hold: (hold.bytes <= share, hold.taken_s))
+        due[0].end()
+        self.ended += 1
+        return STALLED_S
+
+
+class BudgetHold:
+    """What one pull holds of the budget. Made by `PullBudget.enter`; `leave` it in the end."""
+
+    def __init__(self, budget: PullBudget, identity: str) -> None:
+        self.identity = identity
+        self.bytes = 0
+        self.sending_bytes = 0
+        """Of them, those of the message that is being sent: they cannot be given back before."""
+        self.taken_s = 0.0
+        self.turn = asyncio.Event()
+        """Set when there may be room for it."""
+        self._budget = budget
+        self._ended = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the pull must end, so that others get their share."""
+        return self._ended.is_set()
+
+    async def take(self, wanted: int) -> BudgetGrant:
+        """A grant to read `wanted` bytes or less. Holds nothing yet."""
+        assert not self.bytes
+        return await self._budget.take(self, wanted)
+
+    def keep(self, size: int) -> None:
+        """Of what was taken only this much is needed."""
+        if size < self.bytes:
+            self._budget.give(self, self.bytes - size)
+
+    def begin_sending(self, size: int) -> None:
+        """A message of `size` is handed over to gRPC."""
+        self.sending_bytes = min(_COPIES * size, self.bytes)
+
+    def end_sending(self, size: int) -> None:
+        """It was sent: its bytes are given back."""
+        self.sending_bytes = 0
+        self._budget.give(self, min(size, self.bytes))
+
+    def end(self) -> None:
+        """Have the pull ended: see `wait_ended`."""
+        self._ended.set()
+
+    async def wait_ended(self) -> None:
+        """Return never; `rt.Overloaded` when others need what the pull holds."""
+        await self._ended.wait()
+        raise Overloaded(
+            "the pull reads more slowly than others, and memory is needed for them",
+            where=self.identity,
+            hint="Pull again: it goes on where it is.",
+        )
+
+    def stop(self) -> None:
+        """The pull has ended. What gRPC still keeps of it stays counted until `leave`."""
+        if not self._is_over:
+            self.keep(self.sending_bytes)
+
+    def leave(self, _call: object = None) -> None:
+        """The call is over, in whatever way; all is given back. Twice is allowed."""
+        if not self._is_over:
+            self._is_over = True
+            self._budget.leave(self)

@@ -1,0 +1,364 @@
+"""A merged log read straight from the nodes of its cluster, for readers that keep nothing.
+
+Laws. All nodes have the same bytes, so that a range which one node began is finished by another, exactly
+where the first left it. A node that fails, is silent, has less, or sends what does not verify is left for
+the next one; only when all of them have been for `patience_seconds` is that an error. Where a log ends is
+asked of a majority at first; it is empty when every node says so. What is handed out is verified here.
+
+Connections live in an event loop of an own thread: callers are plain functions, in whatever thread or loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from replicator.protocol.codec import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from replicator.protocol.handshake import (
+    Acknowledged,
+    HoldRejected,
+    LogOutline,
+    PullHello,
+    PullMerged,
+    PullRange,
+    PullStart,
+    Wanted,
+)
+from replicator.protocol.messages import Chunk, Item
+from replicator.pull.range_stream import Found, RangeStream
+from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError, Timeout
+from rt.events import SkipForward
+from rt.log.read.projection import Projection
+from rt.log.read.range_reader import LossHandler
+from rt.log.read.waypoint import Waypoint
+from rt.log.scan.message_batch import MessageBatch
+from rt.net.grpc_channel import Channel, open_channel
+from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
+from rt.net.tls import TLS
+
+# isort: split
+import grpc.aio
+
+logger = logging.getLogger("replicator")
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long all nodes may fail before a reader gives up: longer than a leader's election or a node's
+restart."""
+SILENCE_SECONDS: Final = 15.0
+OUTLINE_BYTES: Final = 4 * 2**20
+BOUNDS_SECONDS: Final = 0.1
+"""How long an answer about the log's end is good for: a streaming query asks many times a second."""
+
+_EMPTY_SECONDS: Final = 1.0
+"""How long that of a log without messages is."""
+_PAUSE_SECONDS_MAX: Final = 1.0
+_REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
+"""What does not change by waiting: an error once every node has said so."""
+
+_Result = TypeVar("_Result")
+
+
+class RemoteLog:
+    """The merged log of `stream`, from the nodes at `endpoints` ("host:port" each). For one thread.
+
+    `ca`, `cert` and `key` are paths of PEM files; the certificate's role must be subscriber, node or
+    operator.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        stream: str,
+        *,
+        ca: str,
+        cert: str,
+        key: str,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._stream = stream
+        self._patience_seconds = patience_seconds
+        tls = TLS(ca=ca, cert=cert, key=key)
+        self._loop = _LoopThread()
+        self._channels: list[Channel] = self._loop.run(_opened(endpoints, tls))
+        self._at = random.randrange(len(self._channels))
+        """The node that is asked: readers spread over them, and stay with one that answers."""
+        self._end = 0
+        self._bounds: tuple[float, int, int] | None = None
+        """Until when they are good; where the log begins, and ends."""
+        self._held: Acknowledged | None = None
+        self._told: int | None = None
+        """The node that was told so."""
+        self.switches = 0
+        """How often a node was left."""
+        self.received_bytes = 0
+        """Of the log, whether it was wanted or not."""
+
+    def bounds(self) -> tuple[int, int]:
+        """See `rt.spark.source.log_source.LogSource`. Nodes may differ in how much they have: the most
+        counts.
+        """
+        if self._bounds is None or time.monotonic() > self._bounds[0]:
+            try:
+                start = self._newest()
+            except NothingMergedYet:
+                if self._end:
+                    raise
+                self._bounds = time.monotonic() + _EMPTY_SECONDS, 0, 0
+            else:
+                self._bounds = time.monotonic() + BOUNDS_SECONDS, start.first, self._end
+        return self._bounds[1:]
+
+    def outline(self, start: int, end: int) -> Iterator[Waypoint]:
+        """See `rt.spark.source.log_source.LogSource`."""
+        if start < end:
+            yield from self._asked(start, PullRange(end, OUTLINE_BYTES))[1]
+
+    def read(
+        self, start: int, end: int, interest: Projection, on_loss: LossHandler
+    ) -> Iterator[MessageBatch]:
+        """See `rt.spark.source.log_source.LogSource`."""
+        position, trial = start, _Attempt(self._patience_seconds, len(self._channels))
+        while position < end and not interest.is_nothing:
+            call = self._call(position, PullRange(end), trial)
+            feed = RangeStream(call.start, position, end, interest)
+            try:
+                if call.start.first >= end:
+                    on_loss(SkipForward(position, end, "trimmed"))
+                    return
+                while not feed.is_done:
+                    found, error = self._fed(call, feed)
+                    for each in found:
+                        if isinstance(each, MessageBatch):
+                            yield each
+                        else:
+                            on_loss(each)
+                    if feed.position > position:
+                        position = feed.position
+                        trial.note_success()
+                    if error is not None:
+                        self._leave(error, trial)
+                        break
+            finally:
+                self._loop.run(call.end())
+
+    def hold(self, name: str, position: int) -> None:
+        """See `rt.spark.source.log_source.LogSource`. `rt.CertificateError` unless the certificate is of
+        that name.
+
+        What one node has heard it proposes to all; when it is left, the next one is told as well.
+        """
+        self._held, self._told = Acknowledged(name, position), None
+        with contextlib.suppress(NothingMergedYet):  # They have heard it all the same.
+            self._asked("earliest", PullRange(0))
+
+    def close(self) -> None:
+        """See `rt.spark.source.log_source.LogSource`."""
+        if not self._loop.is_closed:
+            self._loop.run(_closed(self._channels))
+            self._loop.close()
+
+    # Calls
+
+    def _newest(self) -> PullStart:
+        """What a node answers that has all that is known to be there; the first time, the best of a majority.
+
+        One that was wiped has little of the log for as long as it takes to copy it. Where fewer answer, the
+        best of them counts, and a line of the log says so.
+        """
+        nodes = len(self._channels)
+        wanted = 1 if self._end else nodes // 2 + 1
+        answers: list[tuple[PullStart, int]] = []
+        while True:
+            start, _ = self._asked("earliest", PullRange(0))
+            is_again = self._at in (at for _, at in answers)
+            if is_again and len(answers) < wanted:
+                logger.warning("no_majority_reachable answers=%d nodes=%d", len(answers), nodes)
+            answers.append((start, self._at))
+            start, at = max(answers, key=lambda answer: answer[0].end)
+            if is_again or len(answers) >= nodes or (len(answers) >= wanted and start.end >= self._end):
+                self._at, self._end = at, max(self._end, start.end)
+                return start
+            self._at = (self._at + 1) % nodes
+
+    def _asked(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
+        """What a node answers that sends no bytes: its start, and an outline if that is wanted."""
+        trial = _Attempt(self._patience_seconds, len(self._channels))
+        while True:
+            call = self._call(position, wanted, trial)
+            waypoints: list[Waypoint] = []
+            try:
+                while (item := self._loop.run(call.next_item())) is not None:
+                    if not isinstance(item, LogOutline):
+                        raise ProtocolViolation("bytes where none were asked for", where=call.target)
+                    waypoints += item.waypoints
+                return call.start, waypoints
+            except RtError as error:
+                self._leave(error, trial)
+            finally:
+                self._loop.run(call.end())
+
+    def _fed(self, call: _Call, feed: RangeStream) -> tuple[list[Found], RtError | None]:
+        """What the next item brings, and what went wrong behind that."""
+        found: list[Found] = []
+        try:
+            item = self._loop.run(call.next_item())
+            if item is None:
+                raise Unreachable("the node ended the stream", where=call.target)
+            if isinstance(item, PullStart | LogOutline):
+                raise ProtocolViolation("an answer that was not asked for", where=call.target)
+            if isinstance(item, Chunk):
+                self.received_bytes += len(item.data)
+            found.extend(feed.take(item))
+        except RtError as error:
+            return found, error
+        return found, None
+
+    def _call(self, position: Wanted, wanted: PullRange, trial: _Attempt) -> _Call:
+        """A call that a node has answered; raises when all have failed for long enough."""
+        while True:
+            at = self._at
+            held = None if at == self._told else self._held
+            merged = PullMerged(position=position, acknowledged=held, range=wanted)
+            try:
+                call = self._loop.run(_Call.begin(self._channels[at], PullHello(self._stream, merged)))
+            except RtError as error:
+                self._leave(error, trial)
+            else:
+                self._told = at
+                return call
+
+    def _leave(self, error: RtError, trial: _Attempt) -> None:
+        """Go on to the next node, behind a pause; raise if that is of no use any more."""
+        target = self._channels[self._at].target
+        pause = trial.note_failure(error)
+        level = logging.DEBUG if isinstance(error, NothingMergedYet) else logging.WARNING
+        logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
+        self.switches += 1
+        self._at = (self._at + 1) % len(self._channels)
+        time.sleep(pause)
+
+
+class _Attempt:
+    """When to stop trying: behind `patience_seconds` without success, or when every node has refused, or
+    said that the log is empty.
+    """
+
+    def __init__(self, patience_seconds: float, nodes: int) -> None:
+        self._patience_seconds = patience_seconds
+        self._nodes = nodes
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._refusals = 0
+        self._empties = 0
+        self._failure: RtError | None = None
+        """The last one, but for nodes without messages: to be raised if not all are."""
+
+    def note_success(self) -> None:
+        """Something came."""
+        self._failing_since = self._failure = None
+        self._failures = self._refusals = self._empties = 0
+
+    def note_failure(self, error: RtError) -> float:
+        """How many seconds to wait before the next node is asked; raises `error` if none shall be."""
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        self._failures += 1
+        self._refusals = self._refusals + 1 if isinstance(error, _REFUSALS) else 0
+        self._empties = self._empties + 1 if isinstance(error, NothingMergedYet) else 0
+        if self._failure is None or not isinstance(error, NothingMergedYet):
+            self._failure = error
+        if max(self._refusals, self._empties) >= self._nodes:
+            raise error
+        if now - self._failing_since > self._patience_seconds:
+            raise self._failure
+        rounds = (self._failures - 1) // self._nodes
+        return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6))
+
+
+class _Call:
+    """An answered pull. The next item is asked for while the last one is looked at."""
+
+    def __init__(self, target: str, call: Any, start: PullStart) -> None:
+        self.target = target
+        self.start = start
+        self._call = call
+        self._next = asyncio.ensure_future(call.read())
+
+    @classmethod
+    async def begin(cls, channel: Channel, hello: PullHello) -> _Call:
+        """Say hello, and wait for the answer."""
+        call: Any = channel.get().stream_stream(PULL_METHOD)()
+        try:
+            with asking(channel.target):
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await call.write(encode_pull_request(hello))  # What is wrong, the read says.
+                start = await _read(call.read(), channel.target)
+            if not isinstance(start, PullStart):
+                raise ProtocolViolation("a stream begins with a start", where=channel.target)
+        except BaseException:
+            call.cancel()
+            raise
+        return cls(channel.target, call, start)
+
+    async def next_item(self) -> Item | PullStart | LogOutline | None:
+        """What comes next; None behind the last."""
+        while True:
+            with asking(self.target):
+                item = await _read(self._next, self.target)
+            self._next = asyncio.ensure_future(self._call.read())
+            if not isinstance(item, HoldRejected):
+                return item
+            logger.warning("hold_refused name=%s why=%r", item.name, item.why)
+
+    async def end(self) -> None:
+        """Nothing more is wanted of it."""
+        self._call.cancel()
+        self._next.cancel()
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._next
+
+
+async def _read(reading: Awaitable[object], target: str) -> PullAnswered | None:
+    try:
+        data = await asyncio.wait_for(asyncio.shield(reading), SILENCE_SECONDS)
+    except TimeoutError:
+        raise Timeout("the node is silent", where=target, expected=f"{SILENCE_SECONDS:g} s") from None
+    return decode_pull_reply(data) if isinstance(data, bytes) else None
+
+
+async def _opened(endpoints: Sequence[str], tls: TLS) -> list[Channel]:
+    return [open_channel(endpoint, tls) for endpoint in endpoints]
+
+
+async def _closed(channels: Sequence[Channel]) -> None:
+    await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rt-nodes-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.is_closed()
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """What `work` returns or raises."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

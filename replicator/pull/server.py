@@ -1,0 +1,447 @@
+"""The pull side of a node: its merged log for subscribers, its copies of sessions for other nodes.
+
+Laws. Who a peer is stands in its certificate: session copies go to nodes only, and a name that holds data
+back is the certificate's own. A stream goes on from the receiver's place only if its bytes there are this
+node's (`replicator.pull.negotiation`). What is in memory for all streams is bounded, and shared fairly
+(`replicator.pull.memory_budget`). A stream with nothing to send waits on a watch that all streams of the
+directory share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from replicator.protocol.codec import decode_pull_request, encode_pull_reply
+from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
+from replicator.protocol.handshake import (
+    WAYPOINTS_MAX,
+    Acknowledged,
+    HoldRejected,
+    LogOutline,
+    PullHello,
+    PullMerged,
+    PullProgress,
+    PullRange,
+    PullSession,
+    PullStart,
+)
+from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.protocol.run_in_thread import run_to_end
+from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetGrant, BudgetHold, PullBudget
+from replicator.pull.negotiation import (
+    begin_filtered,
+    begin_merged,
+    begin_range,
+    begin_session,
+    check_next_block,
+    log_end,
+)
+from replicator.pull.trim_overtake import TrimOvertake
+from replicator.send.directory_watch import WatchedDirectory, WatchHub
+from replicator.send.sender import Sender
+from replicator.send.topic_filter import FilteredScan
+from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
+from rt.log.disk import REAL, Disk
+from rt.log.read.outline import outline
+from rt.log.read.waypoint import Waypoint
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import read_identity
+from rt.net.grpc_auth import STREAMS_PER_IDENTITY_MAX, caller
+from rt.net.grpc_errors import NothingMergedYet, Unreachable
+from rt.net.identity import Identity
+
+logger = logging.getLogger("replicator")
+
+BEYOND: Final = LogOffset(2**32, 0, 0)
+"""Behind every place: where a range ends that is not whole here yet."""
+BEGINNINGS_MAX: Final = 1
+"""Finding out where a stream begins may read a message of the largest size: one at a time does."""
+TAIL_BYTES: Final = 256 * 1024
+"""Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
+
+
+class LogProvider(Protocol):
+    """The logs of a node, as the pull server needs them."""
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it is in: see `rt.cluster_epoch`."""
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+
+    @property
+    def merged(self) -> str:
+        """The directory of the merged log; it need not be there yet."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the cluster has merged nothing so far, as this node knows, which has heard all of it."""
+
+    def session(self, session_id: int) -> str:
+        """The directory of a session's copy; `rt.LogNotFound` if there is none."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One stream, for `rt-clients`. What the receiver has is what it last said."""
+
+    identity: Identity
+    peer: str
+    wanted: PullMerged | PullSession
+    connected_ns: int
+    sent_bytes: int = 0
+    sent_ns: int = 0
+    has: PullProgress = field(default_factory=lambda: PullProgress(0))
+    refusal: HoldRejected | None = None
+    """To be told with what comes next."""
+
+
+def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate allows to pull that."""
+    if hello.stream != stream or identity.stream != stream:
+        got = f"{hello.stream} by a certificate of {identity.stream}"
+        raise ClusterMismatch("another stream is served here", got=got, expected=stream)
+    wanted = hello.log
+    roles = ("node",) if isinstance(wanted, PullSession) else ("subscriber", "node", "operator")
+    if identity.role not in roles:
+        what = "a session's copy" if isinstance(wanted, PullSession) else "the merged log"
+        wants = f"role {' or '.join(roles)}"
+        raise CertificateError(f"this role may not pull {what}", got=identity.uri, expected=wants)
+    if isinstance(wanted, PullMerged) and wanted.name not in {None, identity.name}:
+        raise CertificateError(
+            "a subscriber's name must be its certificate's", got=wanted.name, expected=identity.name
+        )
+    if isinstance(wanted, PullMerged) and wanted.acknowledged is not None:
+        check_acknowledged(identity, wanted.acknowledged)
+
+
+def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
+    """`rt.CertificateError` unless the certificate is of the subscriber that is said to acknowledge."""
+    if (identity.role, identity.name) != ("subscriber", said.name):
+        raise CertificateError(
+            "only a subscriber itself can acknowledge",
+            got=identity.uri,
+            expected=f"role subscriber, name {said.name}",
+        )
+
+
+class PullServicer:
+    """Answers `Replication.Pull`. `refused` counts what was refused, by the error's class.
+
+    For a server of `rt.net.grpc_channel.serve`, whose gate turns what is raised into statuses. `identify`
+    says who
+    makes the call that is being served; `on_progress` is told what a receiver says it has, `on_acknowledged`
+    below which position a named subscriber, which was checked, wants nothing any more. `check_reach` raises
+    `rt.Corrupt` if a file is known to be damaged before an offset.
+    """
+
+    def __init__(
+        self,
+        logs: LogProvider,
+        stream: str,
+        pool: Executor,
+        *,
+        identify: Callable[[], Identity] = caller,
+        on_progress: Callable[[Pull], None] = lambda _: None,
+        on_acknowledged: Callable[[str, int], None] = lambda _name, _position: None,
+        check_reach: Callable[[str, int], None] = lambda _path, _offset: None,
+        disk: Disk = REAL,
+        budget: PullBudget | None = None,
+    ) -> None:
+        self.budget = budget or PullBudget()
+        self._beginnings = asyncio.Semaphore(BEGINNINGS_MAX)
+        self._logs = logs
+        self._stream = stream
+        self._pool = pool
+        self._identify = identify
+        self._on_progress, self._on_acknowledged = on_progress, on_acknowledged
+        self._check_reach = check_reach
+        self._disk = disk
+        self._hub = WatchHub()
+        self.pulls: dict[int, Pull] = {}
+        """The streams that run now."""
+        self._next_id = 0
+        self.refused: Counter[str] = Counter()
+        self.overtaken = 0
+        """How often a subscriber had to skip forward: what it wanted next was trimmed."""
+
+    def refuse_hold(self, name: str, why: str) -> None:
+        """Tell the subscriber of that name, wherever it pulls here, that nothing is held back for it."""
+        for pull in self.pulls.values():
+            if (pull.identity.role, pull.identity.name) == ("subscriber", name):
+                pull.refusal = HoldRejected(name, why)
+        self._hub.wake(self._logs.merged)
+
+    async def pull(self, _requests: Any, context: Call) -> None:
+        """Serve one stream to its end."""
+        try:
+            with frames_cleared():
+                await self._serve(context)
+        except RtError as error:
+            self.refused[type(error).__name__] += 1
+            level = logging.INFO if isinstance(error, NothingMergedYet) else logging.WARNING
+            logger.log(level, "pull_ended peer=%s error=%r", context.peer(), str(error))
+            raise
+
+    async def _serve(self, context: Call) -> None:
+        identity = self._identify()
+        hello = decode_pull_request(await read_first(context))
+        if not isinstance(hello, PullHello):
+            raise ProtocolViolation("a stream begins with a hello")
+        check_puller(identity, hello, self._stream)
+        places = STREAMS_PER_IDENTITY_MAX if identity.role == "node" else None
+        hold = self.budget.enter(identity.uri, places)
+        leave: Any = hold.leave
+        context.add_done_callback(leave)
+        pull = Pull(identity, context.peer(), hello.log, time.time_ns())
+        self._next_id = key = self._next_id + 1
+        self.pulls[key] = pull
+        if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
+            self._on_acknowledged(said.name, said.position)
+        try:
+            await self._send(context, pull, hold)
+        finally:
+            del self.pulls[key]
+            hold.stop()
+
+    async def _send(self, context: Call, pull: Pull, hold: BudgetHold) -> None:
+        async with self._beginnings:
+            source = await run_to_end(self._pool, partial(self._begin, pull.wanted))
+        try:
+            with self._hub.watching(source.sender.path) as watched:
+                self._note_overtaken(pull, source)
+                if source.end_place is not None:
+                    # It keeps nothing, and tells nothing: it is where it began, or at the end without bytes.
+                    pull.has = PullProgress(source.start.end if source.is_at_end else source.start.first)
+                await context.write(encode_pull_reply(source.start))
+                await first_of(
+                    self._send_items(context, pull, source, watched, hold),
+                    self._listen(context, pull),
+                    hold.wait_ended(),
+                )
+        finally:
+            source.sender.close()
+
+    def _begin(self, wanted: PullMerged | PullSession) -> _Source:
+        """Find out where the stream begins; in a thread."""
+        logs, disk = self._logs, self._disk
+        if isinstance(wanted, PullSession):
+            path = logs.session(wanted.session_id)
+            self._check_reach(segment_path(path, wanted.place.segment), wanted.place.offset)
+            beginning = begin_session(disk, path, wanted)
+            identity = read_identity(disk, path)
+            start = PullStart(
+                identity.origin, logs.epoch, logs.node, *beginning, identity.name, identity.dedup_id
+            )
+            return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
+        try:
+            return self._begin_merged(logs.merged, wanted)
+        except NothingMergedYet as error:
+            if logs.is_empty:
+                raise
+            raise Unreachable(
+                "this node has nothing of the log yet", where=logs.merged, hint="Ask another."
+            ) from error
+
+    def _begin_merged(self, path: str, wanted: PullMerged) -> _Source:
+        logs, disk = self._logs, self._disk
+        if wanted.cluster not in {b"", logs.cluster}:
+            raise ClusterMismatch(
+                "the copy is of another cluster",
+                got=wanted.cluster.hex(),
+                expected=logs.cluster.hex(),
+                hint="Pull into another directory.",
+            )
+        if wanted.range is not None:
+            return self._begin_range(path, wanted, wanted.range)
+        if wanted.topics:
+            return self._begin_filtered(path, wanted)
+        if wanted.place is not None:
+            self._check_reach(segment_path(path, wanted.place.segment), wanted.place.offset)
+        beginning = begin_merged(disk, path, wanted)
+        if wanted.place is not None and beginning.place.offset:
+            check_next_block(disk, path, beginning.place)
+        start = PullStart(logs.cluster, logs.epoch, logs.node, *beginning, end=log_end(disk, path))
+        overtaking = TrimOvertake(wanted, *beginning)
+        return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [], overtaking)
+
+    def _begin_filtered(self, path: str, wanted: PullMerged) -> _Source:
+        logs, disk = self._logs, self._disk
+        beginning, middle = begin_filtered(disk, path, wanted)
+        place, end, first_items = beginning.place, beginning.first, list[Item | LogOutline]()
+        if middle is None and wanted.place is not None and beginning.first == wanted.end:
+            # The receiver's segment ends where it is: it is told so before the next one begins.
+            sealed_ns = time.time_ns()
+            first_items.append(
+                SegmentSealed(wanted.place, wanted.end, is_last_of_x=False, sealed_ns=sealed_ns)
+            )
+            place = wanted.place
+        elif wanted.place is None and isinstance(wanted.position, int):
+            end = max(end, wanted.position)
+        filtering = FilteredScan(
+            wanted.topics,
+            scanner=None if middle is None else middle.scanner,
+            header=None if middle is None else middle.header,
+            place=None if middle is None else wanted.place,
+            end=end,
+        )
+        source = beginning.place if middle is None else middle.place
+        end_now = log_end(disk, path)
+        start = PullStart(logs.cluster, logs.epoch, logs.node, place, beginning.first, end=end_now)
+        sender = Sender(path, source, disk=disk, watch=False)
+        return _Source(start, sender, filtering, first_items, TrimOvertake(wanted, source, beginning.first))
+
+    def _note_overtaken(self, pull: Pull, source: _Source) -> None:
+        overtaking = source.overtaking
+        if overtaking is not None and overtaking.is_overtaken and pull.identity.role == "subscriber":
+            self.overtaken += 1
+            logger.warning("subscriber_overtaken peer=%s name=%s", pull.peer, pull.identity.name)
+            overtaking.is_overtaken = False
+
+    def _begin_range(self, path: str, wanted: PullMerged, until: PullRange) -> _Source:
+        logs, disk = self._logs, self._disk
+        log_start = begin_merged(disk, path, PullMerged())
+        place, first = log_start
+        if isinstance(wanted.position, int):
+            first = max(first, wanted.position)
+        items, end_place = list[Item | LogOutline](), place
+        waypoints: Iterator[Waypoint] | None = None
+        if first < until.end and until.outline_bytes:
+            waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
+        elif first < until.end:
+            found = begin_range(disk, path, first, until.end)
+            place, first, end_place = found.place, found.first, found.end_place or BEYOND
+            items += found.first_items
+        start = PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(disk, path))
+        sender = Sender(path, place, disk=disk, watch=False)
+        return _Source(start, sender, None, items, end_place=end_place, waypoints=waypoints)
+
+    async def _send_items(
+        self, context: Call, pull: Pull, source: _Source, watched: WatchedDirectory, hold: BudgetHold
+    ) -> None:
+        is_behind = True
+        while True:
+            version = watched.version
+            if pull.refusal is not None:
+                refusal, pull.refusal = pull.refusal, None
+                await context.write(encode_pull_reply(refusal))
+            grant = await hold.take(READ_BYTES_MAX if is_behind else TAIL_BYTES)
+            if is_behind:
+                items = await run_to_end(self._pool, partial(source.items, grant))
+            else:
+                items = source.items(grant)
+            self._note_overtaken(pull, source)
+            size = sum(len(item.data) for item in items if isinstance(item, Chunk))
+            is_behind = size >= min(TAIL_BYTES, grant.read_bytes)
+            hold.keep(size and size + grant.copies_bytes)
+            is_new = bool(items)
+            await self._write(context, items, hold)
+            hold.keep(0)
+            if source.is_done:
+                return
+            if is_new:
+                pull.sent_bytes += size
+                pull.sent_ns = time.time_ns()
+            elif source.is_idle:
+                await watched.changed(version)
+
+    async def _write(self, context: Call, items: list[Item | LogOutline], hold: BudgetHold) -> None:
+        """Send the items; each leaves the list, and the memory, as it is sent."""
+        items.reverse()
+        while items:
+            item = items.pop()
+            size = len(item.data) if isinstance(item, Chunk) else 0
+            hold.begin_sending(size)
+            if not isinstance(item, Run):
+                await context.write(encode_pull_reply(item))
+            del item
+            hold.end_sending(size)
+
+    async def _listen(self, context: Call, pull: Pull) -> None:
+        while isinstance(data := await context.read(), bytes):
+            match decode_pull_request(data):
+                case PullProgress() as has:
+                    pull.has = has
+                    self._on_progress(pull)
+                case Acknowledged() as said:
+                    check_acknowledged(pull.identity, said)
+                    self._on_acknowledged(said.name, said.position)
+                case PullHello():
+                    raise ProtocolViolation("a second hello")
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a stream is fed from."""
+
+    start: PullStart
+    sender: Sender
+    filtering: FilteredScan | None
+    first_items: list[Item | LogOutline]
+    overtaking: TrimOvertake | None = None
+    """Of a merged log."""
+    end_place: LogOffset | None = None
+    """Nothing from there on is wanted; None if there is no end."""
+    is_idle: bool = False
+    """Whether the last look found nothing new in the log."""
+    waypoints: Iterator[Waypoint] | None = None
+    """An outline that is told before anything else."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that is wanted was handed out."""
+        return self.waypoints is None and not self.first_items and self.is_at_end
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no more bytes of the log are wanted."""
+        return self.end_place is not None and self.sender.place >= self.end_place
+
+    def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
+        """What comes next, as much as is granted; with `is_idle`, nothing more before the log changes."""
+        if self.waypoints is not None:
+            if part := tuple(islice(self.waypoints, WAYPOINTS_MAX)):
+                return [LogOutline(part)]
+            self.waypoints = None
+        ready, self.first_items = self.first_items, []
+        if self.is_done:
+            return ready
+        read_bytes = grant.read_bytes if self.filtering is None else grant.read_bytes // 3
+        found = self.sender.items(read_bytes, chunk_bytes=grant.chunk_bytes)
+        if self.overtaking is not None:
+            self.overtaking.follow(found)
+        self.is_idle = not found
+        if self.end_place is not None:
+            return ready + _before(self.end_place, found)
+        if self.filtering is None:
+            return ready + found
+        return ready + self.filtering.items(found, chunk_bytes=grant.chunk_bytes)
+
+
+def _before(end: LogOffset, items: list[Item]) -> list[Item | LogOutline]:
+    """The items, of chunks only what lies before `end`."""
+    before: list[Item | LogOutline] = []
+    for item in items:
+        if isinstance(item, Chunk):
+            if item.place >= end:
+                break
+            if item.end > end:
+                before.append(Chunk(item.place, memoryview(item.data)[: end.offset - item.place.offset]))
+                break
+        before.append(item)
+    return before

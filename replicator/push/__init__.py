@@ -1,0 +1,1 @@
+"""Session push: client and server."""

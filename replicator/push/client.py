@@ -1,0 +1,191 @@
+"""The push client of one session directory: a stream to each node, and what they say together.
+
+Laws. Each node is served for itself: one that is slow, gone or wrong costs the others nothing. The client
+goes on for ever, until all of the nodes refuse the session for good, the own log cannot be read, the
+directory was removed, or it was told that the publisher has ended and a majority has everything. One client
+serves a directory, by lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+
+from replicator.push.lock import SERVING_FILE, is_awaited, lock_push, wait_for_turn
+from replicator.push.session_source import SessionSource
+from replicator.push.stream import UNACKNOWLEDGED_BYTES_MAX, LocalLogFailed, PushStream
+from replicator.send.directory_watch import WatchedDirectory, WatchHub
+from rt.errors import Fenced, LogNotFound, RtError
+from rt.log.disk import REAL, Disk, Lock
+from rt.net.grpc_channel import Channel, open_channel
+from rt.net.tls import TLS
+from rt.sidecar.progress_file import PushState
+
+logger = logging.getLogger("replicator")
+
+_LOOK_AROUND_SECONDS = 0.2
+"""How often a client whose publisher has ended looks whether another one waits for the directory."""
+_LOOK_FOR_DIRECTORY_SECONDS = 30.0
+"""How often a client in whose directory nothing happens looks whether it is still there."""
+
+
+class PushClient:
+    """Pushes the session in `directory` to the nodes at `endpoints` ("host:port" each). `run` it.
+
+    Without `tls` the endpoints must be of loopback, and `insecure` be set. `waits`: for another client that
+    serves the directory, rather than to raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        stream: str,
+        endpoints: Sequence[str],
+        tls: TLS | None = None,
+        *,
+        insecure: bool = False,
+        waits: bool = False,
+        hub: WatchHub | None = None,
+        unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
+        disk: Disk = REAL,
+    ) -> None:
+        if not endpoints:
+            raise ValueError("no endpoints: name the nodes, host:port each")
+        if len(set(endpoints)) != len(endpoints):
+            raise ValueError(f"an endpoint is named twice: {', '.join(endpoints)}")
+        self.directory = os.path.abspath(os.fspath(directory))
+        self._stream = stream
+        self._endpoints = tuple(endpoints)
+        self._tls = tls
+        self._insecure = insecure
+        self._waits = waits
+        self._hub = WatchHub() if hub is None else hub
+        self._unacknowledged_bytes_max = unacknowledged_bytes_max
+        self._disk = disk
+        self._log: SessionSource | None = None
+        self._streams: list[PushStream] = []
+        self._is_finishing = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether a majority of the nodes has synced all there was at the last look."""
+        if self._log is None:
+            return False
+        drained = {stream.node for stream in self._streams if stream.is_drained}
+        return len(drained) >= self._log.levels.majority
+
+    def finish(self) -> None:
+        """The publisher has ended: `run` returns when all that is there now is replicated."""
+        self._is_finishing = True
+        if self._log is not None:
+            self._log.wake(is_last=True)
+            self._log.progressed.set()
+
+    async def run(self) -> None:
+        """Push. Returns after `finish`; raises what ended it otherwise."""
+        with contextlib.ExitStack() as opened:
+            lock = (
+                await wait_for_turn(self.directory, disk=self._disk)
+                if self._waits
+                else lock_push(self.directory, disk=self._disk)
+            )
+            opened.callback(lock.close)
+            watched = opened.enter_context(self._hub.watching(self.directory))
+            self._log = log = SessionSource(self.directory, self._stream, disk=self._disk)
+            opened.callback(log.close)
+            if self._is_finishing:
+                log.wake(is_last=True)
+            await self._run(log, watched, lock)
+
+    async def _run(self, log: SessionSource, watched: WatchedDirectory, lock: Lock) -> None:
+        channels: list[Channel] = []
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for endpoint in self._endpoints:
+                channel = open_channel(endpoint, self._tls, insecure=self._insecure)
+                channels.append(channel)
+                self._streams.append(
+                    PushStream(
+                        log, endpoint, channel, unacknowledged_bytes_max=self._unacknowledged_bytes_max
+                    )
+                )
+            tasks.append(asyncio.create_task(self._until_the_end(log, lock)))
+            tasks.append(asyncio.create_task(self._follow(log, watched, lock)))
+            tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        except LogNotFound:
+            self._raise_if_removed(lock)
+            raise
+        except LocalLogFailed as failed:
+            self._raise_if_removed(lock)
+            logger.error("local_log_failed path=%s reason=%s", self.directory, failed.error)
+            raise failed.error from failed
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+            self._streams.clear()
+
+    async def _until_the_end(self, log: SessionSource, lock: Lock) -> None:
+        while True:
+            log.progressed.clear()
+            self._raise_if_refused(log)
+            if self._is_finishing and self.is_drained:
+                return
+            try:
+                async with asyncio.timeout(_LOOK_AROUND_SECONDS if self._is_finishing else None):
+                    await log.progressed.wait()
+            except TimeoutError:
+                self._raise_if_removed(lock)
+                if is_awaited(self.directory, disk=self._disk):
+                    return
+
+    async def _follow(self, log: SessionSource, watched: WatchedDirectory, lock: Lock) -> None:
+        """Wake the streams when the directory changes. `rt.LogNotFound` when it is gone."""
+        while True:
+            version = watched.version
+            self._raise_if_removed(lock)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_FOR_DIRECTORY_SECONDS):
+                    await watched.changed(version)
+                    log.wake()
+
+    def _raise_if_removed(self, lock: Lock) -> None:
+        """What was not sent is gone with the directory, and no wait brings it back."""
+        path = os.path.join(self.directory, SERVING_FILE)
+        if lock.is_linked() and self._disk.size(path) is not None:
+            return
+        error = LogNotFound(
+            "the session's directory was removed while it was pushed",
+            where=self.directory,
+            hint="What was not replicated is lost with it. Open the publisher again: it begins a new one.",
+        )
+        logger.error("session_directory_removed path=%s", self.directory)
+        raise error
+
+    def _raise_if_refused(self, log: SessionSource) -> None:
+        """All nodes say so, or enough of them that it is fenced: tell the publisher, and end."""
+        refusals = [stream.refused for stream in self._streams if stream.refused is not None]
+        fenced = [error for error in refusals if isinstance(error, Fenced)]
+        serving = sum(stream.node is not None for stream in self._streams)
+        if len(refusals) < len(self._streams) and not _is_fenced(len(fenced), serving, len(self._streams)):
+            return
+        log.give_up(PushState.FENCED if fenced else PushState.REFUSED)
+        error: RtError = (fenced or refusals)[0]
+        logger.error("push_refused path=%s reason=%s", self.directory, error)
+        raise error
+
+
+def _is_fenced(fenced: int, serving: int, nodes: int) -> bool:
+    """Whether so many of the nodes that a session is pushed to are enough to believe that it is fenced.
+
+    A majority is. Half of them are if none of the others takes the session now: a publisher that reaches two
+    nodes, of which one is away, would never be told otherwise.
+    """
+    return 2 * fenced > nodes or (2 * fenced == nodes and not serving)

@@ -1,0 +1,101 @@
+"""How far a session is safe, counted over the nodes it is pushed to.
+
+Pure. A number is replicated when a majority of the cluster's members has synced it; a member counts once, by
+its name, and one that was never heard has nothing. A number is merged when any member says so: it tells what
+is committed; and what is merged is replicated, for only such bytes are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from replicator.protocol.handshake import NOWHERE, PushProgress
+from replicator.protocol.messages import LogOffset
+from rt.sidecar.progress_file import NO_LEVEL, Level
+
+NEAR_SEGMENTS: Final = 8
+"""So far behind what is merged a node may be for its publisher to keep segments for it: 1 GiB of them."""
+
+
+def majority_level(levels: Iterable[Level], members: int) -> Level:
+    """The furthest level that a majority of `members` has reached."""
+    reached = sorted(levels, reverse=True)
+    majority = members // 2 + 1
+    return reached[majority - 1] if 0 < majority <= len(reached) else NO_LEVEL
+
+
+class QuorumProgress:
+    """What each node said last."""
+
+    def __init__(self) -> None:
+        self.merged = NO_LEVEL
+        self.merged_place = NOWHERE
+        """Up to where the session is merged, as far as a node said."""
+        self._said: dict[str, PushProgress] = {}
+        self._members: dict[str, int] = {}
+        self._connected: set[str] = set()
+
+    @property
+    def members(self) -> int:
+        """Nodes of the cluster; while they change, the larger number counts."""
+        return max(self._members.values(), default=0)
+
+    @property
+    def majority(self) -> int:
+        """How many nodes are one; 1 before any was heard."""
+        return self.members // 2 + 1
+
+    @property
+    def replicated(self) -> Level:
+        """What a majority has synced, as far as it is known now."""
+        levels = (Level(said.durable.x, said.durable_number) for said in self._said.values())
+        return max(majority_level(levels, self.members), self.merged)
+
+    @property
+    def lacking(self) -> int:
+        """Numbers below `merged` that a node lacks which is being sent them, and is not far behind.
+
+        It gets them from us sooner than from its peers. One that is away gets them merged, when it is back.
+        """
+        told = (self._said[node] for node in self._connected if node in self._said)
+        near = (said for said in told if said.durable.x == self.merged.x)
+        return max(
+            (
+                self.merged.number - said.durable_number
+                for said in near
+                if said.durable_number < self.merged.number
+                and self.merged_place.y - said.durable.y <= NEAR_SEGMENTS
+            ),
+            default=0,
+        )
+
+    def durable(self, node: str) -> LogOffset:
+        """How far a node has synced the session."""
+        said = self._said.get(node)
+        return NOWHERE if said is None else said.durable
+
+    def safe(self, node: str) -> LogOffset:
+        """Up to where a node needs nothing more: it has synced it, or it is merged and comes from others."""
+        return max(self.durable(node), self.merged_place)
+
+    def start(self, node: str, members: int, place: LogOffset | None) -> None:
+        """A stream to a node begins at `place`: one that has lost what it had counts anew."""
+        self._members[node] = members
+        self._connected.add(node)
+        if (place or NOWHERE) < self.durable(node):
+            del self._said[node]
+
+    def leave(self, node: str) -> None:
+        """The stream to a node has ended: what it holds is known again when it says so.
+
+        Its disk may be another one then. What was replicated stays so, whoever counts it (`ProgressFile`).
+        """
+        self._connected.discard(node)
+        self._said.pop(node, None)
+
+    def report(self, node: str, said: PushProgress) -> None:
+        """A node said how far it is."""
+        self._said[node] = said
+        self.merged = max(self.merged, Level(said.merged_x, said.merged_number))
+        self.merged_place = max(self.merged_place, said.merged)

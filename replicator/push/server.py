@@ -1,0 +1,220 @@
+"""The push side of a node: publishers bring their sessions.
+
+Laws. Who a peer is stands in its certificate: a publisher pushes only sessions of its own name, and a dedup
+session only with that dedup id. A stream begins with a hello, and a life is open before a byte of it is
+taken. There is one stream a session: a newer one takes the place of the older. One message of a stream is in
+memory at a time; the rest waits in gRPC's windows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from replicator.protocol.codec import decode_push_request, encode_push_reply
+from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
+from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
+from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
+from rt.names import dedup_owner, session_owner
+from rt.net.grpc_auth import caller
+from rt.net.identity import Identity
+
+logger = logging.getLogger("replicator")
+
+SESSIONS_MAX = 64
+"""Streams of one certificate at once: a publisher has one, or a few with suffixes. Each takes up to 1.6 MiB
+of memory: gRPC's window, and the message that is read."""
+
+
+class SessionIntake(Protocol):
+    """Where the bytes of one stream go. Used by one stream, from its loop."""
+
+    @property
+    def start(self) -> PushStart:
+        """The answer to the hello: from where on the session is wanted."""
+
+    async def open_life(self, life: Run) -> None:
+        """Return when the life is open in the cluster: its bytes are welcome. `rt.Fenced` if it never is."""
+
+    async def take(self, item: Chunk | SegmentSealed) -> None:
+        """Verify and store; returns when the next item may come, not when this one is durable."""
+
+    async def next_progress(self, told: PushProgress | None) -> PushProgress:
+        """How far the session is safe, as soon as that is not `told`. Raises what ends the stream."""
+
+    async def close(self) -> None:
+        """The stream has ended, in whatever way. What it stored stays."""
+
+
+class SessionReplicaStore(Protocol):
+    """The sessions of a node, as the push server needs them."""
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster."""
+
+    async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
+        """Get the session ready for a stream. Whose it is was checked; the caller closes the intake."""
+
+
+def check_publisher(identity: Identity, hello: PushHello, stream: str) -> None:
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate allows to push that session."""
+    if identity.role != "publisher":
+        raise CertificateError("only a publisher pushes", got=identity.uri, expected="role publisher")
+    if hello.stream != stream or identity.stream != stream:
+        got = f"{hello.stream} by a certificate of {identity.stream}"
+        raise ClusterMismatch("another stream is served here", got=got, expected=stream)
+    if session_owner(hello.session) != identity.name:
+        raise CertificateError(
+            "a session of another name than the certificate's",
+            got=hello.session,
+            expected=f"{identity.name} or {identity.name}~<suffix>",
+            hint="`rt certs issue` makes a certificate for that name.",
+        )
+    if hello.dedup_id is not None and dedup_owner(hello.dedup_id) not in identity.dedup_ids:
+        raise CertificateError(
+            "the certificate does not name that dedup id",
+            got=hello.dedup_id,
+            expected=" or ".join(f"{one}, {one}~<suffix>" for one in sorted(identity.dedup_ids)) or "none",
+            hint="`rt certs issue` makes one that does.",
+        )
+
+
+class PushServicer:
+    """Answers `Replication.Push`. `refused` counts what was refused, by the error's class.
+
+    For a server of `rt.net.grpc_channel.serve`, whose gate turns what is raised into statuses. `identify`
+    says who makes the call that is being served.
+    """
+
+    def __init__(
+        self, stores: SessionReplicaStore, stream: str, *, identify: Callable[[], Identity] = caller
+    ) -> None:
+        self._stores = stores
+        self._stream = stream
+        self._identify = identify
+        self._streams: dict[str, _Stream] = {}
+        self._owned: Counter[str] = Counter()
+        """How many of them each certificate's name has."""
+        self.refused: Counter[str] = Counter()
+
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions that have a stream now."""
+        return sorted(self._streams)
+
+    async def push(self, _requests: Any, context: Call) -> None:
+        """Serve one stream to its end."""
+        try:
+            with frames_cleared():
+                await self._serve(context)
+        except RtError as error:
+            self.refused[type(error).__name__] += 1
+            logger.warning("push_ended peer=%s error=%r", context.peer(), str(error))
+            raise
+
+    async def _serve(self, context: Call) -> None:
+        identity = self._identify()
+        hello = await self._read_hello(context)
+        check_publisher(identity, hello, self._stream)
+        if hello.cluster not in {b"", self._stores.cluster}:
+            raise ClusterMismatch(
+                "the session was pushed to another cluster before",
+                got=self._stores.cluster.hex(),
+                expected=hello.cluster.hex(),
+            )
+        stream = _Stream(context)
+        older = self._register(hello.session, identity, stream)
+        try:
+            await self._replace(older, stream)
+            intake = await self._stores.accept(hello, identity)
+            try:
+                await stream.run(intake)
+            finally:
+                await intake.close()
+        finally:
+            if self._streams.get(hello.session) is stream:
+                self._unregister(hello.session)
+            stream.has_ended.set()
+
+    async def _read_hello(self, context: Call) -> PushHello:
+        said = decode_push_request(await read_first(context))
+        if not isinstance(said, PushHello):
+            raise ProtocolViolation("a stream begins with a hello")
+        return said
+
+    def _register(self, session: str, identity: Identity, stream: _Stream) -> _Stream | None:
+        """Make `stream` the one of its session; the older one, if there is any."""
+        older = self._streams.get(session)
+        owned = self._owned[identity.name]
+        if older is None and owned >= SESSIONS_MAX:
+            raise Overloaded("too many sessions of one certificate", got=owned + 1, expected=SESSIONS_MAX)
+        self._streams[session] = stream
+        self._owned[identity.name] += older is None
+        return older
+
+    def _unregister(self, session: str) -> None:
+        owner = session_owner(session)
+        del self._streams[session]
+        self._owned[owner] -= 1
+        if not self._owned[owner]:
+            del self._owned[owner]
+
+    async def _replace(self, older: _Stream | None, stream: _Stream) -> None:
+        """Return when the older stream has let go; raises if a newer one has come meanwhile."""
+        if older is not None:
+            older.replaced.set()
+            await older.has_ended.wait()
+        if stream.replaced.is_set():
+            raise _replaced()
+
+
+def _replaced() -> Closed:
+    return Closed("a newer stream of this session took over", hint="One push client a session directory.")
+
+
+class _Stream:
+    """One stream of a session, while it is served."""
+
+    def __init__(self, context: Call) -> None:
+        self.replaced = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self._context = context
+        self._writing = asyncio.Lock()
+
+    async def run(self, intake: SessionIntake) -> None:
+        """Take what comes and tell what is safe, until the peer ends it, another replaces it or it fails."""
+        await self._write(intake.start)
+        await first_of(self._receive(intake), self._tell(intake), self._give_way())
+
+    async def _receive(self, intake: SessionIntake) -> None:
+        read, take = self._context.read, intake.take
+        while isinstance(data := await read(), bytes):
+            said = decode_push_request(data)
+            del data
+            match said:
+                case Chunk() | SegmentSealed():
+                    await take(said)
+                case Run():
+                    await intake.open_life(said)
+                    await self._write(OpenReply(said.x))
+                case PushHello():
+                    raise ProtocolViolation("a second hello")
+
+    async def _tell(self, intake: SessionIntake) -> None:
+        told: PushProgress | None = None
+        while True:
+            told = await intake.next_progress(told)
+            await self._write(told)
+
+    async def _give_way(self) -> None:
+        await self.replaced.wait()
+        raise _replaced()
+
+    async def _write(self, answer: PushStart | OpenReply | PushProgress) -> None:
+        async with self._writing:
+            await self._context.write(encode_push_reply(answer))

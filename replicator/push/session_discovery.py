@@ -1,0 +1,63 @@
+"""Pushing all sessions of a stream below one root, for a sidecar: also those that appear later.
+
+Law: each session has a client of its own, and what ends one ends no other. One that ended is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from replicator.push.client import PushClient
+from rt.log.disk import REAL, Disk
+from rt.log.scan.directory import is_log_directory
+
+logger = logging.getLogger("replicator")
+
+_LOOK_SECONDS = 1.0
+"""How often to look for new sessions: a publisher that starts is there for longer than that."""
+_AGAIN_SECONDS = 10.0
+"""How long a session is left alone whose client failed, or was refused."""
+
+
+class SessionDiscovery:
+    """Pushes every session in the directory `sessions`; `make` gives the client of one."""
+
+    def __init__(self, sessions: str, make: Callable[[str], PushClient], *, disk: Disk = REAL) -> None:
+        self._sessions = sessions
+        self._make = make
+        self._disk = disk
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Push, for ever."""
+        try:
+            while True:
+                for name in self._found():
+                    if name not in self._running:
+                        self._running[name] = asyncio.create_task(self._push(name))
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _found(self) -> list[str]:
+        try:
+            names = self._disk.list_directory(self._sessions)
+        except FileNotFoundError:
+            return []
+        return [name for name in sorted(names) if is_log_directory(self._disk, self._path(name))]
+
+    async def _push(self, name: str) -> None:
+        try:
+            await self._make(self._path(name)).run()
+        except Exception as error:  # noqa: BLE001 - the others go on
+            logger.error("push_failed path=%s reason=%s", self._path(name), error)
+        await asyncio.sleep(_AGAIN_SECONDS)
+        self._running.pop(name)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._sessions, name)

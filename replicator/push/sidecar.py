@@ -1,0 +1,123 @@
+"""The push clients of one process with publishers, as that process asks for them.
+
+Laws. What ends one client ends no other. One that failed is started again, after the pauses of
+`RestartBackoff`,
+but not after the cluster has fenced its session, or its directory was removed; once more when its publisher
+has ended. It is over when the end of the publishers' process was told and each client has sent what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Final
+
+from replicator.push.client import PushClient
+from rt.errors import Fenced, LogNotFound
+from rt.sidecar.push_protocol import FinishRequested, PushRequested
+from rt.sidecar.restart_backoff import RestartBackoff
+
+logger = logging.getLogger("replicator")
+
+SERVED: Final[ContextVar[str]] = ContextVar("SERVED", default="")
+"""The session directory for which whatever runs now runs; empty outside of all."""
+
+
+class PushSidecar:
+    """Serves what it is asked to. `on_end` is called with the number of each session that has ended."""
+
+    def __init__(self, make: Callable[[PushRequested], PushClient], on_end: Callable[[int], None]) -> None:
+        self._make = make
+        self._on_end = on_end
+        self._sessions: dict[int, _Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_finishing = False
+        self._changed = asyncio.Event()
+
+    @property
+    def directories(self) -> list[str]:
+        """Of the sessions that are served, the longest served first."""
+        return [session.asked.directory for session in self._sessions.values()]
+
+    def take(self, asked: PushRequested | FinishRequested) -> None:
+        """Do what the publishers' process asks for."""
+        match asked:
+            case PushRequested(number):
+                session = self._sessions[number] = _Session(asked)
+                task = asyncio.create_task(self._serve(session))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case FinishRequested(number) if number in self._sessions:
+                self._sessions[number].finish()
+
+    def finish(self) -> None:
+        """All publishers have ended."""
+        self._is_finishing = True
+        for session in self._sessions.values():
+            session.finish()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Serve. Returns after `finish`, when all sessions have ended."""
+        try:
+            while self._sessions or not self._is_finishing:
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, session: _Session) -> None:
+        number, directory = session.asked.serve, session.asked.directory
+        SERVED.set(directory)
+        restarts = RestartBackoff()
+        while True:
+            restarts.note_start()
+            is_last = session.finishing.is_set()
+            try:
+                await session.push(self._make)
+                break
+            except Fenced:
+                break  # The client has said so.
+            except LogNotFound as error:  # There is nothing to push any more, nor will there be.
+                logger.error("push_ended path=%s reason=%s", directory, error)
+                break
+            except Exception as error:  # noqa: BLE001 - the others go on
+                logger.error("push_failed path=%s reason=%s", directory, error)
+            if is_last:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(restarts.note_end()):
+                    await session.finishing.wait()
+        del self._sessions[number]
+        self._on_end(number)
+        self._changed.set()
+
+
+class _Session:
+    """A session that is served."""
+
+    def __init__(self, asked: PushRequested) -> None:
+        self.asked = asked
+        self.finishing = asyncio.Event()
+        self._client: PushClient | None = None
+
+    def finish(self) -> None:
+        """Its publisher has ended."""
+        self.finishing.set()
+        if self._client is not None:
+            self._client.finish()
+
+    async def push(self, make: Callable[[PushRequested], PushClient]) -> None:
+        """Run one client to its end; raises what ended it."""
+        self._client = make(self.asked)
+        try:
+            if self.finishing.is_set():
+                self._client.finish()
+            await self._client.run()
+        finally:
+            self._client = None

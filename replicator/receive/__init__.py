@@ -1,0 +1,1 @@
+"""From messages on the wire to a directory."""

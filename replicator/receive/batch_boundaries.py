@@ -1,0 +1,52 @@
+"""Marks of a session's copy: the batch boundaries that nodes compare, read back or kept while walking.
+
+Law: a mark is told only of what verifies whole, columns and values: what is merged by it later is copied in
+the kernel, which looks at nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rt.log.disk import Disk, storage_errors
+from rt.log.format.running_checksum import ChecksummedBoundary
+from rt.log.format.segment import SegmentHeader, SegmentId
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import read_header, scans
+from rt.log.scan.scanner import ScanResult, SessionScanner
+
+
+class BoundaryRecorder(NamedTuple):
+    """Marks of one segment, in order."""
+
+    segment: SegmentId
+    marks: list[ChecksummedBoundary]
+
+
+class RecordingScanner(SessionScanner):
+    """Keeps the marks of everything that it walks."""
+
+    def __init__(self, header: SegmentHeader) -> None:
+        super().__init__(header, marks=True)
+        self.header = header
+        self.seen: list[ChecksummedBoundary] = []
+
+    def scan(self, data: memoryview, *, values: bool = True) -> ScanResult:
+        """As the base class, and keep the marks."""
+        found = super().scan(data, values=values)
+        self.seen += found.marks
+        return found
+
+
+def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[ChecksummedBoundary]:
+    """The marks of a segment of a copy, read back, up to what does not verify; [] if it is trimmed."""
+    with storage_errors(path, "reading a segment"):
+        header = read_header(disk, path, segment)
+        if header is None:
+            return []
+        file = disk.open(segment_path(path, segment))
+        try:
+            scanner = SessionScanner(header, marks=True)
+            return [mark for scan in scans(file.pread, scanner) for mark in scan.marks]
+        finally:
+            file.close()

@@ -1,0 +1,173 @@
+"""Group commit for many receivers: syncs in a few threads, and tells what became durable.
+
+Laws. A receiver is synced by one thread at a time; what is stored while its sync is under way waits for the
+next round, so that the more arrives, the more one sync covers. Nothing is told as durable before its sync
+returned. A sync that failed is told once, and the receiver is never synced again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Final, Protocol
+
+from rt.errors import Closed, RtError
+from rt.log.write.writer import SyncPoint
+
+logger = logging.getLogger("replicator")
+
+THREADS: Final = 3
+"""Syncs of different files overlap in the device's queue; more threads only wait for the same device."""
+
+
+class Syncable(Protocol):
+    """What a round needs of a receiver."""
+
+    @property
+    def path(self) -> str:
+        """What it is called in logs."""
+
+    def sync_point(self) -> SyncPoint | None:
+        """All that is stored and not synced, when it was noted; None if there is nothing to sync."""
+
+    def sync_to(self, point: SyncPoint) -> None:
+        """Return when it is on the medium; in another thread. Raises where that failed, which is final."""
+
+
+OnSynced = Callable[[SyncPoint | None], None]
+OnFailed = Callable[[RtError], None]
+
+
+@dataclass(slots=True)
+class _Member:
+    """A receiver that has been noted: whom to tell, and whether a sync of it is wanted or under way."""
+
+    receiver: Syncable
+    on_synced: OnSynced
+    on_failed: OnFailed
+    is_syncing: bool = False
+    noted: SyncPoint | None = None
+    point: SyncPoint | None = None
+    """What the sync that is under way reaches."""
+    error: RtError | None = None
+
+
+class GroupCommit:
+    """Syncs receivers that were noted, in rounds. For one event loop; make it and use it there."""
+
+    def __init__(self, *, threads: int = THREADS) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rounds: SimpleQueue[Sequence[_Member] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"rt-sync-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._running = 0
+        self._wanted: dict[Syncable, _Member] = {}
+        self._members: dict[Syncable, _Member] = {}
+        self._is_closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, receiver: Syncable, on_synced: OnSynced, on_failed: OnFailed) -> None:
+        """Take a receiver in. The callbacks come in the loop's thread: `on_synced(point)` after each sync."""
+        self._members[receiver] = _Member(receiver, on_synced, on_failed)
+
+    def discard(self, receiver: Syncable) -> None:
+        """Let go of a receiver; a sync that is under way ends, and is not told."""
+        self._members.pop(receiver, None)
+        self._wanted.pop(receiver, None)
+
+    def note(self, receiver: Syncable) -> None:
+        """What it has stored by now is to be synced next. Never called while something is being stored."""
+        member = self._members.get(receiver)
+        if member is None or member.error is not None or self._is_closed:
+            return
+        member.noted = receiver.sync_point()
+        self._wanted[receiver] = member
+        self._start_rounds()
+
+    async def settled(self) -> None:
+        """Return when nothing is wanted and nothing under way."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Wait for what is under way; what was only noted is not synced."""
+        self._is_closed = True
+        self._wanted.clear()
+        if not self._running:
+            self._idle.set()
+        await self.settled()
+        for _ in self._threads:
+            self._rounds.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start_rounds(self) -> None:
+        """Share what is ready among the threads that are free."""
+        free = len(self._threads) - self._running
+        if free <= 0:
+            return  # Before the others are looked at: there may be thousands.
+        ready = [member for member in self._wanted.values() if not member.is_syncing]
+        if not ready:
+            return
+        self._idle.clear()
+        share = -(-len(ready) // free)
+        for start in range(0, len(ready), share):
+            self._start_round(ready[start : start + share])
+
+    def _start_round(self, members: Sequence[_Member]) -> None:
+        for member in members:
+            del self._wanted[member.receiver]
+            member.is_syncing = True
+            member.point = member.noted
+        self._running += 1
+        self._rounds.put(members)
+
+    def _serve(self) -> None:
+        """In a thread: sync what comes, until None does."""
+        while (members := self._rounds.get()) is not None:
+            _sync_all(members)
+            with contextlib.suppress(RuntimeError):  # The loop was closed, and nobody waits.
+                self._loop.call_soon_threadsafe(self._ended, members)
+
+    def _ended(self, members: Sequence[_Member]) -> None:
+        self._running -= 1
+        for member in members:
+            member.is_syncing = False
+            self._tell(member)
+        if not self._is_closed:
+            self._start_rounds()
+        if not self._running and not self._wanted:
+            self._idle.set()
+
+    def _tell(self, member: _Member) -> None:
+        if self._members.get(member.receiver) is not member:
+            return
+        if member.error is None:
+            member.on_synced(member.point)
+            return
+        logger.error("sync_failed path=%s error=%s", member.receiver.path, member.error)
+        self._wanted.pop(member.receiver, None)
+        member.on_failed(member.error)
+
+
+def _sync_all(members: Sequence[_Member]) -> None:
+    """Sync them one after the other; in a thread. What went wrong is noted with the member."""
+    for member in members:
+        if member.point is None:
+            continue
+        try:
+            member.receiver.sync_to(member.point)
+        except RtError as error:
+            member.error = error
+        except Exception as error:  # noqa: BLE001
+            # A thread of the pool must not swallow it: the bytes are not known to be durable.
+            member.error = Closed(f"a sync was broken off: {error!r}", where=member.receiver.path)

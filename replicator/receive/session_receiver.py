@@ -1,0 +1,309 @@
+"""Receiving a session: the one writer of a session's copy.
+
+Laws. A byte is taken only of the X whose life was begun, in segments that bear that life, in the order of the
+publisher's log: the next segment of an X begins when the one before is sealed, the next X when the sender
+said that nothing more of the last one follows. Copies of the same session are the same bytes on all nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import nullcontext
+from typing import Final, NamedTuple
+
+from replicator.protocol.column_check import QUICK_BYTES_MAX as EXPANDED_BYTES_MAX
+from replicator.protocol.column_check import BadColumns, check_columns, expanded_bytes
+from replicator.protocol.handshake import NOWHERE
+from replicator.protocol.messages import LogOffset, Run, SegmentSealed
+from replicator.receive.batch_boundaries import BoundaryRecorder, RecordingScanner, read_marks
+from replicator.receive.receiver import NotQuick, Receiver, violation
+from rt.errors import ClusterMismatch, Fenced
+from rt.log.disk import REAL, Disk
+from rt.log.format.constants import MESSAGE_BYTES_MAX
+from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.scan.scanner import Scanner, ScanResult, SessionScanner
+from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
+
+__all__ = ["FRAME_BYTES_MAX", "BoundaryRecorder", "SessionReceiver", "read_marks"]
+
+_ONE_MESSAGE_BYTES: Final = 4096
+"""What a batch of one message needs beside its value, at most: headers, padding and the longest topic."""
+FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + _ONE_MESSAGE_BYTES
+
+
+_EXPANDING: Final = threading.BoundedSemaphore(2)
+"""Held while a large compressed batch is checked. A check takes up to 16 MiB for columns and 10 MiB for
+values; two keep two cores busy."""
+
+
+class _Merged(NamedTuple):
+    """Everything before `at` is merged; the number that comes next, if it is known."""
+
+    at: LogOffset
+    number: int | None
+    keep: bool = False
+    """What is here before it is kept for now."""
+
+
+class SessionReceiver(Receiver[SessionScanner]):
+    """The one writer of a session's copy. Make it with `open`.
+
+    `recovered` are the marks of the segment that was active when the copy was opened; all of it is durable.
+    """
+
+    def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
+        self.recovered: list[BoundaryRecorder] = []
+        self._unsynced: deque[BoundaryRecorder] = deque()
+        """One for each append; `on_synced` may take them while another thread appends."""
+        self._life: Run | None = None
+        self._ended: SegmentId | None = None
+        """The segment behind which nothing of its X follows."""
+        self._merged = _Merged(NOWHERE, None)
+        self._is_jump = False
+        """The segment that is beginning was let in because all before it is merged."""
+        super().__init__(writer, frame_bytes_max=frame_bytes_max)
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        identity: LogIdentity,
+        *,
+        disk: Disk = REAL,
+        at: LogOffset | None = None,
+        number: int | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> SessionReceiver:
+        """Lock and recover the copy (made if it is missing); it goes on where it ends.
+
+        `at` is the consumed end and `number` the next one there: see `skip_to`.
+        `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
+        """
+        assert identity.kind is LogKind.SESSION, identity
+        scanners: list[RecordingScanner] = []
+
+        def scanner_for(header: SegmentHeader) -> Scanner:
+            scanners.append(RecordingScanner(header))
+            return scanners[-1]
+
+        writer = LogWriter.open(path, identity, disk=disk, resume=True, scanner_for=scanner_for)
+        try:
+            active = None if writer.is_sealed else writer.active
+            receiver = cls(writer, frame_bytes_max=frame_bytes_max)
+            receiver._resume(active, scanners)
+            if at is not None:
+                receiver.skip_to(at, number)
+        except BaseException:
+            writer.close()
+            raise
+        return receiver
+
+    @property
+    def next_number(self) -> int:
+        """The number that must follow within this X."""
+        return self.end
+
+    @property
+    def chain(self) -> int | None:
+        """The chain of the segment at `place`; None while no segment is active."""
+        return None if self._scanner is None else self._scanner.chain
+
+    @property
+    def life(self) -> Run | None:
+        """The life whose bytes are welcome."""
+        return self._life
+
+    def begin_life(self, life: Run) -> None:
+        """From now on only segments of this X and life are taken.
+
+        `rt.Fenced` if the copy holds a later X, or another life of this one.
+        """
+        last = self.writer.last_id
+        if last is not None and life.x < last.x:
+            raise Fenced("an X that a later one has followed", where=self.path, got=life.x, expected=last.x)
+        known = self._life_of(life.x)
+        if known is not None and known != life.life:
+            raise Fenced(
+                f"another life of X {life.x}",
+                where=self.path,
+                got=life.life.hex(),
+                expected=known.hex(),
+                hint="Two publishers use one session directory, or copies of it: give each its own.",
+            )
+        self._life = life
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the sender said that nothing of the last segment's X follows it."""
+        return self._scanner is None and self._ended is not None and self._ended == self.writer.last_id
+
+    def skip_to(self, at: LogOffset, number: int | None = None, *, keep: bool = False) -> None:
+        """Everything before `at` is merged: a copy that ends in an earlier segment goes on where its begins.
+
+        What is here before it is let go of, unless it is to be kept for now. `number` is the one that must be
+        merged next: with it the sender may also begin at the later segment of that X which begins with it,
+        for the others may be gone there.
+        Not beside `take`; may be said again as merging goes on.
+        """
+        if at >= self._merged.at:
+            self._merged = _Merged(at, number, keep)
+        place = self.place
+        if place is not None and place.segment >= at.segment:
+            return
+        self.forget_unfinished()
+        with self._files:
+            if self._scanner is not None:
+                self.writer.seal()
+                self._scanner = None
+            if not keep:
+                self.writer.trim(at.segment, TrimReason.MERGED)
+        if (stored := self._stored_place()) is not None:
+            self._became_durable(stored, self.end)
+        self._welcome = at.segment
+
+    def on_synced(self, point: SyncPoint | None) -> list[BoundaryRecorder]:
+        """`sync_to(point)` returned (None: there was nothing to sync); the marks that became durable.
+
+        Those of segments that were sealed since are among them.
+        """
+        self.note_synced(point)
+        durable = self.durable
+        ready: list[BoundaryRecorder] = []
+        while self._unsynced and durable is not None:
+            segment, marks = self._unsynced[0]
+            if LogOffset(*segment, marks[-1].offset) > durable:
+                break
+            ready.append(self._unsynced.popleft())
+        return ready
+
+    # As the base class asks
+
+    def _check_begins(self, place: LogOffset) -> None:
+        if self._life is None or place.x != self._life.x:
+            raise violation("bytes of an X that was not announced", place, self._life and f"X {self._life.x}")
+        self._is_jump = not self._is_due(place) and self._is_merged_before(place.segment)
+        if not self._is_jump and not self._is_due(place):
+            raise violation("a segment that does not follow", place, self.place)
+
+    def _is_due(self, place: LogOffset) -> bool:
+        """Whether the segment of `place` is where a skip leads to, or follows what is here."""
+        last = self.writer.last_id
+        if self._welcome is not None or last is None:
+            return self._welcome in {None, place.segment}
+        if self._scanner is not None:
+            return False
+        if place.x == last.x:
+            return place.y == last.y + 1 and self._ended != last
+        return place.x > last.x and place.y == 0 and self._ended == last
+
+    def _is_merged_before(self, segment: SegmentId) -> bool:
+        """Whether the segment may be one before which all is merged: the number it begins with will show."""
+        merged = self._merged
+        return merged.number is not None and merged.at.x == segment.x and merged.at.segment < segment
+
+    def _check_header(self, header: SegmentHeader) -> None:
+        if header.kind is not LogKind.SESSION or header.origin != self.identity.origin:
+            raise ClusterMismatch(
+                "a segment of another session, or another incarnation of it",
+                where=header.id,
+                got=header.origin.hex(),
+                expected=self.identity.origin.hex(),
+            )
+        assert self._life is not None
+        if header.life != self._life.life:
+            raise violation(
+                f"{header.id} bears the life {header.life.hex()}", header.id, self._life.life.hex()
+            )
+        last = self.writer.last_id
+        follows = last is not None and last.x == header.id.x and self._welcome is None
+        wanted = self._merged.number if self._is_jump else self.end
+        if (self._is_jump or follows) and header.first != wanted:
+            raise violation(f"{header.id} begins with number {header.first}", header.id, wanted)
+
+    def _ends(self, sealed: SegmentSealed, place: LogOffset) -> bool:
+        """A publisher that lost what it had not synced ends its X below what is here: the copy keeps it.
+
+        It may say so before it knows that the segment is the last of its X, and says it again then.
+        """
+        is_whole = sealed.place == place and not self._rest and sealed.end == self.end
+        is_shorter = sealed.place.offset < place.offset and sealed.end <= self.end
+        if not is_whole and not is_shorter:
+            wanted = f"{place}, number {self.end}, {len(self._rest)} bytes of an unfinished batch behind it"
+            raise violation(f"a segment is sealed with end {sealed.end}", sealed.place, wanted)
+        if sealed.is_last_of_x:
+            self._ended = place.segment
+        return is_whole or sealed.is_last_of_x
+
+    def _leave_behind(self, header: SegmentHeader) -> None:
+        if self._is_jump and not self._merged.keep:
+            self.writer.trim(header.id, TrimReason.MERGED)
+
+    def _new_scanner(self, header: SegmentHeader) -> SessionScanner:
+        return SessionScanner(header, marks=True)
+
+    def _rewound(self, scanner: SessionScanner) -> SessionScanner:
+        return scanner
+
+    def _scan(self, scanner: SessionScanner, data: memoryview, *, is_quick: bool) -> ScanResult:
+        """As the base class says; and every reader can decode each batch."""
+        start, number, chain, content = scanner.offset, scanner.next, scanner.chain, scanner.content
+        found = scanner.scan(data)
+        if is_quick and sum(expanded_bytes(placed.header) for placed in found.batches) > EXPANDED_BYTES_MAX:
+            raise NotQuick
+        for placed in found.batches:
+            is_large = expanded_bytes(placed.header) > EXPANDED_BYTES_MAX
+            try:
+                with _EXPANDING if is_large else nullcontext():
+                    check_columns(
+                        placed.header, data[placed.start : placed.start + placed.header.total_bytes]
+                    )
+            except BadColumns as problem:
+                scanner.offset, scanner.next, scanner.chain, scanner.content = start, number, chain, content
+                found = scanner.scan(data[: placed.start])
+                found.problem, found.is_message = str(problem), True
+                break
+        return found
+
+    def _runs(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:  # noqa: ARG002
+        if not scan.batches:
+            return []
+        active, scanner = self.active, self._scanner
+        assert active is not None
+        assert scanner is not None
+        low_ns = min(mark.timestamp_low_ns for mark in scan.marks)
+        high_ns = max(mark.timestamp_high_ns for mark in scan.marks)
+        return [BatchFrames([data], scanner.next, low_ns, high_ns)]
+
+    def _stored(self, scan: ScanResult) -> None:
+        active = self.active
+        assert active is not None
+        if scan.marks:
+            self._unsynced.append(BoundaryRecorder(active.id, scan.marks))
+
+    # Opening
+
+    def _resume(self, active: SegmentHeader | None, scanners: list[RecordingScanner]) -> None:
+        """Go on in the segment that was active."""
+        if active is not None:
+            walked = next(scanner for scanner in reversed(scanners) if scanner.header.id == active.id)
+            self._scanner = SessionScanner(
+                active,
+                offset=walked.offset,
+                first=walked.next,
+                marks=True,
+                chain=walked.chain,
+                content=walked.content,
+            )
+            self.recovered = [BoundaryRecorder(active.id, walked.seen)]
+        place = self.place
+        if place is not None:
+            self._became_durable(place, self.end)
+
+    def _life_of(self, x: int) -> bytes | None:
+        """The life of X, as the segments that are here say."""
+        if self.active is not None and self.active.id.x == x:
+            return self.active.life
+        sealed = self.writer.table.segments
+        return sealed[-1].life if sealed and sealed[-1].id.x == x else None

@@ -1,0 +1,283 @@
+"""The copy of one session on a node, as its event loop holds it: what arrives, is synced and is told.
+
+Laws. One thing at a time is done to the receiver, in the loop if it is quick, else in a thread, so that the
+loop never waits for a disk to sync. What a stream is told as durable was synced before, and it is told at
+once, for the sender goes by it. A copy whose disk failed, or that was fenced, takes nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+from replicator.protocol.handshake import NOWHERE, PushProgress
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.run_in_thread import run_to_end
+from replicator.receive.group_commit import GroupCommit
+from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
+from rt.errors import Closed, Overloaded, RtError, StorageFailed
+from rt.log.write.writer import SyncPoint
+
+UNFINISHED_BYTES_MAX: Final = 2**28 + 2**24
+"""One of the largest messages, and 16 MiB for all others; those that do not fit come again."""
+STALLED_SECONDS: Final = 5.0
+SLOW_BYTES_S: Final = 2**20
+"""A batch that has come for `STALLED_SECONDS`, at less than this a second, makes room for others."""
+
+MERGED_SECONDS_MAX: Final = 0.005
+"""So long word of what is merged waits for the next of what is synced: each costs as much as a chunk."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True, eq=False)
+class _Unfinished:
+    """The unfinished batch of a receiver."""
+
+    path: str
+    since_s: float
+    interrupt: Callable[[RtError], None]
+    held: int = 0
+    is_leaving: bool = False
+    """It was told to make room."""
+
+
+class UnfinishedBytes:
+    """What all stores that share it hold in memory of unfinished batches, and the bound on that.
+
+    When it is too much, the batch that comes most slowly makes room: a sender that stops within one would
+    else keep all others from sending theirs. `now` is a clock in seconds that never goes back.
+    """
+
+    def __init__(
+        self, bytes_max: int = UNFINISHED_BYTES_MAX, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bytes_max = bytes_max
+        self._now = now
+        self._held: dict[SessionReceiver, _Unfinished] = {}
+        self.total = 0
+        self._leaving = 0
+        """Of `total`, what those hold that were told to make room."""
+
+    def note(self, receiver: SessionReceiver, interrupt: Callable[[RtError], None] = lambda _: None) -> None:
+        """Count what this receiver holds now.
+
+        If that is too much, `interrupt` is called for the slowest, which must `forget`. If none is slow, what
+        this receiver holds is dropped: `rt.Overloaded`.
+        """
+        self._set(receiver, receiver.unfinished_bytes, interrupt)
+        while self.total - self._leaving > self._bytes_max:
+            slowest = self._slowest()
+            if slowest is None or slowest is self._held.get(receiver):
+                receiver.forget_unfinished()
+                self.forget(receiver)
+                raise self._overloaded(receiver.path)
+            slowest.is_leaving = True
+            self._leaving += slowest.held
+            slowest.interrupt(self._overloaded(slowest.path))
+
+    def forget(self, receiver: SessionReceiver) -> None:
+        """It holds nothing any more."""
+        self._set(receiver, 0, lambda _: None)
+
+    def _slowest(self) -> _Unfinished | None:
+        """Of the batches that come slowly the one that comes most slowly."""
+        now = self._now()
+        slow = [
+            (one.held / (now - one.since_s), number, one)
+            for number, one in enumerate(self._held.values())
+            if not one.is_leaving and one.since_s + STALLED_SECONDS <= now
+        ]
+        rate, _, slowest = min(slow, default=(SLOW_BYTES_S, 0, None))
+        return slowest if rate < SLOW_BYTES_S else None
+
+    def _overloaded(self, where: str) -> Overloaded:
+        return Overloaded(
+            "too many large messages on their way at once",
+            where=where,
+            expected=self._bytes_max,
+            hint="It comes again by itself. A batch that comes slowly makes room for others.",
+        )
+
+    def _set(self, receiver: SessionReceiver, held: int, interrupt: Callable[[RtError], None]) -> None:
+        known = self._held.get(receiver)
+        if known is None and not held:
+            return
+        if known is None or held < known.held:
+            self._drop(receiver)
+            known = self._held[receiver] = _Unfinished(receiver.path, self._now(), interrupt)
+        self.total += held - known.held
+        self._leaving += held - known.held if known.is_leaving else 0
+        known.held = held
+        if not held:
+            self._drop(receiver)
+
+    def _drop(self, receiver: SessionReceiver) -> None:
+        known = self._held.pop(receiver, None)
+        if known is not None:
+            self.total -= known.held
+            self._leaving -= known.held if known.is_leaving else 0
+
+
+class SessionReplicaWriter:
+    """A session's receiver, shared by whatever feeds it: its publisher's stream, or a peer's copy.
+
+    `on_marks` gets the marks that became durable, `on_failed` the failure of the disk, both in the loop.
+    Stores that share `unfinished` share the memory that large messages may take.
+    """
+
+    def __init__(
+        self,
+        receiver: SessionReceiver,
+        sync: GroupCommit,
+        pool: Executor,
+        *,
+        on_marks: Callable[[list[BoundaryRecorder]], None],
+        on_failed: Callable[[RtError], None],
+        unfinished: UnfinishedBytes | None = None,
+    ) -> None:
+        self.receiver = receiver
+        self._sync = sync
+        self._pool = pool
+        self._on_marks = on_marks
+        self._on_failed = on_failed
+        self._unfinished = unfinished or UnfinishedBytes()
+        self._alone = asyncio.Lock()
+        self._refusal: RtError | None = None
+        self._interruption: RtError | None = None
+        """What ends the present stream; the next one may go on."""
+        self._progress = PushProgress(receiver.durable or NOWHERE, receiver.durable_end)
+        self._changed = asyncio.Event()
+        self._waking: asyncio.TimerHandle | None = None
+        sync.add(receiver, self._synced, self._failed)
+
+    @property
+    def progress(self) -> PushProgress:
+        """How far the session is safe now."""
+        return self._progress
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is done to the receiver, and all that it was given is durable."""
+        receiver = self.receiver
+        return not self._alone.locked() and not receiver.unfinished_bytes and receiver.sync_point() is None
+
+    async def next_progress(
+        self, told: PushProgress | None, is_over: Callable[[], bool] = lambda: False
+    ) -> PushProgress:
+        """The progress as soon as it is not `told`, or `is_over`, which is asked again after `look_again`.
+
+        Raises what the store refuses with, once it does.
+        """
+        while self._refusal is self._interruption is None and self._progress == told and not is_over():
+            await self._changed.wait()
+        self._check()
+        return self._progress
+
+    async def take(self, item: Chunk | SegmentSealed) -> None:
+        """Store it; the receiver's errors. What is durable of it is told later, by `next_progress`."""
+        receiver = self.receiver
+        async with self._alone:
+            self._check()
+            try:
+                if isinstance(item, SegmentSealed):
+                    await run_to_end(self._pool, partial(receiver.seal, item))
+                elif not receiver.take_quickly(item):
+                    await run_to_end(self._pool, partial(receiver.take, item))
+                self._unfinished.note(receiver, self._interrupt)
+            except StorageFailed as error:
+                self._failed(error)
+                raise
+            finally:
+                self._sync.note(receiver)
+
+    async def begin(self, life: Run) -> None:
+        """A stream begins, or goes on, with the bytes of a life that is open."""
+        async with self._alone:
+            self._check()
+            self.receiver.begin_life(life)
+
+    async def restart(self) -> None:
+        """A stream has ended, or another takes over: the next one sends from `receiver.place` on."""
+        async with self._alone:
+            self.receiver.forget_unfinished()
+            self._unfinished.forget(self.receiver)
+            self._interruption = None
+            self._check()
+
+    async def run(
+        self, act: Callable[_Arguments, _Result], *arguments: _Arguments.args, **options: _Arguments.kwargs
+    ) -> _Result:
+        """Do something to the receiver (trim it, skip forward) in a thread, with nothing else beside it."""
+        async with self._alone:
+            try:
+                return await run_to_end(self._pool, lambda: act(*arguments, **options))
+            finally:
+                self._sync.note(self.receiver)
+
+    def note_merged(self, place: LogOffset, number: int) -> None:
+        """The merge of everything before `place`, which is number `number`, is committed."""
+        told = self._progress
+        if place >= told.merged:
+            self._progress = told._replace(merged=place, merged_x=place.x, merged_number=number)
+            if self._waking is None and self._progress != told:
+                loop = asyncio.get_running_loop()
+                self._waking = loop.call_later(MERGED_SECONDS_MAX, self._wake)
+
+    def look_again(self) -> None:
+        """Have whoever waits for progress ask again whether it is over."""
+        self._wake()
+
+    def refuse(self, error: RtError) -> None:
+        """Take nothing from now on: `error` is what every stream is told. The first one stays."""
+        if self._refusal is None:
+            self._refusal = error
+            self._wake()
+
+    async def close(self) -> None:
+        """Let what is under way end, then release the files. What is not synced is not promised."""
+        self.refuse(Closed("the session copy is closed", where=self.receiver.path, hint="Try again."))
+        self._sync.discard(self.receiver)
+        async with self._alone:
+            self._unfinished.forget(self.receiver)
+            await run_to_end(self._pool, self.receiver.close)
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._interruption is not None:
+            raise self._interruption
+
+    def _interrupt(self, error: RtError) -> None:
+        self._interruption = error
+        self._wake()
+
+    def _synced(self, point: SyncPoint | None) -> None:
+        marks = self.receiver.on_synced(point)
+        durable, number = self.receiver.durable, self.receiver.durable_end
+        if durable is not None:
+            self._tell(self._progress._replace(durable=durable, durable_number=number))
+        if marks:
+            self._on_marks(marks)
+
+    def _failed(self, error: RtError) -> None:
+        self.refuse(error)
+        self._on_failed(error)
+
+    def _tell(self, progress: PushProgress) -> None:
+        if progress != self._progress:
+            self._progress = progress
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

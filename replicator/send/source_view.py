@@ -1,0 +1,112 @@
+"""A log directory as its sender sees it: which segments there are, which are sealed, which are trimmed.
+
+Law: the table is read again when its first bytes, which hold its checksum, have changed, and only then. What
+is asked behind a `look` is answered from what that look found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_left
+
+from replicator.protocol.messages import LogTrimmed
+from rt.errors import Corrupt
+from rt.log.disk import Disk
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TABLE_FILE, LogIdentity, SealedSegment, SegmentTable
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import list_segments, read_header, read_identity, read_table
+
+logger = logging.getLogger("replicator")
+
+_TABLE_HEAD_BYTES = 64
+
+
+class SourceView:
+    """The segments of one directory. `rt.LogNotFound` if there is no log; `OSError` as the disk raises it."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.path = path
+        self._disk = disk
+        self.identity: LogIdentity = read_identity(disk, path)
+        self.table: SegmentTable | None = None
+        self._head: bytes | None = b""
+
+    def look(self) -> bool:
+        """Whether the table has changed since the last look. Before anything else it is asked once."""
+        head = self._read_head()
+        if head == self._head:
+            return False
+        self._head = head
+        try:
+            self.table = read_table(self._disk, self.path)
+        except Corrupt as error:
+            # Its writer makes it anew when it opens the directory; until then nothing counts as sealed.
+            logger.warning("segment_table_corrupt path=%s reason=%s", self.path, error)
+            self.table = None
+        return True
+
+    def sealed(self, segment: SegmentId) -> SealedSegment | None:
+        """What the table says of a segment; None if it is not listed."""
+        entries = self.table.segments if self.table else ()
+        at = bisect_left(entries, segment, key=_id)
+        return entries[at] if at < len(entries) and entries[at].id == segment else None
+
+    def is_trimmed(self, segment: SegmentId) -> bool:
+        """Whether the bytes of a segment are meant to be gone: trimmed, or even forgotten."""
+        entry = self.sealed(segment)
+        if entry is not None:
+            return entry.is_trimmed
+        return self.table is not None and bool(self.table.segments) and segment < self.table.segments[0].id
+
+    def at_or_after(self, segment: SegmentId) -> SegmentId | None:
+        """The first segment from `segment` on whose bytes are there."""
+        entries = self.table.segments if self.table else ()
+        for entry in entries[bisect_left(entries, segment, key=_id) :]:
+            if not entry.is_trimmed:
+                return entry.id
+        # Listed by the directory alone: newer than all that the table knows.
+        last = entries[-1].id if entries else SegmentId(-1, -1)
+        for found in list_segments(self._disk, self.path):
+            if found >= segment and found > last and self._disk.size(segment_path(self.path, found)):
+                return found
+        return None
+
+    def trimmed(self) -> LogTrimmed | None:
+        """What is gone of a merged log; None if nothing is."""
+        entries = self.table.segments if self.table else ()
+        count = bisect_left(entries, True, key=_is_kept)
+        kept = self.at_or_after(SegmentId(0, 0))
+        if not count:
+            return None
+        if kept is None:
+            x, y = entries[-1].id
+            return LogTrimmed(SegmentId(x, y + 1), entries[-1].end, entries[-1].reason)
+        if count < len(entries):
+            log_start = entries[count].first
+        else:
+            header = read_header(self._disk, self.path, kept)
+            if header is None:
+                return None  # It was trimmed just now; the next look tells.
+            log_start = header.first
+        return LogTrimmed(kept, log_start, entries[count - 1].reason)
+
+    def _read_head(self) -> bytes | None:
+        try:
+            file = self._disk.open(os.path.join(self.path, TABLE_FILE))
+        except FileNotFoundError:
+            self._disk.list_directory(self.path)  # The directory itself may be gone.
+            return None
+        try:
+            return file.pread(_TABLE_HEAD_BYTES, 0)
+        finally:
+            file.close()
+
+
+def _id(entry: SealedSegment) -> SegmentId:
+    return entry.id
+
+
+def _is_kept(entry: SealedSegment) -> bool:
+    return not entry.is_trimmed

@@ -1,0 +1,304 @@
+"""`rt pub`: publish lines, CSV, JSON lines or files.
+
+Invariants:
+- Exit status 0 means that everything that was read is synced to disk, once and in order.
+- However the command ends, it reports which numbers were published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, get_args
+
+import click
+
+from rt.cli.endpoints import endpoint_options, parse_optional_endpoints
+from rt.cli.formats import parsers
+from rt.cli.formats.parsers import STDIN, Fields, Parser
+from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
+from rt.cli.formats.tables import escape, format_size
+from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, json_option, option
+from rt.cli.progress_bar import progress
+from rt.cli.signals import Interrupts
+from rt.client.publisher import Publisher
+from rt.client.publisher_settings import FsyncPolicy
+from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
+
+Format = Literal["lines", "csv", "json", "files"]
+Feeding = Callable[[str, Parser, PublishLoop], None]
+
+
+def _choice(kind: object) -> click.Choice[str]:
+    return click.Choice([str(name) for name in get_args(kind)])
+
+
+@click.command()
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
+@option("--path", "root", required=True, metavar="DIR", help="Directory that holds the logs of this host.")
+@option("--stream", required=True, type=STREAM_NAME, help="Name of the stream to publish to.")
+@option(
+    "--name",
+    "--publisher-id",
+    "publisher_id",
+    type=SESSION_NAME,
+    help="Name of the session. It has its own directory. Default: the name of this host.",
+)
+@endpoint_options(
+    "gRPC endpoints of the nodes, separated by commas. Empty: write only the log on this machine.",
+    cert_help="PEM file of the client certificate; its role must be publisher.",
+)
+@option(
+    "--dedup-id",
+    type=DEDUP_ID,
+    help="Id shared by publishers that send the same messages: each is merged once. Default: none.",
+)
+@option("--topic", default="", help="Topic of messages whose record names none. Default: the empty topic.")
+@option(
+    "--format",
+    "style",
+    type=_choice(Format),
+    default="lines",
+    show_default=True,
+    help="Format of the input: see above.",
+)
+@option(
+    "--topic-field",
+    "--topic-column",
+    metavar="NAME",
+    help="With json or csv: the field that holds the topic. Default: none.",
+)
+@option(
+    "--timestamp-field",
+    "--timestamp-column",
+    metavar="NAME",
+    help="With json or csv: the field that holds the timestamp, as RFC 3339 or as nanoseconds since 1970. "
+    "Default: the time of publishing.",
+)
+@option("--envelope", is_flag=True, help="With json: each line is an envelope as `rt sub --json` writes it.")
+@option("--no-header", is_flag=True, help="With csv: the first record is a message, not a header.")
+@option(
+    "--batch-bytes",
+    type=click.IntRange(4096, BATCH_BYTES_MAX),
+    default=256 * 1024,
+    show_default=True,
+    help="Write a batch at this size. Bytes.",
+)
+@option(
+    "--linger-ms",
+    type=click.FloatRange(0, 60_000),
+    default=1.0,
+    show_default=True,
+    help="Write a batch at this age, if it is smaller. Milliseconds. 0: write each message at once.",
+)
+@option(
+    "--roll-bytes",
+    type=click.IntRange(4096, 2**40),
+    default=128 * 2**20,
+    show_default=True,
+    help="Start a new log file at this size. Bytes.",
+)
+@option(
+    "--fsync",
+    type=_choice(FsyncPolicy),
+    default="interval",
+    show_default=True,
+    help="When to sync written batches: after each batch, every 100 ms, or never before a file ends. "
+    "Everything is synced at the end of the command.",
+)
+@option(
+    "--compression",
+    type=click.Choice(["none", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Compression of batches.",
+)
+@option(
+    "--on-full",
+    type=_choice(OnFull),
+    default="wait",
+    show_default=True,
+    help="What to do if the disk is full: wait for space, or fail.",
+)
+@option("--quiet", is_flag=True, help="No progress bar and no summary on stderr.")
+@json_option
+def pub(
+    paths: tuple[str, ...],
+    root: str,
+    stream: str,
+    publisher_id: str | None,
+    endpoints: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    dedup_id: str | None,
+    topic: str,
+    style: Format,
+    topic_field: str | None,
+    timestamp_field: str | None,
+    envelope: bool,
+    no_header: bool,
+    batch_bytes: int,
+    linger_ms: float,
+    roll_bytes: int,
+    fsync: FsyncPolicy,
+    compression: Literal["none", "zstd"],
+    on_full: OnFull,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Publish the contents of each PATH, or of stdin.
+
+    \b
+    lines  each line is a message, without its newline; a carriage return is kept
+    csv    each record is a message: a JSON object of strings
+    json   each line is a message and must be valid JSON
+    files  each file is a message; its path below PATH is the topic
+
+    A malformed record ends the command: the records before it are published, those after it are not. If
+    the command is interrupted, it publishes what it has read, without an unfinished line.
+
+    With --endpoints a separate process pushes the messages to the nodes. The command waits up to 30 seconds
+    until they are replicated. If it ends earlier, that process continues.
+    """  # noqa: D301 - click's mark of a block that is not wrapped
+    fields = Fields(topic, topic_field, timestamp_field)
+    feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
+    paths = _checked_paths(paths or (STDIN,), style)
+    nodes, tls = parse_optional_endpoints(endpoints, ca, cert, key)
+    with Interrupts() as interrupts:
+        publisher = Publisher(
+            root,
+            stream,
+            publisher_id=publisher_id,
+            dedup_id=dedup_id,
+            endpoints=nodes,
+            tls=tls,
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            roll_bytes=roll_bytes,
+            fsync=fsync,
+            compression="zstd" if compression == "zstd" else None,
+        )
+        fed, started = PublishedCount(), time.monotonic()
+        try:
+            _publish(
+                publisher,
+                feeding,
+                paths,
+                interrupts,
+                fed,
+                has_nodes=bool(nodes),
+                on_full=on_full,
+                is_quiet=quiet,
+            )
+        finally:
+            _report(fed, publisher, time.monotonic() - started, as_json=as_json, is_quiet=quiet)
+
+
+def _feeding(style: Format, fields: Fields, *, envelope: bool, has_header: bool) -> Feeding:
+    """The reader of a format, with its options; `click.UsageError` if they do not go together."""
+    has_fields = fields.topic_field is not None or fields.timestamp_field is not None
+    for is_wrong, what in (
+        (envelope and style != "json", "--envelope needs --format json."),
+        (not has_header and style != "csv", "--no-header needs --format csv."),
+        (
+            has_fields and (envelope or style not in {"csv", "json"}),
+            "--topic-field and --timestamp-field need --format csv, or --format json without --envelope.",
+        ),
+        (fields.topic and style == "files", "--topic excludes --format files: the paths are the topics."),
+        (
+            len(fields.topic.encode(errors="replace")) > TOPIC_BYTES_MAX,
+            f"--topic is too long: the limit is {TOPIC_BYTES_MAX} bytes.",
+        ),
+    ):
+        if is_wrong:
+            raise click.UsageError(what)
+    match style:
+        case "lines":
+            return partial(parsers.feed_lines, fields=fields)
+        case "csv":
+            return partial(parsers.feed_csv, fields=fields, has_header=has_header)
+        case "json":
+            return partial(parsers.feed_envelopes if envelope else parsers.feed_json, fields=fields)
+        case "files":
+            return parsers.feed_files
+
+
+def _checked_paths(paths: Sequence[str], style: Format) -> tuple[str, ...]:
+    for path in paths:
+        if style == "files" and path == STDIN:
+            raise click.UsageError("--format files needs a PATH, since stdin has no name.")
+        if style != "files" and path != STDIN and os.path.isdir(path):
+            raise click.UsageError(f"{path} is a directory: --format files publishes the files in it.")
+    return tuple(paths)
+
+
+def _publish(
+    publisher: Publisher,
+    feeding: Feeding,
+    paths: Sequence[str],
+    interrupts: Interrupts,
+    fed: PublishedCount,
+    *,
+    has_nodes: bool,
+    on_full: OnFull,
+    is_quiet: bool,
+) -> None:
+    """Publish all input; then flush and close, also after an error or a signal."""
+    total = parsers.total_bytes(paths)
+    unit = "msg" if total is None else "B"
+    with progress("publishing", total=total, unit=unit, is_quiet=is_quiet) as bar:
+        feed = PublishLoop(publisher, interrupts, fed, on_full=on_full, bar=bar if total is None else None)
+        reading = Parser(interrupts, feed.push, _ignore if total is None else bar.add)
+        try:
+            for path in paths:
+                feeding(path, reading, feed)
+        finally:
+            feed.finish()
+            if has_nodes:
+                _linger(publisher, interrupts)
+            publisher.close()
+
+
+def _linger(publisher: Publisher, interrupts: Interrupts) -> None:
+    """Close the publisher, after a wait for the nodes; a signal ends the wait."""
+    try:
+        with interrupts.waiting():
+            publisher.close()
+    finally:
+        publisher.close(linger=0)
+
+
+def _ignore(size: int) -> None:
+    """Count no bytes: the bar counts messages."""
+
+
+def _report(
+    fed: PublishedCount, publisher: Publisher, seconds: float, *, as_json: bool, is_quiet: bool
+) -> None:
+    last = None if fed.end is None else fed.end - 1
+    rate = fed.size_bytes / max(seconds, 1e-9)
+    directory = os.path.abspath(publisher.directory)
+    if as_json:
+        summary = {
+            "messages": fed.message_count,
+            "bytes": fed.size_bytes,
+            "seconds": round(seconds, 6),
+            "first": fed.first,
+            "last": last,
+            "is_flushed": fed.is_flushed,
+            "session": publisher.session,
+            "directory": directory,
+        }
+        click.echo(json.dumps(summary))
+    if not is_quiet:
+        numbers = "" if fed.first is None else f", numbers {fed.first} to {last}"
+        flushed = "" if fed.is_flushed else "; the last of them may not be synced to disk"
+        click.echo(
+            f"Published {fed.message_count:,} messages{numbers}{flushed}, {format_size(fed.size_bytes)} "
+            f"in {seconds:.2f} s ({format_size(rate)}/s), in {escape(directory)}",
+            err=True,
+        )

@@ -1,0 +1,56 @@
+"""`rt rest`: send a REST request to the nodes through their gRPC port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import click
+
+from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
+from rt.cli.options import option
+
+
+@click.command()
+@click.argument("target", metavar="TARGET")
+@option(
+    "--data", metavar="JSON", help="JSON body of a POST request. Default: none, and the request is a GET."
+)
+@endpoint_options(
+    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
+    is_required=True,
+    can_be_insecure=True,
+)
+def rest(
+    target: str,
+    data: str | None,
+    endpoints: str,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    insecure: bool,
+) -> None:
+    """Send a REST request for TARGET, a path with its query such as /status, and write the answer.
+
+    The request goes through the gRPC port. The role in the certificate decides what it may do, as on the
+    REST port. A POST is sent to the next node only if the one before could not be reached.
+    """
+    from rt.net.rest_client import ask, check, error_in
+
+    nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
+    path = target if target.startswith("/") else f"/{target}"
+    method, body = ("GET", None) if data is None else ("POST", _checked_json(data))
+    answer = asyncio.run(ask(nodes, tls, method, path, body))
+    if error_in(answer) is None:
+        sys.stdout.buffer.write(answer.body)
+        sys.stdout.buffer.flush()
+    check(answer)
+
+
+def _checked_json(data: str) -> bytes:
+    try:
+        json.loads(data)
+    except ValueError as error:
+        raise click.UsageError(f"--data is not valid JSON: {error}") from None
+    return data.encode()

@@ -1,0 +1,119 @@
+"""`rt status`: the state of a cluster, read from its nodes through their gRPC port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
+from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
+from rt.cli.options import json_option, option
+from rt.errors import RtError
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+ASK_S: Final = 5.0
+"""Timeout of one request."""
+_CLEAR: Final = "\x1b[2J\x1b[H"
+
+
+@click.command()
+@option(
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Repeat at this interval until interrupted. Seconds. Default: show the state once.",
+)
+@json_option
+@endpoint_options(
+    "gRPC endpoints of the nodes, separated by commas. All of them are asked.",
+    is_required=True,
+    can_be_insecure=True,
+    cert_help="PEM file of the client certificate; its role must be operator.",
+)
+def status(
+    watch: float | None,
+    as_json: bool,
+    endpoints: str,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    insecure: bool,
+) -> None:
+    """Show the state of a cluster: alarms, members, merged log, retention, publishers, subscribers.
+
+    Exit status 0 means that the cluster is healthy. Exit status 1 means that a node of --endpoints does not
+    answer or that there is a critical alarm; the last line on stderr says which.
+    """
+    nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
+    if watch is not None:
+        _watch(nodes, tls, watch, as_json=as_json)
+    overview = asyncio.run(look(nodes, tls))
+    _show(overview, as_json=as_json)
+    if overview.problems:
+        click.echo(f"rt: {verdict(overview)}", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, *, as_json: bool) -> None:
+    """Show the state again and again, until interrupted."""
+    is_screen = sys.stdout.isatty() and not as_json
+    while True:
+        try:
+            overview = asyncio.run(look(nodes, tls))
+        except RtError as error:
+            click.echo(f"rt: {error}", err=True)
+        else:
+            if is_screen:
+                click.echo(_CLEAR, nl=False)
+            _show(overview, as_json=as_json)
+        sys.stdout.flush()
+        time.sleep(seconds)
+
+
+def _show(overview: ClusterSummary, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(overview.document()))
+        return
+    for line in status_lines(overview):
+        click.echo(line)
+
+
+async def look(nodes: Sequence[str], tls: TLS | None) -> ClusterSummary:
+    """Ask all nodes at the same time. `rt.RtError` if none of them answers."""
+    answers = await asyncio.gather(*(_ask(node, tls) for node in nodes))
+    if not any(one.status for one in answers):
+        reasons = "; ".join(f"{one.endpoint}: {one.error}" for one in answers)
+        raise RtError(
+            "no node answers",
+            got=reasons,
+            hint="Check that the nodes are running and that the role of the certificate is operator.",
+        )
+    return ClusterSummary(tuple(answers))
+
+
+async def _ask(node: str, tls: TLS | None) -> NodeAnswer:
+    try:
+        status, clients, holds = await asyncio.gather(
+            _get(node, tls, "/status"), _get(node, tls, "/rt-clients"), _get(node, tls, "/holds", empty=[])
+        )
+    except RtError as error:
+        return NodeAnswer(node, error=str(error))
+    return NodeAnswer(node, status, clients, holds)
+
+
+async def _get(node: str, tls: TLS | None, target: str, *, empty: Any = None) -> Any:
+    """What a node answers; `empty`, if given, when the node answers that it is not ready."""
+    from rt.net.rest_client import call, check
+
+    answer = await call(node, tls, "GET", target, timeout_s=ASK_S)
+    if answer.status == 503 and empty is not None:
+        return empty
+    return json.loads(check(answer, where=node).body)

@@ -1,0 +1,285 @@
+"""`rt sub`: write the messages of a log as lines, CSV, JSON lines, files or envelopes.
+
+Invariants:
+- A named subscriber acknowledges only what was written: a message may be written twice, but is never missing.
+- Messages that are missing from the log are reported on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+from click.core import ParameterSource
+
+from rt.cli.endpoints import endpoint_options, parse_optional_endpoints
+from rt.cli.formats.event_printer import EventPrinter
+from rt.cli.formats.read_source import AnonymousReader, NamedSubscriber, PulledLog, ReadSource
+from rt.cli.formats.writers import (
+    CsvEncoder,
+    Encoder,
+    FileOutput,
+    Output,
+    StreamOutput,
+    as_envelopes,
+    as_json_lines,
+    as_lines,
+)
+from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, option
+from rt.cli.signals import Interrupts
+from rt.client.subscriber import Subscriber
+from rt.errors import LogNotFound
+from rt.log.disk import REAL
+from rt.log.read.reader import LogReader, Place
+from rt.log.scan.directory import is_log_directory, merged_directory
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+Format = Literal["lines", "csv", "json", "files"]
+
+_MOST = 2**62
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
+@option(
+    "--path",
+    "root",
+    metavar="DIR",
+    help="Directory that holds the logs of this host. Use it with --stream, instead of DIR.",
+)
+@option("--stream", type=STREAM_NAME, help="With --path: name of the stream whose merged log is read.")
+@endpoint_options(
+    "gRPC endpoints of the nodes, separated by commas. Empty: read only logs on this machine.",
+    cert_help="PEM file of the client certificate; its role must be subscriber.",
+)
+@option(
+    "--position",
+    type=PLACE,
+    help="Position to start at. Default: earliest, or the position that --name acknowledged.",
+)
+@option(
+    "--since",
+    type=TIME,
+    help="Start with the first message of this time or later: RFC 3339, or nanoseconds since 1970.",
+)
+@option(
+    "--name",
+    type=SUBSCRIBER_NAME,
+    help="Name of the subscriber. What was written is acknowledged, and the next start continues there. "
+    "Default: none, and nothing is acknowledged.",
+)
+@option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Read only this topic. Repeatable. Default: all topics.",
+)
+@option(
+    "--follow/--no-follow",
+    default=False,
+    help="Wait for new messages at the end of the log, or stop there (default).",
+)
+@option("--limit", type=click.IntRange(min=0), help="Stop after this number of messages. Default: no limit.")
+@option(
+    "--format",
+    "style",
+    type=click.Choice(get_args(Format)),
+    default="lines",
+    show_default=True,
+    help="Format of the output: see above.",
+)
+@option(
+    "--columns",
+    metavar="A,B,...",
+    help="With csv: the columns to write. Default: the keys of the first message.",
+)
+@option("--no-header", is_flag=True, help="With csv: write no header record.")
+@option("--output", metavar="DIR", help="With files: the directory to write to.")
+@option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Write one JSON object a line, with position, timestamp, session, number, topic and value.",
+)
+@click.pass_context
+def sub(
+    ctx: click.Context,
+    directory: str | None,
+    root: str | None,
+    stream: str | None,
+    endpoints: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    position: Place | None,
+    since: int | None,
+    name: str | None,
+    topics: tuple[str, ...],
+    follow: bool,
+    limit: int | None,
+    style: Format,
+    columns: str | None,
+    no_header: bool,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Write the messages of the log in DIR, or of the merged log of a stream.
+
+    With --endpoints the messages are pulled from the nodes into a copy below --path. The copy is kept, and
+    the next start pulls only new messages. The nodes filter by --topic. --name must be the name in the
+    certificate.
+
+    \b
+    lines  each value and a newline
+    csv    a record for each value, which must be a JSON object; the first one gives the header
+    json   each value, which must be valid JSON, on a line
+    files  each value, in the file below --output that its topic names
+    """  # noqa: D301 - click's mark of a block that is not wrapped
+    encoder = _encoder(ctx, style, columns, no_header=no_header, as_json=as_json)
+    if (output is None) == (encoder is None):
+        raise click.UsageError("--output and --format files need each other.")
+    if position is not None and since is not None:
+        raise click.UsageError("--position excludes --since.")
+    nodes, tls = parse_optional_endpoints(endpoints, ca, cert, key)
+    printer = EventPrinter()
+    make: Callable[[], ReadSource]
+    if tls is not None:
+        if directory is not None or root is None or stream is None or since is not None:
+            raise click.UsageError("--endpoints needs --path and --stream, and excludes DIR and --since.")
+        make = partial(
+            _pulled, root, stream, nodes, tls, position, topics, printer, name=name, is_following=follow
+        )
+    else:
+        path = _log_directory(directory, root, stream)
+        if since is not None:
+            position = _position_at(path, since)
+        make = partial(_local, path, position, topics, printer, name=name, is_following=follow)
+    with contextlib.ExitStack() as opened:
+        interrupts = opened.enter_context(Interrupts())
+        source = make()
+        opened.callback(source.close)
+        out: Output
+        if encoder is None:
+            out = FileOutput(str(output), is_durable=name is not None)
+            opened.callback(out.close)
+        else:
+            out = StreamOutput(sys.stdout.buffer, encoder)
+        _copy(source, out, interrupts, limit)
+    if printer.has_lost:
+        ctx.exit(1)
+
+
+def _local(
+    path: str,
+    position: Place | None,
+    topics: tuple[str, ...],
+    printer: EventPrinter,
+    *,
+    name: str | None,
+    is_following: bool,
+) -> ReadSource:
+    """A log on this machine."""
+    if name is None:
+        return AnonymousReader(path, position, topics, printer, is_following=is_following)
+    subscriber = Subscriber(
+        path, "local", position=position, topics=topics or None, on_event=printer, name=name
+    )
+    return NamedSubscriber(subscriber, is_following=is_following)
+
+
+def _pulled(
+    root: str,
+    stream: str,
+    endpoints: tuple[str, ...],
+    tls: TLS,
+    position: Place | None,
+    topics: tuple[str, ...],
+    printer: EventPrinter,
+    *,
+    name: str | None,
+    is_following: bool,
+) -> ReadSource:
+    """A copy of the nodes' merged log."""
+    subscriber = Subscriber(
+        root,
+        stream,
+        endpoints=endpoints,
+        tls=tls,
+        position=position,
+        topics=topics or None,
+        on_event=printer,
+        name=name,
+    )
+    return PulledLog(subscriber, is_following=is_following)
+
+
+def _encoder(
+    ctx: click.Context, style: Format, columns: str | None, *, no_header: bool, as_json: bool
+) -> Encoder | None:
+    """The encoder of a format; None for files. `click.UsageError` if options do not go together."""
+    is_chosen = ctx.get_parameter_source("style") is not ParameterSource.DEFAULT
+    if as_json and is_chosen:
+        raise click.UsageError("--json excludes --format: it is a format of its own.")
+    if style != "csv" and (columns is not None or no_header):
+        raise click.UsageError("--columns and --no-header need --format csv.")
+    if as_json:
+        return as_envelopes
+    match style:
+        case "lines":
+            return as_lines
+        case "json":
+            return as_json_lines
+        case "csv":
+            return CsvEncoder(None if columns is None else columns.split(","), has_header=not no_header)
+        case "files":
+            return None
+
+
+def _log_directory(directory: str | None, root: str | None, stream: str | None) -> str:
+    """The directory of the log; if it does not exist, `rt.LogNotFound` with the sessions that do."""
+    if directory is not None:
+        if root is not None or stream is not None:
+            raise click.UsageError("Give either DIR, or --path and --stream.")
+        return directory
+    if root is None or stream is None:
+        raise click.UsageError("Give DIR, or --path and --stream.")
+    path = merged_directory(root, stream)
+    if is_log_directory(REAL, path):
+        return path
+    sessions = os.path.join(root, stream, "sessions")
+    found = sorted(os.listdir(sessions)) if os.path.isdir(sessions) else []
+    hint = (
+        f"To read a session, give its directory {sessions}/NAME. There is: {', '.join(found)}."
+        if found
+        else None
+    )
+    raise LogNotFound(f"there is no merged log of stream {stream}", where=path, hint=hint)
+
+
+def _position_at(path: str, since_ns: int) -> int:
+    with LogReader(path) as reader:
+        return reader.position_at(since_ns)
+
+
+def _copy(source: ReadSource, out: Output, interrupts: Interrupts, limit: int | None) -> None:
+    """Copy until the end of the log, `limit` messages or a signal. Acknowledges what was written."""
+    left = _MOST if limit is None else limit
+    try:
+        while left:
+            with interrupts.waiting():
+                rows = source.next(left)
+            if rows is None:
+                return
+            out.write(rows)
+            left -= len(rows)
+            source.written()
+    finally:
+        source.acknowledge()

@@ -1,0 +1,38 @@
+"""Prints the events of readers on stderr."""
+
+from __future__ import annotations
+
+import click
+
+from rt.cli.formats.tables import escape
+from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
+
+
+class EventPrinter:
+    """An event handler that prints. `has_lost` is set if messages in the log cannot be read."""
+
+    def __init__(self) -> None:
+        self.has_lost = False
+
+    def __call__(self, event: Event) -> None:
+        """Print it."""
+        self.has_lost |= isinstance(event, BadMessage)
+        click.echo(f"rt: {escape(in_words(event))}", err=True)
+
+
+def in_words(event: Event) -> str:
+    """An event as a sentence."""
+    match event:
+        case SkipForward(wanted, resumed, reason):
+            return f"messages {wanted} to {resumed - 1} are missing ({reason}): continuing at {resumed}"
+        case BadTail(path, offset, torn_bytes):
+            return f"{path} ends with an incomplete batch: {torn_bytes} bytes at offset {offset} are skipped"
+        case BadMessage(start, end, path, offset, reason):
+            return f"messages {start} to {end - 1} ({path}, offset {offset}) cannot be read: {reason}"
+        case CorruptPositions(start, end, reason):
+            behind = "on" if end is None else f"to {end - 1}"
+            return f"no node has good bytes of messages from {start} {behind}, which is waited for: {reason}"
+        case Reset(position, merged_x):
+            return f"the stream was reset: epoch {merged_x} starts at position {position}"
+        case HoldRefused(name, why):
+            return f"the nodes keep no messages for {name}: {why}"

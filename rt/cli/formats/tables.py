@@ -1,0 +1,101 @@
+"""Text for a terminal: escaped bytes, times, sizes, aligned tables.
+
+Invariant: what `escape` returns is printable, and different inputs give different outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def escape(value: str | bytes) -> str:
+    """Printable text unchanged; the backslash and everything else as in a Python string."""
+    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(map(_escape_one, text))
+
+
+def _escape_one(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    if character.isprintable():
+        return character
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def format_time(time_ns: int, *, digits: int = 9) -> str:
+    """RFC 3339 in UTC, with `digits` digits of the second."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{_format_second(seconds)}.{f'{rest:09d}'[:digits]}Z"
+
+
+@lru_cache(maxsize=64)
+def _format_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds since the Unix epoch, from a number of them or from RFC 3339; otherwise `ValueError`."""
+    if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+        time_ns = int(text)
+    else:
+        match = _TIME.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{text[:50]!r} is not a time: use RFC 3339, as 2030-01-31T12:00:00Z, or ns since 1970"
+            )
+        moment = datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=_zone(match[4]))
+        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+        time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + int((match[3] or "").ljust(9, "0"))
+    if not -(2**63) <= time_ns < 2**63:
+        raise ValueError(f"the time {text} is out of range")
+    return time_ns
+
+
+def _zone(text: str) -> timezone:
+    if text in {"Z", "z"}:
+        return UTC
+    offset = timedelta(hours=int(text[1:3]), minutes=int(text[4:6]))
+    return timezone(-offset if text[0] == "-" else offset)
+
+
+def format_size(size: float) -> str:
+    """Bytes with a decimal unit, three digits or more."""
+    for unit in _UNITS:
+        if size < 1000 or unit == _UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_age(age_ns: int) -> str:
+    """A duration in its largest whole unit."""
+    seconds = max(age_ns, 0) // 1_000_000_000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str]) -> Iterator[str]:
+    """The lines of a table; the columns named in `right` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        cells = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(row, widths, header, strict=True)
+        )
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,476 @@
+"""Subscribe: read the local copy of a stream, and remember the acknowledged position.
+
+Invariants:
+- A named subscriber that is opened without a position resumes where it acknowledged. So it receives every
+  message at least once, and exactly once if it stores its position together with its own work.
+- Missing messages are reported as an event. An error that ends the pull permanently is raised.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
+from rt.client.follow_reader import FollowReader
+from rt.errors import Corrupt, Gap
+from rt.log.disk import REAL, Disk, storage_errors
+from rt.log.format.segment import SegmentId, parse_segment_name
+from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.read.watch import DirectoryWatch
+from rt.log.scan.batch_decoder import Message, MessageBatch
+from rt.log.scan.catalog import read_catalog
+from rt.log.scan.directory import is_log_directory, merged_directory
+from rt.log.write.repair_requests import is_requested, request_repair
+from rt.names import check_name
+from rt.sidecar.pull_process import PullSidecar
+from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+logger = logging.getLogger("rt.client.subscriber")
+
+_LOOK_AGAIN_SECONDS = 1.0
+"""How often to check for a log that does not exist yet, even without a wake-up."""
+
+
+class _Cancelled(Exception):
+    """Ends a wait of the reader. Never leaves this module."""
+
+
+class Subscriber:
+    """The messages of a stream from a local log directory, followed as it grows.
+
+    Without `endpoints`, `path` is a log directory, or the root that holds the merged log of `stream`
+    (`<path>/<stream>/merged`).
+
+    With `endpoints` ("host:port" of each node) and `tls`, `path` is the root, and a separate process, the
+    pull client, fills the copy from the nodes: `<path>/<stream>/merged`, or with `topics` a separate
+    directory that holds only these (the nodes filter). Subscribers of one directory share the pull client of
+    the first; when that one closes, another takes over. The copy starts at the first subscriber's start
+    position; a subscriber with an earlier one gets a skip forward.
+
+    `position` is as in `rt.LogReader`. None means where this `name` acknowledged, else "earliest". With
+    endpoints it may be after the end of the copy, and "latest" is the end of the log when a node was first
+    reached. Then `name` must be the certificate's name. If the certificate has the role subscriber, the nodes
+    hold the log back for it, within their limits: first from its start, then from its acknowledged position,
+    which is reported within seconds. If one name has several copies, the highest position counts. A hold
+    never moves back, and stays until an operator releases it. The pull client reports only its own
+    certificate's name: share a copy only among subscribers with the same name.
+
+    `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
+
+    Reading raises permanent failures (all nodes reject the certificate, the copy is not of this log, the disk
+    failed) after the messages that are already in the copy.
+
+    With endpoints, the reader waits while corrupt parts of the copy are repaired from the nodes. What no node
+    can repair is raised as `rt.Corrupt`, with the file, the range and the next step. If no node has
+    valid bytes itself, it reports `rt.events.CorruptPositions`, and the subscriber waits there.
+
+    For one thread; `pause`, `resume` and `close` may be called from any.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        *,
+        endpoints: Sequence[str] = (),
+        tls: TLS | None = None,
+        position: Place | None = None,
+        topics: Collection[str] | None = None,
+        on_event: EventHandler | None = None,
+        retention: Retention = "follow",
+        name: str | None = None,
+        disk: Disk = REAL,
+    ) -> None:
+        self.stream = check_name(stream, kind="stream")
+        self.name = None if name is None else check_name(name, kind="subscriber")
+        if isinstance(endpoints, str):
+            raise ValueError(f"endpoints={endpoints!r}: expected a sequence of 'host:port'")  # noqa: TRY004
+        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
+        self._on_event = on_event
+        self._retention = retention
+        self._disk = disk
+        self._changed = threading.Condition()
+        """Guards the four fields below; notified when they change."""
+        self._is_paused = False
+        self._is_closed = False
+        self._is_called_off = False
+        self._reader: FollowReader | None = None
+        self._watch: DirectoryWatch | None = None
+        """Watches the directory in which the log will appear."""
+        self._is_opening = False
+        """Whether a thread uses `_watch`; then that thread closes it."""
+        self._pulling: PullSidecar | None = None
+        self._cursor: SubscriberCursor | None
+        """Positions of a named subscriber."""
+        self._mending: tuple[tuple[SegmentId, int], bool] | None = None
+        """The corrupt segment and offset for which a repair was last requested, and whether the pull client
+        has checked it."""
+        root = os.path.abspath(os.fspath(path))
+        if endpoints:
+            self.directory = copy_directory(root, self.stream, self._topics or ())
+            self._cursor = self._own_cursor()
+            self._begin_pull(endpoints, tls, position)
+        else:
+            self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
+            self._cursor = self._own_cursor()
+            self._wanted = self._resumed() if position is None else position
+            self._open_reader()
+
+    @property
+    def position(self) -> int:
+        """The position of the next message; 0 while it is unknown because no node was reached."""
+        if self._reader is not None:
+            return self._reader.position
+        return self._wanted if isinstance(self._wanted, int) else 0
+
+    @property
+    def log_end(self) -> int | None:
+        """With endpoints: the log end when a node was first reached; None before that.
+
+        If another subscriber's pull client fills the copy: the current end of the copy.
+        """
+        pulling = self._pulling
+        if pulling is None:
+            return None
+        if pulling.log_end is None and pulling.is_shared and is_log_directory(self._disk, self.directory):
+            with LogReader(self.directory, position="latest", disk=self._disk) as reader:
+                return reader.position
+        return pulling.log_end
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over messages until `close`. Waits while paused."""
+        while (batch := self.next_batch()) is not None:
+            assert self._reader is not None
+            for message in self._reader.one_by_one(batch):
+                yield message
+                if self._is_paused:
+                    self._wait_while_paused(math.inf)
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Iterate over the same messages in columns."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
+        """Up to `max_messages`, waiting at most `timeout` seconds (None: no limit) for the first.
+
+        Empty while paused, or before there is a log.
+        """
+        deadline = _deadline(timeout)
+        try:
+            if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
+                return []
+            return reader.poll(max_messages, _left(deadline))
+        except _Cancelled:
+            return []
+
+    def next_batch(
+        self, timeout: float | None = None, max_messages: int | None = None
+    ) -> MessageBatch | None:
+        """The next messages in columns; None after `timeout` seconds (None: no limit), or `close`."""
+        deadline = _deadline(timeout)
+        try:
+            while True:
+                if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
+                    return None
+                batch = reader.next_batch(_left(deadline), max_messages)
+                if batch is None or not self._is_paused:
+                    return None if self._is_closed else batch
+                reader.one_by_one(batch)  # Paused meanwhile: deliver it after `resume`.
+        except _Cancelled:
+            return None
+
+    def call_off(self) -> None:
+        """End the wait of a `next_batch` in another thread, or the next one: it returns None."""
+        self._change(is_called_off=True)
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`; nothing is lost.
+
+        The pull continues, and the copy grows until the disk is full.
+        """
+        self._change(is_paused=True)
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self._change(is_paused=False)
+
+    def ack(self, position: int) -> None:
+        """Record durably that everything below `position` is done. A named subscriber resumes there."""
+        if self._cursor is None:
+            raise ValueError("only a named subscriber can acknowledge. Open it with name=")
+        self._check_handed_out(position)
+        if self._reader is not None:
+            self._reader.make_durable()
+        self._cursor.acknowledge(position)
+
+    def trim(self, position: int) -> None:
+        """Let the pull client delete the sealed segments of the copy that end at or below `position`.
+
+        With retention "own" only. Durable on return; the pull client deletes at its next sync. Other
+        subscribers of the same copy that need more will skip forward.
+        """
+        if self._retention != "own":
+            raise ValueError(
+                f"retention={self._retention!r}: only a copy with retention='own' can be trimmed"
+            )
+        self._check_handed_out(position)
+        write_position(self._disk, os.path.join(self.directory, TRIMMABLE_FILE), TRIMMABLE, position)
+
+    def close(self) -> None:
+        """Stop; another thread's iteration ends. Messages not acknowledged are delivered again later.
+
+        With endpoints it returns when the pull client has ended, unless other subscribers need it.
+        """
+        self._change(is_closed=True)
+        if self._reader is not None:
+            self._reader.close()
+        self._leave_watch()
+        if self._pulling is not None:
+            self._pulling.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # State that may change during a wait
+
+    def _change(
+        self,
+        *,
+        is_paused: bool | None = None,
+        is_closed: bool | None = None,
+        is_called_off: bool | None = None,
+    ) -> None:
+        """Set a flag and wake all waits. From any thread."""
+        with self._changed:
+            self._is_paused = self._is_paused if is_paused is None else is_paused
+            self._is_closed = self._is_closed if is_closed is None else is_closed
+            self._is_called_off = self._is_called_off if is_called_off is None else is_called_off
+            self._changed.notify_all()
+            if self._watch is not None:
+                self._watch.wake()
+            if self._reader is not None:
+                self._reader.wake()
+
+    def _check(self) -> None:
+        """Called before a wait for more; raises to end it."""
+        if self._is_called_off:
+            self._is_called_off = False
+            raise _Cancelled
+        pulling = self._pulling
+        if pulling is None:
+            return
+        self._tell_refused(pulling)
+        self._tell_corrupt(pulling)
+        if pulling.failure is not None and not self._is_closed:
+            raise copy.copy(pulling.failure)
+
+    def _have_mended(self, error: Corrupt) -> bool:
+        """Request a repair of a corrupt segment of the copy. False if that did not help."""
+        directory, name = os.path.split(error.path)
+        segment = parse_segment_name(name)
+        if self._pulling is None or segment is None or directory != self.directory:
+            return False
+        place = segment, error.offset
+        if self._mending is None or self._mending[0] != place:
+            try:
+                request_repair(self._disk, self.directory, segment)
+            except OSError as failed:
+                logger.warning("repair_not_requested path=%s reason=%s", error.path, failed)
+                return False
+            self._mending = place, False
+            logger.warning("copy_damaged path=%s offset=%d", error.path, error.offset)
+        elif not is_requested(self._disk, self.directory, segment):
+            is_answered = self._mending[1]
+            # It may have been repaired just after these bytes were read: read them once more.
+            self._mending = None if is_answered else (place, True)
+            return not is_answered
+        return True
+
+    def _tell_refused(self, pulling: PullSidecar) -> None:
+        refused, pulling.refused = pulling.refused, None
+        if refused is not None and self._on_event is not None:
+            self._on_event(refused)
+        elif refused is not None:
+            logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
+
+    def _tell_corrupt(self, pulling: PullSidecar) -> None:
+        """Report positions without valid bytes on any node, after all messages before them were read."""
+        corrupt, pulling.corrupt = pulling.corrupt, None
+        if corrupt is None:
+            return
+        if self._on_event is not None:
+            self._on_event(corrupt)
+            return
+        raise Gap(
+            "no node has valid bytes for the next positions",
+            event=corrupt,
+            where=self.directory,
+            got=corrupt,
+            hint="Reading again waits for them. Restore the file on a node, or have an operator trim "
+            "the log past them. Set on_event to receive an event instead.",
+        )
+
+    def _wait_while_paused(self, deadline: float) -> bool:
+        """Wait until it is not paused. False if the deadline came first. A closed one is not paused."""
+        if not self._is_paused:
+            return True
+        with self._changed:
+            self._changed.wait_for(self._may_go_on, _left(deadline))
+        if self._is_called_off:
+            self._check()
+        return self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        return not self._is_paused or self._is_closed or self._is_called_off
+
+    # Opening the log
+
+    def _begin_pull(self, endpoints: Sequence[str], tls: TLS | None, position: Place | None) -> None:
+        if tls is None:
+            raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
+        self._wanted = self._resumed() if position is None else position
+        if not isinstance(self._wanted, int) and self._wanted not in {"earliest", "latest"}:
+            raise ValueError(f"invalid position: got {position!r}, expected a number, 'earliest' or 'latest'")
+        if isinstance(self._wanted, int) and self._wanted < 0:
+            raise ValueError(f"position {position} is negative")
+        settings = PullSettings(
+            self.stream,
+            tuple(endpoints),
+            tls,
+            self._wanted,
+            tuple(sorted(self._topics or ())),
+            self._retention,
+            self.name,
+        )
+        with storage_errors(self.directory, "making a directory for a copy"):
+            self._disk.make_directory(self.directory)
+        if self._wanted != "latest":  # That is known only after a node was reached.
+            self._note_beginning(0 if self._wanted == "earliest" else self._wanted)
+        self._watch = DirectoryWatch(self.directory)
+        try:
+            self._pulling = PullSidecar(self.directory, settings, on_change=self._change)
+        except BaseException:
+            self.close()
+            raise
+
+    def _ready(self, deadline: float) -> FollowReader | None:
+        """The reader, when there is a log; None at the deadline, or when closed."""
+        if self._pulling is not None:
+            self._tell_refused(self._pulling)  # A reader that never waits is lagging and needs the warning.
+        if self._reader is None:
+            self._is_opening = True
+            try:
+                self._open_until(deadline)
+            finally:
+                self._is_opening = False
+                self._leave_watch()
+        return self._reader
+
+    def _open_until(self, deadline: float) -> None:
+        """Open the reader as soon as possible. Leaves it unset at the deadline, or when closed."""
+        while not self._is_closed:
+            assert self._watch is not None
+            self._check()
+            if (start := self._start()) is not None:
+                self._wanted = start
+                if self._has_opened_reader():
+                    return
+            left = _left(deadline)
+            if left is not None and left <= 0:
+                return
+            self._watch.wait(_LOOK_AGAIN_SECONDS if left is None else min(left, _LOOK_AGAIN_SECONDS))
+
+    def _has_opened_reader(self) -> bool:
+        """Open the reader. False while a corrupt segment must be repaired first."""
+        try:
+            self._open_reader()
+        except Corrupt as error:
+            if not self._have_mended(error):
+                raise
+            return False
+        return True
+
+    def _start(self) -> Place | None:
+        """Where reading starts in the copy; None while that is unknown."""
+        if not is_log_directory(self._disk, self.directory):
+            return None
+        if isinstance(self._wanted, int):
+            return self._wanted
+        with storage_errors(self.directory, "looking for a copy"):
+            if not read_catalog(self._disk, self.directory).kept:
+                return None
+        if self._wanted == "earliest":
+            return "earliest"
+        assert self._pulling is not None
+        return "latest" if self._pulling.is_shared else self._pulling.log_end
+
+    def _open_reader(self) -> None:
+        reader = FollowReader(
+            self.directory,
+            position=self._wanted,
+            topics=self._topics,
+            on_event=self._on_event,
+            check=self._check,
+            on_damaged=self._have_mended,
+            may_be_ahead=self._pulling is not None,
+            disk=self._disk,
+        )
+        if self._pulling is not None:
+            try:
+                self._note_beginning(reader.position)
+            except BaseException:
+                reader.close()
+                raise
+        self._reader = reader
+        if self._is_closed:
+            reader.close()
+
+    def _leave_watch(self) -> None:
+        """Close the watch when no thread uses it."""
+        if self._is_opening or not (self._is_closed or self._reader is not None):
+            return
+        with self._changed:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+
+    def _check_handed_out(self, position: int) -> None:
+        if not 0 <= position <= self.position:
+            raise ValueError(f"position {position} was not delivered yet: the next is {self.position}")
+
+    def _own_cursor(self) -> SubscriberCursor | None:
+        return None if self.name is None else SubscriberCursor(self._disk, self.directory, self.name)
+
+    def _note_beginning(self, position: int) -> None:
+        if self._cursor is not None:
+            self._cursor.note_beginning(position)
+
+    def _resumed(self) -> Place:
+        acknowledged = None if self._cursor is None else self._cursor.acknowledged
+        return "earliest" if acknowledged is None else acknowledged
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _left(deadline: float) -> float | None:
+    """The seconds until a deadline; None for no limit."""
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,199 @@
+"""Replication progress of one publisher's session, and waiting for it.
+
+Push processes, shared by the publishers of this process (`rt.sidecar.push_pool`), push the session from the
+publisher's start until the cluster fences it. They outlive the publisher, however it ends, and send the rest.
+No call waits for them except `wait`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from rt.errors import Closed, Fenced, RtError, Timeout, UnknownVersion
+from rt.log.disk import storage_errors
+from rt.sidecar import push_pool
+from rt.sidecar.progress_file import (
+    NO_LEVEL,
+    PROGRESS_BYTES,
+    PROGRESS_FILE,
+    Level,
+    ProgressRecord,
+    PushState,
+    decode_progress,
+    read_progress,
+)
+from rt.sidecar.push_protocol import PushRequested
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+logger = logging.getLogger("rt.client.publisher")
+
+WaitLevel: TypeAlias = Literal["replicated", "merged"]
+OnProgress: TypeAlias = Callable[[ProgressRecord], None]
+"""Called with each new record, in the thread that polls for all publishers. It must not block."""
+
+
+class WaitHandle:
+    """Has the session in `directory` pushed. After `leave`, the rest is pushed to its end.
+
+    Levels count for `incarnation` only. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        stream: str,
+        endpoints: Sequence[str],
+        tls: TLS,
+        *,
+        incarnation: bytes,
+        on_progress: OnProgress,
+    ) -> None:
+        self.directory = directory
+        self._incarnation = incarnation
+        self._on_progress = on_progress
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._is_leaving = False
+        self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
+        self._data = b""
+        """The record that was read last."""
+        path = os.path.join(directory, PROGRESS_FILE)
+        files = (os.path.abspath(file) for file in (tls.ca, tls.cert, tls.key))
+        with storage_errors(path, "watching progress"):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                self._note(read_progress(directory))
+                self._stale_sequence = self._record.sequence
+                self._pushing = push_pool.shared()
+                self._number = self._pushing.start(
+                    PushRequested(0, directory, stream, tuple(endpoints), *map(os.fspath, files)), self
+                )
+            except BaseException:
+                os.close(self._fd)
+                raise
+        on_progress(self._record)
+
+    @property
+    def replicated(self) -> Level:
+        """One past the last number that a majority of the nodes has synced."""
+        return self._record.replicated
+
+    @property
+    def merged(self) -> Level:
+        """One past the last number that is merged."""
+        return self._record.merged
+
+    @property
+    def state(self) -> PushState:
+        record = self._record
+        # Levels of an older record count; its state was that of another push client.
+        return PushState.RUNNING if record.sequence == self._stale_sequence else record.state
+
+    def wait(self, x: int, number: int, level: WaitLevel, timeout: float | None) -> None:
+        """Return when `number` of run `x` has reached `level`.
+
+        Raises `rt.Timeout`, `rt.Fenced` if the cluster rejects this session, `rt.RtError` if no node accepts
+        it, `rt.Closed` if `leave` is called meanwhile.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._waiting += 1
+        try:
+            with self._pushing.awaited(), self._changed:
+                self._wait(x, number, level, deadline)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+    def _wait(self, x: int, number: int, level: WaitLevel, deadline: float | None) -> None:
+        while not self._has_come(x, number, level):
+            self._raise_if_vain()
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise Timeout(
+                    f"timed out: number {number} is not {level} yet",
+                    where=self.directory,
+                    got=getattr(self._record, level).number,
+                    hint="It may still be: wait again, or see the push client's log.",
+                )
+            self._changed.wait(left)
+
+    def leave(self) -> None:
+        """Stop waiting; the push process continues with the rest. Calling it twice is allowed."""
+        with self._changed:
+            if self._is_leaving:
+                return
+            self._is_leaving = True
+            self._changed.notify_all()
+        self._pushing.finish(self._number)
+
+    def disown(self) -> None:
+        """In a forked child: the push processes belong to the parent."""
+        self._changed, self._pushing = threading.Condition(), push_pool.shared()
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.release()
+
+    def _has_come(self, x: int, number: int, level: WaitLevel) -> bool:
+        reached: Level = self._record.replicated if level == "replicated" else self._record.merged
+        return reached.x == x and reached.number > number
+
+    def _raise_if_vain(self) -> None:
+        match self.state:
+            case PushState.FENCED:
+                raise Fenced(
+                    "the cluster rejects further data of this session",
+                    where=self.directory,
+                    hint="Another publisher, or another copy of this directory, took over its name; or an "
+                    "operator reset the cluster: then open it again.",
+                )
+            case PushState.REFUSED:
+                raise RtError(
+                    "no node accepts this session",
+                    where=self.directory,
+                    hint="See the push client's log on stderr for the reason.",
+                )
+            case PushState.RUNNING:
+                pass
+        if self._is_leaving:
+            raise Closed("the publisher is closed", where=self.directory)
+
+    # Called by `rt.sidecar.push_pool`, in its thread
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._waiting > 0
+
+    def look(self) -> bool:
+        """Read `.progress`. Returns whether it changed."""
+        data = os.pread(self._fd, PROGRESS_BYTES, 0)
+        if data == self._data:
+            return False
+        self._data = data
+        try:
+            record = decode_progress(data)
+        except UnknownVersion as error:
+            logger.warning("progress_not_read path=%s reason=%s", self.directory, error)
+            return False
+        if self._note(record):
+            self._on_progress(self._record)
+        return True
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+    def _note(self, record: ProgressRecord | None) -> bool:
+        """Record the progress if it is of this incarnation. Returns whether it is new."""
+        if record is None or record.incarnation != self._incarnation or record == self._record:
+            return False
+        with self._changed:
+            self._record = record
+            self._changed.notify_all()
+        return True

@@ -1,0 +1,1 @@
+"""Verify, compare and describe log directories."""

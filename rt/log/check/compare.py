@@ -1,0 +1,281 @@
+"""Comparing log directories that must hold the same bytes: copies of a session or a merged log.
+
+Laws. Bytes are compared, nothing is decoded. Each log must be a prefix of the longest: a segment that is not
+a log's newest must be as long in every log that keeps it. Of a segment that grows, only what verifies or is
+known to be synced counts; bytes being written are no difference. How far the logs have got, and what each has
+trimmed, is said and is no difference either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rt.errors import FormatError
+from rt.log.check.status import LogStatus, SegmentState, SegmentStatus, read_status
+from rt.log.disk import REAL, Disk, File, storage_errors
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.catalog import scanner_at, segment_path
+from rt.log.scan.directory import read_header, read_index, scans
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes compared so far, and how many there are."""
+
+PIECE_BYTES = 2**20
+"""One read of each log: two of them fit in a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDifference:
+    """The first place where `path` and `other` differ.
+
+    `segment` is None where the directories are no copies of one log at all. `offset` is the first byte that
+    differs, `position` the first one of the batch it lies in, None where that is not known.
+    """
+
+    what: str
+    path: str
+    other: str
+    segment: SegmentId | None = None
+    offset: int = 0
+    position: int | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.path} and {self.other} differ"
+        if self.segment is not None:
+            text += f" in {self.segment} at offset {self.offset}"
+        if self.position is not None:
+            text += f", position {self.position}"
+        return f"{text}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How far each log has got and what it keeps, in the order given, and where logs differ.
+
+    A log is in at most one difference as `path`: it is not compared beyond it.
+    """
+
+    logs: tuple[LogStatus, ...]
+    differences: tuple[CopyDifference, ...]
+    compared_bytes: int
+
+
+def compare(
+    paths: Sequence[str | os.PathLike[str]], *, disk: Disk = REAL, on_progress: Progress | None = None
+) -> Comparison:
+    """Compare two or more log directories. `ValueError` for fewer, `rt.LogNotFound` where there is none."""
+    if len(paths) < 2:
+        raise ValueError("two log directories or more are needed for a comparison")
+    logs = [read_status(path, disk=disk) for path in paths]
+    work = _Comparing(logs, disk, on_progress)
+    with storage_errors(logs[0].path, "comparing logs"):
+        work.run()
+    return Comparison(tuple(logs), tuple(work.differences), work.compared_bytes)
+
+
+class _Copy(NamedTuple):
+    """One log's copy of a segment, open."""
+
+    log: LogStatus
+    file: File
+    size_bytes: int
+
+
+class _Comparing:
+    """The state of one comparison. `logs` are those without a difference so far."""
+
+    def __init__(self, logs: Sequence[LogStatus], disk: Disk, on_progress: Progress | None) -> None:
+        self.logs = list(logs)
+        self._given = tuple(logs)
+        self.differences: list[CopyDifference] = []
+        self.compared_bytes = 0
+        self._disk = disk
+        self._found = {log.path: {segment.id: segment for segment in log.segments} for log in logs}
+        self._on_progress = on_progress
+        self._total_bytes = sum(map(self._common_bytes, self._segments()))
+
+    def run(self) -> None:
+        """Compare segment by segment, oldest first."""
+        self._compare_identities()
+        for segment in self._segments():
+            if len(self.logs) < 2:
+                return
+            with contextlib.ExitStack() as opened:
+                self._compare_bytes(segment, self._open(segment, opened))
+            self._compare_lengths(segment)
+
+    def _segments(self) -> list[SegmentId]:
+        return sorted({segment.id for log in self.logs for segment in log.kept})
+
+    def _common_bytes(self, segment: SegmentId) -> int:
+        """How many leading bytes the two longest copies of a segment share."""
+        copies = [found for log in self.logs if (found := self._find(log, segment))]
+        sizes = [copy.size_bytes for copy in copies if copy.state is not SegmentState.TRIMMED]
+        return sorted(sizes)[-2] if len(sizes) > 1 else 0
+
+    # Comparing tables
+
+    def _compare_identities(self) -> None:
+        first = self.logs[0]
+        wanted = (first.identity.kind, first.identity.origin)
+        for log in self.logs[1:]:
+            if (log.identity.kind, log.identity.origin) != wanted:
+                self._differ(
+                    CopyDifference(f"{_who(log)} and {_who(first)} are two logs", log.path, first.path)
+                )
+
+    def _compare_lengths(self, segment: SegmentId) -> None:
+        """Sealed copies must be as long as the longest. Missing segments between others must be trimmed.
+
+        A copy that was overtaken by trimming continued after a gap, with less of the segment before it.
+        """
+        known = [(log, found) for log in self.logs if (found := self._find(log, segment))]
+        if not known:
+            return
+        longest_log, longest = max(known, key=lambda pair: pair[1].size_bytes)
+        for log, found in known:
+            is_unknown = (
+                found.state is SegmentState.ACTIVE
+                or found.reason is TrimReason.LOST
+                or (found.state is SegmentState.TRIMMED and _is_before_gap(log, found))
+            )
+            if not is_unknown and found.size_bytes != longest.size_bytes:
+                what = f"{found.state} at {found.size_bytes} bytes, the other has {longest.size_bytes}"
+                self._differ_at(what, log, longest_log, segment, found.size_bytes)
+        for log in list(self.logs):
+            is_between = bool(log.kept) and log.kept[0].id < segment < log.kept[-1].id
+            if is_between and self._find(log, segment) is None:
+                self._differ_at("missing, though later segments are there", log, longest_log, segment, 0)
+
+    # Bytes
+
+    def _open(self, segment: SegmentId, opened: contextlib.ExitStack) -> list[_Copy]:
+        """The existing copies of a segment, the longest first."""
+        copies = []
+        for log in list(self.logs):
+            found = self._find(log, segment)
+            if found is None or found.state is SegmentState.TRIMMED:
+                continue
+            try:
+                file = self._disk.open(segment_path(log.path, segment))
+            except FileNotFoundError:
+                self._lost(segment, log, "missing", 0)
+                continue
+            opened.callback(file.close)
+            copies.append(_Copy(log, file, found.size_bytes))
+        return sorted(copies, key=lambda copy: copy.size_bytes, reverse=True)
+
+    def _compare_bytes(self, segment: SegmentId, copies: list[_Copy]) -> None:
+        """Compare each copy with the longest, piece by piece, until all others have ended."""
+        at = 0
+        while len(copies) > 1 and copies[1].size_bytes > at:
+            size = min(PIECE_BYTES, copies[1].size_bytes - at)
+            longest = copies[0]
+            copies = self._still_same(segment, [copy for copy in copies if copy.size_bytes > at], at, size)
+            if copies and copies[0] is longest:
+                at += size
+                self._advance(size)
+
+    def _still_same(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
+        """The copies whose next `size` bytes, or fewer at their end, equal those of the longest."""
+        whole = []
+        for copy in copies:
+            left = min(size, copy.size_bytes - at)
+            piece = copy.file.pread(left, at)
+            if len(piece) == left:
+                whole.append((copy, piece))
+            else:
+                self._lost(segment, copy.log, "cut off", at + len(piece))
+        longest, wanted = copies[0], whole[0][1] if whole else b""
+        if not whole or whole[0][0] is not longest:
+            return [copy for copy, _ in whole]
+        same = []
+        for copy, piece in whole:
+            if piece == (wanted if len(piece) == len(wanted) else wanted[: len(piece)]):
+                same.append(copy)
+            else:
+                offset = at + _first_difference(piece, wanted)
+                self._differ_at("other bytes", copy.log, longest.log, segment, offset)
+        return same
+
+    def _lost(self, segment: SegmentId, log: LogStatus, what: str, offset: int) -> None:
+        """Bytes that existed at the start are missing: a difference, unless they were trimmed meanwhile."""
+        segments = read_status(log.path, disk=self._disk).segments
+        now = next((found for found in segments if found.id == segment), None)
+        if now is not None and now.state is not SegmentState.TRIMMED:
+            other = next(other for other in self._given if other is not log)
+            self._differ_at(what, log, other, segment, offset)
+
+    def _find(self, log: LogStatus, segment: SegmentId) -> SegmentStatus | None:
+        return self._found[log.path].get(segment)
+
+    def _advance(self, size: int) -> None:
+        self.compared_bytes += size
+        if self._on_progress is not None:
+            self._on_progress(self.compared_bytes, max(self._total_bytes, self.compared_bytes))
+
+    # Differences
+
+    def _differ_at(
+        self, what: str, log: LogStatus, other: LogStatus, segment: SegmentId, offset: int
+    ) -> None:
+        position = self._position(log, segment, offset)
+        if position is None:
+            position = self._position(other, segment, offset)
+        self._differ(CopyDifference(what, log.path, other.path, segment, offset, position))
+
+    def _differ(self, difference: CopyDifference) -> None:
+        self.differences.append(difference)
+        self.logs = [log for log in self.logs if log.path != difference.path]
+
+    def _position(self, log: LogStatus, segment: SegmentId, offset: int) -> int | None:
+        """The first position of the batch at `offset`, as far as the log's frames verify."""
+        try:
+            header = read_header(self._disk, log.path, segment)
+            if header is None:
+                return None
+            file = self._disk.open(segment_path(log.path, segment))
+        except (FormatError, FileNotFoundError):
+            return None
+        try:
+            hops = [entry for entry in read_index(self._disk, log.path, header) if entry.offset <= offset]
+            scanner = scanner_at(
+                self._disk, log.path, header, file, max((hop.first for hop in hops), default=0)
+            )
+            position = scanner.next
+            for scan in scans(file.pread, scanner):
+                for batch in scan.batches:
+                    if batch.offset <= offset:
+                        is_in = offset < batch.offset + batch.header.total_bytes
+                        position = batch.first_position + (
+                            batch.skip if is_in else batch.header.message_count
+                        )
+                if scanner.offset > offset:
+                    break
+            return position
+        finally:
+            file.close()
+
+
+def _who(log: LogStatus) -> str:
+    identity = log.identity
+    return f"{identity.kind.name.lower()} {identity.name} ({identity.origin.hex()})"
+
+
+def _is_before_gap(log: LogStatus, segment: SegmentStatus) -> bool:
+    """Whether the log continues further on than the segment ends."""
+    following = next((other for other in log.segments if other.id > segment.id), None)
+    return following is not None and following.first > segment.end
+
+
+def _first_difference(piece: bytes, wanted: bytes) -> int:
+    """Where `piece` first differs from `wanted`, which is at least as long."""
+    differs = np.frombuffer(piece, np.uint8) != np.frombuffer(wanted, np.uint8, len(piece))
+    return int(np.flatnonzero(differs)[0])

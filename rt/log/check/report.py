@@ -1,0 +1,87 @@
+"""The result of verifying a log directory, as values.
+
+*Damage* is bytes that were valid before but are not now, or files that contradict each other.
+A *bad message* is a batch with valid checksums that no reader can decode: it was published like this, and all
+copies have the same bytes. A *note* costs no message: a batch that is torn or being written, or a bad index
+entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rt.log.check.status import SegmentState
+from rt.log.format.durable_end import DurableEnd
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import LogIdentity
+
+
+class Severity(StrEnum):
+    DAMAGE = "damage"
+    BAD_MESSAGE = "bad message"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem, and in which file and at which byte the bad header, batch, block or record starts."""
+
+    severity: Severity
+    what: str
+    path: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.path}, offset {self.offset}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """One segment. If trimmed, `size_bytes` is its size before; the counts are of what was verified now.
+
+    `end` of a corrupt segment is where its valid frames stop.
+    """
+
+    id: SegmentId
+    state: SegmentState
+    first: int
+    end: int
+    message_count: int
+    batch_count: int
+    size_bytes: int
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result. `problems` are those of files that belong to no single segment."""
+
+    path: str
+    identity: LogIdentity | None
+    durable: DurableEnd | None
+    segments: tuple[SegmentReport, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        """Those of the directory, then of each segment."""
+        return [*self.problems, *(problem for segment in self.segments for problem in segment.problems)]
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.damage)
+
+    @property
+    def damage(self) -> list[Problem]:
+        return [problem for problem in self.all_problems if problem.severity is Severity.DAMAGE]
+
+    @property
+    def bad_messages(self) -> list[Problem]:
+        """Batches that no reader can decode, though no disk is at fault."""
+        return [problem for problem in self.all_problems if problem.severity is Severity.BAD_MESSAGE]
+
+    @property
+    def notes(self) -> list[Problem]:
+        """Problems that cost no message."""
+        return [problem for problem in self.all_problems if problem.severity is Severity.NOTE]

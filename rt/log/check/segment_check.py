@@ -1,0 +1,161 @@
+"""Scan one segment with all checks: frames, checksums, contents, sources, index.
+
+A scan only goes forward, over bytes that verify, and holds one read of the file at a time. The caller decides
+what the place where it stops means.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from rt.log.disk import File
+from rt.log.format.block import BlockHeader, BlockKind, Declaration
+from rt.log.format.index import EntryKind, IndexEntry
+from rt.log.format.segment import LogKind, SegmentHeader
+from rt.log.scan.batch_decoder import PlacedBatch
+from rt.log.scan.batch_validation import content_problems
+from rt.log.scan.directory import READ_BYTES, scans
+from rt.log.scan.lineage import SourceLineage
+from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
+
+Tell = Callable[[int, str], None]
+"""Called with the offset of a verified frame with wrong contents, and the problem."""
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Totals of some batches. The timestamps count only if there are batches."""
+
+    message_count: int = 0
+    batch_count: int = 0
+    timestamp_low_ns: int = 2**63 - 1
+    timestamp_high_ns: int = -(2**63)
+
+    def add(self, batches: Sequence[PlacedBatch]) -> None:
+        """Count `batches`, without the messages they skip."""
+        headers = [batch.header for batch in batches]
+        self.batch_count += len(headers)
+        self.message_count += sum(batch.header.message_count - batch.skip for batch in batches)
+        lows = [header.timestamp_low_ns for header in headers]
+        highs = [header.timestamp_high_ns for header in headers]
+        self.timestamp_low_ns = min(self.timestamp_low_ns, *lows) if lows else self.timestamp_low_ns
+        self.timestamp_high_ns = max(self.timestamp_high_ns, *highs) if highs else self.timestamp_high_ns
+
+    def join(self, other: BatchTotals) -> None:
+        """Add the totals of `other`."""
+        self.message_count += other.message_count
+        self.batch_count += other.batch_count
+        self.timestamp_low_ns = min(self.timestamp_low_ns, other.timestamp_low_ns)
+        self.timestamp_high_ns = max(self.timestamp_high_ns, other.timestamp_high_ns)
+
+
+class SegmentCheck:
+    """One pass over one segment.
+
+    `index` are the entries of its index by their offset in the file. `tally` counts complete frames only, so
+    nothing of an incomplete block.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        header: SegmentHeader,
+        *,
+        name: str,
+        sources: SourceLineage,
+        index: Mapping[int, IndexEntry],
+        tell: Tell,
+        tell_bad: Tell,
+    ) -> None:
+        """`tell` receives damage, `tell_bad` batches that no reader can decode."""
+        is_session = header.kind is LogKind.SESSION
+        # The merged chain at the segment's start is unknown here; any value allows verifying blocks.
+        self.scanner: Scanner = SessionScanner(header) if is_session else MergedScanner(header, chain=0)
+        self.tally = BatchTotals()
+        self._open = BatchTotals()
+        self._boundary = self.scanner.boundary
+        self._file = file
+        self._tell, self._tell_bad = tell, tell_bad
+        self._names = {0: name}
+        self._index = {entry.offset: (place, entry) for place, entry in index.items()}
+        self._is_merged = not is_session
+        self._sources = sources if header.kind is LogKind.MERGED else None
+        self._data = b""
+
+    def walk(self, goal: int) -> Iterator[ScanResult]:
+        """Continue to `goal`, or to the end of the frames; the last scan says why it stopped."""
+        for scan in scans(self._pread, self.scanner):
+            self._check(scan)
+            yield scan
+            if self.scanner.boundary >= goal:
+                return
+
+    def can_go_on(self, scan: ScanResult) -> bool:
+        """Whether the bytes that stopped the scan verify now: they were being written."""
+        data = self._file.pread(max(READ_BYTES, scan.needed), self.scanner.offset)
+        return copy(self.scanner).scan(memoryview(data)).consumed > 0
+
+    def unmet(self) -> list[int]:
+        """The offsets of index entries that the scan passed without such a frame."""
+        passed = self.scanner.boundary
+        return [place for place, entry in self._index.values() if entry.offset < passed]
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        self._data = self._file.pread(size, offset)
+        return self._data
+
+    def _check(self, scan: ScanResult) -> None:
+        if isinstance(self.scanner, MergedScanner):
+            self._names = {number: found.session for number, found in self.scanner.sessions.items()}
+        for offset, problem in content_problems(self._data, scan.batches, self._names):
+            self._tell_bad(offset, problem)
+        if isinstance(self.scanner, MergedScanner):
+            self._follow_blocks(scan, self.scanner.sessions)
+        else:
+            self._meet_batches(scan)
+        self._count(scan)
+
+    def _count(self, scan: ScanResult) -> None:
+        """Count complete frames; batches of an open block wait until it is complete."""
+        boundary = self.scanner.boundary
+        if boundary > self._boundary:
+            self.tally.join(self._open)
+            self._open = BatchTotals()
+            self._boundary = boundary
+        self.tally.add([batch for batch in scan.batches if batch.offset < boundary])
+        self._open.add([batch for batch in scan.batches if batch.offset >= boundary])
+
+    # Index and sources
+
+    def _meet_batches(self, scan: ScanResult) -> None:
+        if self._index:
+            for batch in scan.batches:
+                self._meet(batch.offset, batch.header.first, EntryKind.FRAME)
+
+    def _meet(self, offset: int, first: int, kind: EntryKind) -> None:
+        _, entry = self._index.get(offset, (0, None))
+        if entry is not None and entry.first == first and entry.kind in {kind, EntryKind.FRAME}:
+            del self._index[offset]
+
+    def _follow_blocks(self, scan: ScanResult, sessions: Mapping[int, Declaration]) -> None:
+        blocks = deque(scan.blocks)
+        for batch in scan.batches:
+            while blocks and blocks[0].offset < batch.offset:
+                self._enter(*blocks.popleft(), sessions)
+            if self._sources is not None and (problem := self._sources.batch(batch.header)):
+                self._tell(batch.offset, problem)
+        for at, block in blocks:
+            self._enter(at, block, sessions)
+
+    def _enter(self, at: int, block: BlockHeader, sessions: Mapping[int, Declaration]) -> None:
+        if block.kind == BlockKind.DECLARATION:
+            self._meet(at, block.first_position, EntryKind.DECLARATION)
+            problem = self._sources and self._sources.declare(block.session_id, sessions[block.session_id])
+        else:
+            self._meet(at, block.first_position, EntryKind.FRAME)
+            problem = self._sources and self._sources.enter(block)
+        if problem:
+            self._tell(at, problem)

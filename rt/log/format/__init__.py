@@ -1,0 +1,1 @@
+"""Bytes on disk and back. Pure; each module has the diagram of its structure."""

@@ -1,0 +1,399 @@
+"""Batches: messages written together, laid out in columns.
+
+    offset  bytes  field
+         0      4  magic "RTB1"
+         4      4  checksum of bytes 8 to the end of the columns
+         8      4  total bytes: 64 + padded columns + padded values
+        12      4  checksum of the value bytes as stored, padding included
+        16      2  flags: bits 0-3 codec (0 none, 1 zstd), the others 0
+        18      2  topic count, at least 1, at most one for each message
+        20      4  message count, at least 1
+        24      8  first number
+        32      8  lowest timestamp, ns since the Unix epoch
+        40      8  highest timestamp, ns since the Unix epoch
+        48      4  columns, bytes as stored (without padding)
+        52      4  values, bytes as stored (without padding)
+        56      4  columns, bytes uncompressed
+        60      4  values, bytes uncompressed
+        64         columns, padded to 8; then values, padded to 8
+
+    columns, uncompressed, each padded to 8:
+        value offsets  int32[count + 1]        from 0; message i is values[offsets[i]:offsets[i + 1]]
+        timestamps     int64[count]            ns since the Unix epoch
+        topic index    uint16[count]           left out when the batch has one topic
+        topic offsets  int32[topics + 1], then the topics' UTF-8
+
+Both checksums start from the seed of the batch's place (`rt.log.format.checksum`). They are two so that a
+scan of
+positions and times need not read the values. With a codec, columns and values are one frame each, together
+smaller than what they hold. A batch has at least the 512th part of the bytes that it holds: what would be
+smaller has a skippable frame behind the values.
+
+Who checks what. *Scan* is every walk of a log: a receiver before it stores, a reader, `rt log verify`. *Node*
+is a node before it stores what a publisher sends (`replicator.protocol.column_check`). *Decode* is a reader
+when it
+decodes a batch, and `rt log verify` (`rt.log.scan.batch_decoder`). What fails a scan is damage. What passes
+the scan and fails the decoding is a bad message: no disk is at fault. No node stores such a batch.
+
+    field                            scan                             node and decode
+    -----                            ----                             ---------------
+    magic                            is "RTB1"
+    checksum                         holds, from the seed of place
+    total_bytes                      is the sum of the stored sizes
+    values_checksum                  holds, if values are read
+    flags                            codec 0: sizes are equal         0 or 1
+    topic_count                      1 to message_count, <= 65,535    as many topics are there
+    message_count                    at least 1, fits columns_bytes   as many offsets are there
+    first                            follows, below the last number
+    timestamp_low_ns                                                  lowest of the timestamps
+    timestamp_high_ns                                                 highest of the timestamps
+    columns_stored, values_stored    codec: less than uncompressed    total_bytes >= a 512th of uncompressed
+    columns_bytes                    fits the counts                  what the frame says and holds
+    values_bytes                     within the limits of a batch     what the frame says and holds
+    value offsets                                                     rise from 0 to values_bytes
+    timestamps                                                        give the header's range
+    topic index                                                       below topic_count
+    topic offsets                                                     rise from 0 to the end of the columns
+    topics                                                            UTF-8 of at most 1,024 bytes
+    zstd frames                                                       whole, window <= 8 MiB, no dictionary
+    behind the frame of values       any bytes: covered by a checksum, read by nothing
+    values                           any bytes
+    padding                          any bytes: covered by a checksum, read by nothing
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from rt.log.format.checksum import crc32c
+from rt.log.format.constants import (
+    BATCH_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    NUMBER_MAX,
+    TOPIC_BYTES_MAX,
+    TOPICS_MAX,
+    Buffer,
+    padded,
+    padding,
+)
+
+BATCH_HEADER_BYTES: Final = 64
+BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
+BATCH_OVERHEAD_BYTES: Final = 128
+"""What a batch of one message with a short topic costs beside its value, at most."""
+
+CODEC_NONE: Final = 0
+CODEC_ZSTD: Final = 1
+_CODEC_MASK: Final = 0xF
+CODECS: Final = {None: CODEC_NONE, "zstd": CODEC_ZSTD}
+
+HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
+_ZSTD_LEVEL: Final = 1
+"""The fastest regular level: a publisher's thread compresses, and level 3 is half as fast."""
+_ZSTD_WINDOW_BYTES_MAX: Final = 2**23
+"""What RFC 8878 asks of every decoder. The writer's windows are 512 KiB."""
+COMPRESSION_RATIO_MAX: Final = 512
+"""Uncompressed columns and values to the bytes of the batch. It bounds what a byte costs a reader."""
+_SKIPPABLE: Final = struct.Struct("<II")
+_SKIPPABLE_MAGIC: Final = 0x184D2A50
+_WHOLE_BYTES_MAX: Final = 2**20
+"""Above it a frame is checked piece by piece, so that its content is never in memory whole."""
+_PIECE_BYTES: Final = 2**18
+_BLOCK_BYTES_MEAN_MIN: Final = 2**10
+"""Nodes refuse frames of smaller blocks: no compressor makes them, and each costs a step of a loop."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+class BatchHeader(NamedTuple):
+    """The 64 bytes a batch starts with, in their order."""
+
+    magic: int
+    checksum: int
+    total_bytes: int
+    values_checksum: int
+    flags: int
+    topic_count: int
+    message_count: int
+    first: int
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    columns_stored: int
+    values_stored: int
+    columns_bytes: int
+    values_bytes: int
+
+    @property
+    def end(self) -> int:
+        """One past the last number."""
+        return self.first + self.message_count
+
+    @property
+    def codec(self) -> int:
+        """How columns and values are stored."""
+        return self.flags & _CODEC_MASK
+
+
+class BadBatch(ValueError):
+    """What is wrong with a batch, in words; the caller knows the file and what to make of it."""
+
+
+class UnknownCodec(BadBatch):
+    """The checksums hold, but this rt does not know the flags of the batch."""
+
+
+class BatchDraft(NamedTuple):
+    """Messages ready to be laid out.
+
+    Message i's value is `values[offsets[i]:offsets[i + 1]]`, with `offsets` from 0 to the end of `values`.
+    `topic_index` is None when `topics` has one entry.
+    """
+
+    values: bytes
+    offsets: npt.NDArray[np.int32]
+    timestamps_ns: Int64s
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    topics: Sequence[bytes]
+    topic_index: npt.NDArray[np.uint16] | None = None
+
+    @property
+    def message_count(self) -> int:
+        """How many messages."""
+        return len(self.timestamps_ns)
+
+
+def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC_NONE) -> list[Buffer]:
+    """The bytes of a batch as pieces to be written one behind the other; the values are not copied.
+
+    A codec that saves nothing is left out. `BadBatch` for what no reader would take.
+    """
+    columns: Buffer = _columns(draft)
+    values: Buffer = draft.values
+    sizes = (len(columns), len(values))
+    if codec == CODEC_ZSTD:
+        compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
+        small_columns, small_values = compressor.compress(columns), compressor.compress(values)
+        if len(small_columns) + len(small_values) < sum(sizes):
+            columns, values = small_columns, small_values + _filler(small_columns, small_values, sum(sizes))
+        else:
+            codec = CODEC_NONE
+    tail, gap = padding(len(values)), padding(len(columns))
+    values_checksum = crc32c(values, seed)
+    if tail:
+        values_checksum = crc32c(tail, values_checksum)
+    header = BatchHeader(
+        BATCH_MAGIC,
+        0,
+        BATCH_HEADER_BYTES + len(columns) + len(gap) + len(values) + len(tail),
+        values_checksum,
+        codec,
+        len(draft.topics),
+        draft.message_count,
+        first,
+        draft.timestamp_low_ns,
+        draft.timestamp_high_ns,
+        len(columns),
+        len(values),
+        *sizes,
+    )
+    check_header(header)
+    body = b"".join((HEADER.pack(*header)[8:], columns, gap))
+    head = BATCH_MAGIC.to_bytes(4, "little") + crc32c(body, seed).to_bytes(4, "little") + body
+    return [head, values, tail] if tail else [head, values]
+
+
+def check_header(header: tuple[int, ...]) -> None:
+    """Raise `BadBatch` unless the sizes and counts of a `BatchHeader` agree and keep the limits.
+
+    Says nothing about checksums. After it, `total_bytes` may be trusted to bound what is read, and the sizes
+    to bound what is decompressed. It runs for each batch: fastest on a plain tuple of the header's fields.
+    """
+    magic, _, total, _, flags, topics, count, first, _, _, columns_in, values_in, columns, values = header
+    if magic != BATCH_MAGIC:
+        raise BadBatch(f"no batch starts here: magic {magic:#010x}")
+    if total != BATCH_HEADER_BYTES + (columns_in + 7 & -8) + (values_in + 7 & -8):
+        raise BadBatch(f"total of {total} bytes for stored columns of {columns_in} and values of {values_in}")
+    if not 1 <= topics <= count or topics > TOPICS_MAX:
+        raise BadBatch(f"{count} messages with {topics} topics")
+    if not 0 <= first <= NUMBER_MAX - count:
+        raise BadBatch(f"first number {first} out of range")
+    fixed = (4 * count + 11 & -8) + 8 * count + 4 * topics + 4
+    if topics > 1:
+        fixed += 2 * count + 7 & -8
+    if not fixed <= columns <= fixed + TOPIC_BYTES_MAX * topics:
+        raise BadBatch(f"columns of {columns} bytes for {count} messages with {topics} topics")
+    if columns + values > BATCH_BYTES_MAX and (count > 1 or values > MESSAGE_BYTES_MAX):
+        raise BadBatch(f"{columns} + {values} bytes are above the limit of a batch")
+    if not flags & _CODEC_MASK:
+        if columns_in != columns or values_in != values:
+            raise BadBatch("sizes differ although nothing is compressed")
+    elif columns_in + values_in >= columns + values:
+        raise BadBatch(f"{columns} + {values} bytes were compressed to no less")
+
+
+def check_codec(header: BatchHeader) -> None:
+    """`UnknownCodec` or `BadBatch` unless the batch may be expanded, as far as its header says.
+
+    The header was checked. Afterwards the cost of expanding the batch is bounded by its bytes and the limits.
+    """
+    if header.flags not in {CODEC_NONE, CODEC_ZSTD}:
+        raise UnknownCodec(f"unknown to this rt: flags {header.flags:#06x}")
+    plain_bytes = header.columns_bytes + header.values_bytes
+    if header.flags == CODEC_ZSTD and plain_bytes > COMPRESSION_RATIO_MAX * header.total_bytes:
+        raise BadBatch(
+            f"{plain_bytes} bytes are compressed to a batch of {header.total_bytes}, "
+            f"more than {COMPRESSION_RATIO_MAX} to 1"
+        )
+
+
+def expand(
+    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, values: bool = True
+) -> tuple[bytes, list[BatchHeader]]:
+    """Batches, each at its place in `data`, as uncompressed ones one behind the other, and their headers.
+
+    The checksums of an expanded batch are those of the stored one and no longer hold. Without `values`, which
+    need not be in `data` then, the expanded batches have none, and their headers say so. `UnknownCodec` and
+    `BadBatch` as they say; the memory used is bounded by what the headers, already checked, announce.
+    """
+    for _, header in batches:
+        check_codec(header)
+    if not values:
+        without = [(at, header._replace(values_stored=0, values_bytes=0)) for at, header in batches]
+        return _expand(data, without, with_values=False)
+    return _expand(data, batches, with_values=True)
+
+
+def _expand(
+    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, with_values: bool
+) -> tuple[bytes, list[BatchHeader]]:
+    decompressor = _decompressor()
+    parts: list[Buffer] = []
+    headers: list[BatchHeader] = []
+    for at, header in batches:
+        columns_at = at + BATCH_HEADER_BYTES
+        values_at = columns_at + padded(header.columns_stored)
+        columns: Buffer = data[columns_at : columns_at + header.columns_stored]
+        values: Buffer = data[values_at : values_at + header.values_stored]
+        if header.flags == CODEC_ZSTD:
+            columns = _decompress(decompressor, columns, header.columns_bytes)
+            if with_values:
+                values = _decompress(decompressor, values, header.values_bytes, is_alone=False)
+        plain = header._replace(
+            flags=CODEC_NONE,
+            columns_stored=header.columns_bytes,
+            values_stored=header.values_bytes,
+            total_bytes=BATCH_HEADER_BYTES + padded(header.columns_bytes) + padded(header.values_bytes),
+        )
+        parts += (HEADER.pack(*plain), columns, padding(len(columns)), values, padding(len(values)))
+        headers.append(plain)
+    return b"".join(parts), headers
+
+
+def expand_columns(header: BatchHeader, batch: memoryview) -> Buffer:
+    """The uncompressed columns of a batch, which may lack its values. `UnknownCodec`, `BadBatch`."""
+    check_codec(header)
+    stored = batch[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + header.columns_stored]
+    if header.flags == CODEC_NONE:
+        return stored
+    return _decompress(_decompressor(), stored, header.columns_bytes)
+
+
+def check_values(header: BatchHeader, batch: memoryview) -> None:
+    """`UnknownCodec` or `BadBatch` unless a reader can expand the values of a whole batch.
+
+    The values are not kept: whatever their size, it takes less than 10 MiB of memory.
+    """
+    check_codec(header)
+    if header.flags == CODEC_NONE:
+        return
+    values_at = BATCH_HEADER_BYTES + padded(header.columns_stored)
+    stored = batch[values_at : values_at + header.values_stored]
+    if header.values_bytes <= _WHOLE_BYTES_MAX:
+        _decompress(_decompressor(), stored, header.values_bytes, is_alone=False)
+    else:
+        _check_pieces(_decompressor(), stored, header.values_bytes)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+
+
+def _filler(columns: bytes, values: bytes, plain_bytes: int) -> bytes:
+    """The skippable frame (RFC 8878, section 3.1.2) that a batch needs to be as large as it must be."""
+    stored_bytes = BATCH_HEADER_BYTES + padded(len(columns)) + len(values)
+    missing = -(-plain_bytes // COMPRESSION_RATIO_MAX) - stored_bytes
+    if missing <= 0:
+        return b""
+    size = max(missing - _SKIPPABLE.size, 0)
+    return _SKIPPABLE.pack(_SKIPPABLE_MAGIC, size) + bytes(size)
+
+
+def _decompress(
+    decompressor: zstandard.ZstdDecompressor, data: Buffer, size: int, *, is_alone: bool = True
+) -> bytes:
+    """Exactly `size` bytes, the content of the frame that `data` begins with; `is_alone`: and ends with."""
+    try:
+        _check_frame(data, size)
+        plain = decompressor.decompress(data, max_output_size=size, allow_extra_data=not is_alone)
+    except zstandard.ZstdError as error:
+        raise BadBatch(f"zstd: {error}") from error
+    if len(plain) != size:
+        raise BadBatch(f"a frame that holds {len(plain)} bytes where {size} are announced")
+    return plain
+
+
+def _check_frame(data: Buffer, size: int) -> zstandard.FrameParameters:
+    """The frame's own claims, checked before it is decompressed: zstd would allocate what they say."""
+    frame = zstandard.get_frame_parameters(data)
+    if frame.content_size != size:
+        raise BadBatch(f"a frame of {frame.content_size} bytes where {size} are announced")
+    if frame.window_size > _ZSTD_WINDOW_BYTES_MAX or frame.dict_id:
+        raise BadBatch(f"a frame with a window of {frame.window_size} bytes, dictionary {frame.dict_id}")
+    return frame
+
+
+def _check_pieces(decompressor: zstandard.ZstdDecompressor, data: memoryview, size: int) -> None:
+    """`BadBatch` for what `_decompress` refuses, and for frames of very small blocks. In pieces."""
+    piece, found = bytearray(_PIECE_BYTES), 0
+    try:
+        _check_blocks(_check_frame(data, size), data, size)
+        with decompressor.stream_reader(data) as reader:
+            while count := reader.readinto(piece):
+                found += count
+    except zstandard.ZstdError as error:
+        raise BadBatch(f"zstd: {error}") from error
+    if found != size:
+        raise BadBatch(f"a frame that holds {found} bytes where {size} are announced")
+
+
+def _check_blocks(frame: zstandard.FrameParameters, data: memoryview, size: int) -> None:
+    """`BadBatch` unless all blocks of the frame are in `data` (RFC 8878, section 3.1.1.2)."""
+    at = zstandard.frame_header_size(data)
+    for _ in range(size // _BLOCK_BYTES_MEAN_MIN + 16):
+        head = int.from_bytes(data[at : at + 3], "little")
+        at += 3 + (1 if head >> 1 & 3 == 1 else head >> 3)
+        if head & 1 or at > len(data):
+            break
+    else:
+        raise BadBatch("a frame of very small blocks")
+    if at + 4 * frame.has_checksum > len(data):
+        raise BadBatch("a frame that is cut short")
+
+
+def _columns(draft: BatchDraft) -> bytes:
+    count = draft.message_count
+    parts = [draft.offsets.tobytes(), padding(4 * (count + 1)), draft.timestamps_ns.tobytes()]
+    if draft.topic_index is not None:
+        parts += [draft.topic_index.tobytes(), padding(2 * count)]
+    ends = accumulate(map(len, draft.topics), initial=0)
+    parts += [end.to_bytes(4, "little") for end in ends]
+    parts += draft.topics
+    return b"".join(parts)

@@ -1,0 +1,75 @@
+"""A sparse index of a segment, so that a reader finds a number or position in one hop.
+
+Derived from the segment and never trusted over it: the frame at an entry's offset must verify and carry the
+entry's first number, or the reader walks from the segment's start. Lost or torn entries cost time only.
+
+The file `index.X.Y` is a run of 32-byte entries in log order, about one for each MiB, appended as the segment
+grows and not synced:
+
+    offset  bytes  field
+         0      8  first number or position of the frame
+         8      8  offset of the frame in the segment
+        16      8  highest timestamp of all messages before the frame, ns
+        24      4  kind: 1 frame, 2 declaration block (merged)
+        28      4  checksum: CRC-32C of bytes 0-27, seeded with (incarnation or cluster id, X, Y)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from rt.log.format.checksum import crc32c
+from rt.log.format.constants import NUMBER_MAX, Buffer
+from rt.log.format.segment import SegmentId
+
+INDEX_STRIDE_BYTES: Final = 2**20
+ENTRY_BYTES: Final = 32
+
+_ENTRY = struct.Struct("<QQqII")
+_BODY = struct.Struct("<QQqI")
+
+
+class EntryKind(IntEnum):
+    """What stands at an entry's offset."""
+
+    FRAME = 1
+    DECLARATION = 2
+
+
+_KINDS: Final = frozenset(EntryKind)
+
+
+class IndexEntry(NamedTuple):
+    """One hop."""
+
+    first: int
+    offset: int
+    timestamp_high_ns: int
+    kind: EntryKind = EntryKind.FRAME
+
+
+def index_file_name(segment: SegmentId) -> str:
+    """`index.X.Y`."""
+    return f"index.{segment.x}.{segment.y}"
+
+
+def encode_entry(entry: IndexEntry, seed: int) -> bytes:
+    """The 32 bytes of an entry."""
+    body = _BODY.pack(*entry)
+    return body + crc32c(body, seed).to_bytes(4, "little")
+
+
+def decode_entries(data: Buffer, seed: int) -> Iterator[IndexEntry]:
+    """The valid entries of an index file's bytes, as long as they rise; damaged ones are passed over."""
+    last = -1
+    whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
+    for start in range(0, len(whole), ENTRY_BYTES):
+        first, offset, timestamp_high_ns, kind, checksum = _ENTRY.unpack_from(whole, start)
+        if crc32c(whole[start : start + _BODY.size], seed) != checksum or kind not in _KINDS:
+            continue
+        if last < offset < NUMBER_MAX and first < NUMBER_MAX:
+            last = offset
+            yield IndexEntry(first, offset, timestamp_high_ns, EntryKind(kind))

@@ -1,0 +1,1 @@
+"""Follow a log, seek in it, read ranges of it."""

@@ -1,0 +1,82 @@
+"""The approximate layout of a merged log: bytes by position, from the segment table and the indexes.
+
+An outline helps to share out work and to skip by time. It reads no frames and proves nothing: a range reader
+finds positions by verified frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rt.log.disk import Disk, storage_errors
+from rt.log.format.index import INDEX_STRIDE_BYTES, EntryKind
+from rt.log.read.waypoint import Waypoint
+from rt.log.scan.catalog import ReadableSegment, read_catalog, segment_path
+from rt.log.scan.directory import read_header, read_index
+
+
+def outline(
+    disk: Disk, path: str, start: int, end: int, *, stride_bytes: int = INDEX_STRIDE_BYTES
+) -> Iterator[Waypoint]:
+    """Waypoints, about `stride_bytes` apart, from the last one up to `start` to the first one at or after
+    `end`.
+
+    Positions and bytes rise. If the log starts after `start`, so does the outline. The last waypoint is `end`
+    if there is none after it. Raises storage errors.
+    """
+    before: Waypoint | None = None
+    last = -1
+    for waypoint in _waypoints(disk, path, start, end, stride_bytes):
+        if waypoint.position <= last:
+            continue
+        last = waypoint.position
+        if waypoint.position <= start:
+            before = waypoint
+            continue
+        if before is not None:
+            yield before
+            before = None
+        yield waypoint
+        if waypoint.position >= end:
+            return
+    if before is not None and before.position < end:
+        yield before
+
+
+def _waypoints(disk: Disk, path: str, start: int, end: int, stride_bytes: int) -> Iterator[Waypoint]:
+    with storage_errors(path, "reading the outline of a log"):
+        catalog = read_catalog(disk, path)
+    sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
+    log_bytes, high_ns = 0, None
+    for kept in catalog.kept:
+        if kept.end is not None and kept.end <= start:
+            continue
+        if kept.first >= end:
+            break
+        known = sealed.get(kept.id)
+        yield Waypoint(kept.first, log_bytes, high_ns)
+        with storage_errors(path, "reading the outline of a log"):
+            size = known.size_bytes if known else disk.size(segment_path(path, kept.id)) or 0
+            waypoints = _segment_waypoints(disk, path, kept, stride_bytes) if size > stride_bytes else []
+        for waypoint in waypoints:
+            yield waypoint._replace(log_bytes=log_bytes + waypoint.log_bytes)
+        log_bytes += size
+        high_ns = known.timestamp_high_ns if known else None
+        if kept.end is not None and kept.end >= end:
+            yield Waypoint(kept.end, log_bytes, high_ns)
+            return
+    yield Waypoint(end, log_bytes, high_ns)
+
+
+def _segment_waypoints(disk: Disk, path: str, kept: ReadableSegment, stride_bytes: int) -> list[Waypoint]:
+    """The segment's index entries, thinned out; none if it was trimmed meanwhile."""
+    header = kept.header or read_header(disk, path, kept.id)
+    if header is None:
+        return []
+    waypoints: list[Waypoint] = []
+    behind = 0
+    for entry in read_index(disk, path, header):
+        if entry.kind is EntryKind.FRAME and entry.offset >= behind and entry.first > kept.first:
+            waypoints.append(Waypoint(entry.first, entry.offset, entry.timestamp_high_ns))
+            behind = entry.offset + stride_bytes
+    return waypoints

@@ -1,0 +1,211 @@
+"""Read only the needed part of a merged segment.
+
+A `Projection` says what is needed. If it excludes a block or batch, that has no needed message. If it
+includes one, that may still have messages that are not needed, and the reader filters each.
+
+Invariants:
+- What is returned is verified as `MergedScanner` does it, except values that are not needed: they may even be
+  missing.
+- Skipped blocks and batches are passed by their verified headers. So the scan may end after the bytes it was
+  given. The caller continues there, and checks that the file is long enough.
+- The scan stops after the last needed position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rt.log.format.batch import BATCH_HEADER_BYTES, HEADER, BadBatch, BatchHeader, check_header
+from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
+from rt.log.format.checksum import batch_seed, crc32c
+from rt.log.scan.batch_decoder import PlacedRun, topics_of
+from rt.log.scan.scanner import MergedScanner, ScanResult
+from rt.log.scan.small_batches import find_run
+
+
+class ProjectingScanner(MergedScanner):
+    """Continues where `scanner` is, between two blocks, with what `interest` needs from `start` to `end`.
+
+    Its scans have `items`, not `batches`: many small batches of a block are one item.
+    """
+
+    def __init__(self, scanner: MergedScanner, interest: Projection, start: int, end: int) -> None:
+        assert scanner.boundary == scanner.offset
+        assert scanner.chain is None
+        self.__dict__.update(scanner.__dict__)
+        self._interest = interest
+        self._start = start
+        self._stop = end
+        self._singly_until = 0
+        """Before this offset batches are read one by one: they are too few, or not plain."""
+
+    def _enter_block(self, data: memoryview, found: ScanResult) -> None:
+        if self.next >= self._stop:
+            found.needed = BLOCK_HEADER_BYTES  # Nothing more is needed.
+            return
+        super()._enter_block(data, found)
+        block = self._block
+        if block is not None and not self._wants_block(block):
+            found.consumed += block.length_bytes
+            self._leave_block(block)
+
+    def _wants_block(self, block: BlockHeader) -> bool:
+        return block.end > self._start and self._interest.wants_session(
+            self.sessions[block.session_id].session
+        )
+
+    def _read_batches(self, data: memoryview, found: ScanResult, block: BlockHeader, values: bool) -> None:  # noqa: ARG002
+        at = found.consumed
+        base = self.offset - at
+        stop = self._block_end - base
+        source = block.source_offset + block.length_bytes - stop
+        end = min(len(data), stop)
+        while at < end:
+            if self._block_first >= self._stop:
+                found.needed = BATCH_HEADER_BYTES
+                return
+            if base + at >= self._singly_until and (
+                run := self._read_run(data, at, end, block, base, source)
+            ):
+                found.items.append(run)
+                at = int(run.end)
+                found.consumed = at
+                continue
+            seed = batch_seed(self._seed, source + at)
+            header = read_columns(data, at, end, seed)
+            wanted = not isinstance(header, int) and self._wants_batch(data, at, header)
+            if not isinstance(header, int) and wanted and self._interest.values:
+                header = check_values(data, at, end, seed, header)
+            if isinstance(header, int):
+                if header > stop - at:
+                    raise BadBatch("a batch reaches beyond its block")
+                found.needed = header
+                return
+            if at + header.total_bytes > stop:
+                raise BadBatch("a batch reaches beyond its block")
+            self._hand_out(found, block, header, at, base, 0)
+            placed = found.batches.pop()
+            if wanted:
+                found.items.append(placed)
+            at += header.total_bytes
+            found.consumed = at
+        if at == stop:
+            self._leave_block(block)
+
+    def _read_run(
+        self, data: memoryview, at: int, end: int, block: BlockHeader, base: int, source: int
+    ) -> PlacedRun | None:
+        """The small batches at `at`, verified together; None if they must be read one by one."""
+        interest = self._interest
+        run, tried = None, end
+        if interest.is_of_batches:
+            run, tried = find_run(data, at, end, self._seed, source, values=interest.values)
+        if run is not None:
+            firsts = self._block_first + run.numbers - run.numbers[0]
+            behind = int(firsts[-1] + run.counts[-1])
+            is_last = base + run.end == self._block_end
+            follows = self._number is None or self._number == run.numbers[0]
+            if follows and (behind == block.end or (behind < block.end and not is_last)):
+                self._block_first, self._number = behind, int(run.numbers[-1] + run.counts[-1])
+                skips = np.clip(block.first_position - firsts, 0, run.counts)
+                return PlacedRun(
+                    run.starts,
+                    run.counts,
+                    firsts,
+                    skips,
+                    block.session_id,
+                    block.source_x,
+                    base,
+                    run.end,
+                )
+        self._singly_until = base + max(tried, at + 1)
+        return None
+
+    def _wants_batch(self, data: memoryview, at: int, header: BatchHeader) -> bool:
+        first, interest = self._block_first, self._interest
+        if first + header.message_count <= self._start:
+            return False
+        if not interest.wants_times(header.timestamp_low_ns, header.timestamp_high_ns):
+            return False
+        if interest.topics is None:
+            return True
+        topics = topics_of(data, at, header)
+        return topics is None or interest.wants_topics(topics)
+
+
+def read_columns(data: memoryview, at: int, end: int, seed: int) -> BatchHeader | int:
+    """Verify header and columns of the batch at `at`. Returns the bytes needed, if `data` has fewer before
+    `end`.
+
+    Raises `BadBatch` if they do not verify. Does not read the values.
+    """
+    if end - at < BATCH_HEADER_BYTES:
+        return BATCH_HEADER_BYTES
+    fields = HEADER.unpack_from(data, at)
+    check_header(fields)
+    header = BatchHeader(*fields)
+    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
+    if values_at > end:
+        return values_at - at
+    if crc32c(data[at + 8 : values_at], seed) != header.checksum:
+        raise BadBatch("columns fail their checksum")
+    return header
+
+
+def check_values(data: memoryview, at: int, end: int, seed: int, header: BatchHeader) -> BatchHeader | int:
+    """`header`, if the values of its batch verify; the bytes needed, if `data` has fewer."""
+    stop = at + header.total_bytes
+    if stop > end:
+        return header.total_bytes
+    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
+    if crc32c(data[values_at:stop], seed) != header.values_checksum:
+        raise BadBatch("values fail their checksum")
+    return header
+
+
+TIMESTAMP_LOW_NS: Final = -(2**63)
+TIMESTAMP_HIGH_NS: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Messages of these sessions and topics (None: all), and of these timestamps, both ends included.
+
+    Without `values` the values are neither read nor verified, and are empty in the result.
+    """
+
+    values: bool = True
+    sessions: frozenset[str] | None = None
+    topics: frozenset[str] | None = None
+    timestamp_low_ns: int = TIMESTAMP_LOW_NS
+    timestamp_high_ns: int = TIMESTAMP_HIGH_NS
+
+    @property
+    def is_of_batches(self) -> bool:
+        """Whether every batch of an included session is needed."""
+        is_timeless = (self.timestamp_low_ns, self.timestamp_high_ns) == (TIMESTAMP_LOW_NS, TIMESTAMP_HIGH_NS)
+        return is_timeless and self.topics is None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether no message can match."""
+        none = frozenset[str]()
+        return self.timestamp_low_ns > self.timestamp_high_ns or none in {self.sessions, self.topics}
+
+    def wants_session(self, session: str) -> bool:
+        """Whether messages of `session` may match."""
+        return self.sessions is None or session in self.sessions
+
+    def wants_times(self, low_ns: int, high_ns: int) -> bool:
+        """Whether messages between these timestamps may match."""
+        return low_ns <= self.timestamp_high_ns and high_ns >= self.timestamp_low_ns
+
+    def wants_topics(self, topics: list[str]) -> bool:
+        """Whether messages of one of `topics` may match."""
+        return self.topics is None or not self.topics.isdisjoint(topics)
+
+
+EVERYTHING: Final = Projection()

@@ -1,0 +1,306 @@
+"""Reading a log directory: any session or merged one, live or finished, without locks and without network.
+
+Invariants:
+- Only batches with valid checksums are returned, in order, each message once.
+- Files are read with pread, never mapped: a trim under a mapping would kill the process.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rt.errors import LogNotFound
+from rt.events import BadMessage, Event
+from rt.log.disk import REAL, Disk, storage_errors
+from rt.log.format.batch import BadBatch
+from rt.log.read.event_sink import EventHandler, EventSink
+from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, SegmentCursor
+from rt.log.read.start_position import Place
+from rt.log.read.watch import DirectoryWatch
+from rt.log.scan.batch_decoder import Message, MessageBatch, PlacedBatch, decode, groups
+from rt.log.scan.catalog import ReadableSegment, read_catalog
+from rt.log.scan.directory import is_log_directory, read_identity
+from rt.log.scan.scanner import ScanResult
+
+__all__ = ["EventHandler", "LogReader", "Place"]
+
+
+class LogReader:
+    """Messages of one log directory, in columns or one by one.
+
+    `position` is the first to read: a position (in a session log: a number), "earliest" (the log start) or
+    "latest" (the current log end). With `follow` the reader waits at the end for more; else it stops there.
+    `topics`, if given, are the only ones returned. `on_event` receives the events of `rt.events`. Without it,
+    missing messages raise `rt.Gap`, and the next read continues after the gap.
+
+    Iterating, `poll` and `batches` share one position and may be mixed. For one thread; `close` may be called
+    from any.
+    """
+
+    _may_be_ahead = False
+    """Whether a position after the end is waited for. A subclass sets it before it opens."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        position: Place = "earliest",
+        follow: bool = False,
+        topics: Collection[str] | None = None,
+        on_event: EventHandler | None = None,
+        disk: Disk = REAL,
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self._disk = disk
+        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
+        self._closed = False
+        self._reading = threading.RLock()
+        self._is_busy = False
+        self._deferred: Exception | None = None
+        self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._groups: deque[Sequence[PlacedBatch]] = deque()
+        """Batches of `_buffer` that are verified but not decoded; decoded a group at a time."""
+        self._given: MessageBatch | None = None
+        self._rows: Iterator[int] = iter(())
+        if not is_log_directory(disk, self.path):
+            raise LogNotFound(
+                "no log directory", where=self.path, hint="Name a directory that holds log.X.Y files."
+            )
+        with storage_errors(self.path, "opening a log"):
+            self.identity = read_identity(disk, self.path)
+        self._teller = EventSink(self.path, on_event)
+        self._walk = SegmentCursor(disk, self.path, self.identity, self._teller, waits=follow)
+        self._watch = DirectoryWatch(self.path) if follow else None
+        try:
+            with storage_errors(self.path, "opening a log"):
+                self._walk.go_to(position, may_be_ahead=self._may_be_ahead)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def position(self) -> int:
+        """The position of the next message: store it, and pass it to a later reader."""
+        left = operator.length_hint(self._rows)
+        if self._given is not None and left:
+            return int(self._given.positions[len(self._given) - left])
+        return self._walk.position
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over messages until the end of the log; with `follow`, until `close`."""
+        while (batch := self.next_batch()) is not None:
+            yield from self.one_by_one(batch)
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Iterate over the same messages in columns, as many at a time as are read together."""
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def poll(self, max_messages: int = 1000, timeout: float | None = 0.0) -> list[Message]:
+        """Up to `max_messages`, waiting up to `timeout` seconds (None: no limit) for the first one."""
+        messages: list[Message] = []
+        try:
+            while len(messages) < max_messages:
+                batch = self.next_batch(0.0 if messages else timeout, max_messages - len(messages))
+                if batch is None:
+                    break
+                messages.extend(batch.messages())
+        except Exception as error:
+            if not messages:
+                raise
+            self._deferred = error  # Return what was read, and raise at the next call.
+        return messages
+
+    def next_batch(
+        self, timeout: float | None = None, max_messages: int | None = None
+    ) -> MessageBatch | None:
+        """The next messages in columns; None at the end, or (`follow`) after `timeout` seconds."""
+        batch = self._undelivered()
+        if batch is None:
+            deferred, self._deferred = self._deferred, None
+            if deferred is not None:
+                raise deferred
+            batch = self._read(timeout)
+            if batch is None:
+                return None
+        if max_messages is not None and len(batch) > max_messages:
+            rest = batch.slice(max_messages, len(batch))
+            batch = batch.slice(0, max_messages)
+            self._given, self._rows = rest, iter(rest.positions.tolist())
+        return batch
+
+    def seek(self, position: Place) -> None:
+        """Continue at `position`, which may be earlier or later."""
+        self._forget()
+        with storage_errors(self.path, "seeking in a log"):
+            self._walk.go_to(position, may_be_ahead=self._may_be_ahead)
+
+    def position_at(self, timestamp_ns: int) -> int:
+        """The first retained position with timestamp >= `timestamp_ns`; the end if there is none."""
+        with storage_errors(self.path, "looking for a time"):
+            return self._position_at(timestamp_ns)
+
+    def close(self) -> None:
+        """Stop, from any thread: another thread's wait and iteration end. Closing twice is allowed."""
+        self._closed = True
+        deque(self._rows, maxlen=0)
+        if (watch := self._watch) is not None:
+            watch.wake()
+        with self._reading:
+            if not self._is_busy:
+                self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Delivery
+
+    def one_by_one(self, batch: MessageBatch) -> Iterator[Message]:
+        """The messages of the batch that `next_batch` just returned; `position` follows each of them."""
+        self._given, self._rows = batch, iter(batch.positions.tolist())
+        return batch.messages(self._rows)
+
+    def _undelivered(self) -> MessageBatch | None:
+        """The rest of an interrupted iteration or a limited poll."""
+        given, rows, left = self._given, self._rows, operator.length_hint(self._rows)
+        self._given, self._rows = None, iter(())
+        deque(rows, maxlen=0)  # An interrupted iteration must not continue with rows that are returned now.
+        return given.slice(len(given) - left, len(given)) if given is not None and left else None
+
+    def _forget(self) -> None:
+        self._undelivered()
+        self._deferred = None
+        self._groups.clear()
+        self._walk.leave()
+
+    # Reading
+
+    def _read(self, timeout: float | None) -> MessageBatch | None:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._reading:
+            self._is_busy = True
+            try:
+                with storage_errors(self.path, "reading a log"):
+                    return self._read_until(deadline)
+            finally:
+                self._is_busy = False
+                if self._closed:
+                    self._release()
+
+    def _read_until(self, deadline: float) -> MessageBatch | None:
+        while not self._closed:
+            while self._groups:
+                if (wanted := self._decode_next()) is not None:
+                    return wanted
+            if self._advance():
+                continue
+            left = deadline - time.monotonic()
+            if self._watch is None or left <= 0:
+                return None
+            self._watch.wait(min(left, LOOK_AGAIN_SECONDS))
+        return None
+
+    def _advance(self) -> bool:
+        """Read on. False if there is nothing more for now."""
+        return self._walk.advance(self._look_forward_to)
+
+    def _wanted(self, batch: MessageBatch) -> MessageBatch | None:
+        """The part of `batch` after the position and of the selected topics. Moves the position."""
+        end = batch.end
+        position = self._walk.position
+        if batch.positions[0] < position:
+            batch = batch.slice(int(np.searchsorted(batch.positions, position)), len(batch))
+        self._walk.position = max(end, position)
+        if not len(batch):
+            return None
+        return batch if self._topics is None else batch.with_topics(self._topics)
+
+    def _look_forward_to(self, data: bytes, scan: ScanResult) -> None:
+        position = self._walk.position
+        wanted = [b for b in scan.batches if b.first_position + b.header.message_count > position]
+        self._buffer = np.frombuffer(data, np.uint8)
+        self._groups.extend(groups(wanted))
+
+    def _decode_next(self) -> MessageBatch | None:
+        """Decode the next group; None if no message of it is selected.
+
+        The group leaves the queue after it was decoded, so an interrupted call loses nothing. A bad batch is
+        decoded alone, so that it is reported and its neighbours are returned.
+        """
+        group = self._groups[0]
+        try:
+            batch = decode(self._buffer, group, self._walk.names)
+        except BadBatch as reason:
+            self._groups.popleft()
+            if len(group) > 1:
+                self._groups.extendleft([placed] for placed in reversed(group))
+                return None
+            self._tell_bad(group[0], str(reason))
+            return None
+        wanted = None if batch is None else self._wanted(batch)
+        self._groups.popleft()
+        return wanted
+
+    def _tell_bad(self, placed: PlacedBatch, reason: str) -> None:
+        start = placed.first_position + placed.skip
+        end = placed.first_position + placed.header.message_count
+        self._walk.position = max(self._walk.position, end)
+        self._teller.tell(BadMessage(start, end, self._walk.segment_path, placed.offset, reason))
+
+    def make_durable(self) -> None:
+        """Sync what was read: after a power cut a stored position must not be after the log end."""
+        self._walk.sync()
+
+    def _position_at(self, timestamp_ns: int) -> int:
+        catalog = read_catalog(self._disk, self.path)
+        sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
+        end = catalog.known_end
+        for kept in catalog.kept:
+            known = sealed.get(kept.id)
+            if known is not None and known.timestamp_high_ns < timestamp_ns:
+                continue
+            for batch in self._segment_batches(kept):
+                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
+                if len(at):
+                    return int(batch.positions[at[0]])
+                end = max(end, batch.end)
+        return end
+
+    def _segment_batches(self, kept: ReadableSegment) -> Iterator[MessageBatch]:
+        with LogReader(
+            self.path, position=kept.first, topics=self._topics, on_event=_ignore, disk=self._disk
+        ) as reader:
+            for batch in reader.batches():
+                if kept.end is not None and batch.positions[0] >= kept.end:
+                    return
+                yield batch
+
+    def _release(self) -> None:
+        self._walk.leave()
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.close()
+
+
+def _ignore(event: Event) -> None:
+    """Ignore events of a look-up: they are reported when the messages are read."""

@@ -1,0 +1,213 @@
+"""Read a log directory segment by segment from a position, while other processes append and trim.
+
+Invariants:
+- An incomplete frame is waited for. A bad frame in bytes that were synced raises `rt.Corrupt`.
+- If the log no longer has the position, an event reports it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import copy
+from typing import Final
+
+from rt.errors import Corrupt
+from rt.events import BadTail, Reset, SkipForward
+from rt.log.disk import Disk, storage_errors
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.read.event_sink import EventSink
+from rt.log.read.gaps import read_skips, reason_of
+from rt.log.read.open_segment import RESTORE, OpenSegment, open_segment
+from rt.log.read.start_position import Place, find_place
+from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
+from rt.log.scan.directory import READ_BYTES, read_durable_end
+from rt.log.scan.scanner import MergedScanner, ScanResult
+
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""A follower lists the directory this often even without a wake-up."""
+
+
+class SegmentCursor:
+    """Reads the log of `identity` in `directory`. The caller moves `position` past what it read.
+
+    `waits`: the log may still grow. Otherwise an incomplete batch at its end is reported.
+    """
+
+    def __init__(
+        self, disk: Disk, directory: str, identity: LogIdentity, teller: EventSink, *, waits: bool
+    ) -> None:
+        self._disk, self._directory, self._identity = disk, directory, identity
+        self._teller, self._waits = teller, waits
+        self._segment: OpenSegment | None = None
+        self._x: int | None = None
+        """X of the segment that was read last."""
+        self._list_again_at = 0.0
+        self._read_bytes = READ_BYTES
+        self.position = 0
+        """The next position to read."""
+        self.names: dict[int, str] = {0: identity.name}
+        """Session names by the id that batches use, as far as read."""
+
+    @property
+    def segment_path(self) -> str:
+        """The file of the open segment."""
+        return segment_path(self._directory, SegmentId(0, 0)) if self._segment is None else self._segment.path
+
+    def go_to(self, place: Place, *, may_be_ahead: bool) -> None:
+        """Continue at `place`. Raises `ValueError` as `find_place` does."""
+        self.leave()
+        self._x = None
+        self.position, self._x = find_place(
+            self._disk, self._directory, self._identity, place, may_be_ahead=may_be_ahead
+        )
+
+    def leave(self) -> None:
+        """Close the open segment."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+    def sync(self) -> None:
+        """Sync the open segment."""
+        if self._segment is not None:
+            with storage_errors(self._directory, "syncing a segment"):
+                self._segment.file.sync()
+
+    def advance(self, take: Callable[[bytes, ScanResult], None]) -> bool:
+        """Read on and pass batches to `take`. False if there is nothing more for now."""
+        if self._segment is None and not self._enter():
+            return False
+        segment = self._segment
+        assert segment is not None
+        data = self._pread(segment, self._read_bytes)
+        scan = segment.scanner.scan(memoryview(data))
+        if scan.consumed:
+            self._read_bytes = READ_BYTES
+            if isinstance(segment.scanner, MergedScanner):
+                sessions = segment.scanner.sessions
+                self.names = {session_id: found.session for session_id, found in sessions.items()}
+            take(data, scan)
+            return True
+        if scan.problem is None and scan.needed > len(data) and len(data) == self._read_bytes:
+            self._read_bytes = scan.needed
+            return True
+        return self._at_end(segment, scan, len(data))
+
+    def _pread(self, segment: OpenSegment, size: int) -> bytes:
+        with storage_errors(self._directory, "reading a segment"):
+            return segment.file.pread(size, segment.scanner.offset)
+
+    def _enter(self, *, is_gap: bool = False) -> bool:
+        """Open the segment that holds the position. False if there is none yet.
+
+        In a dedup session numbers jump between segments. A jump is reported only after a trim (`is_gap`).
+        """
+        catalog = read_catalog(self._disk, self._directory)
+        kept = catalog.find(self.position, monotone=self._identity.dedup_id is None)
+        if kept is None:
+            self._skip_to(catalog, catalog.known_end)
+            return False
+        if self._identity.dedup_id is not None and not is_gap:
+            self.position = max(self.position, kept.first)
+        is_at_begin = self.position <= kept.first
+        self._skip_to(catalog, kept.first)
+        if is_at_begin:
+            self._note_reset(kept, catalog.x_before(kept.id) if self._x is None else self._x)
+        return self._open(kept, self.position)
+
+    def _open(self, kept: ReadableSegment, position: int) -> bool:
+        """Open `kept` at `position`. False if it was trimmed meanwhile."""
+        segment = open_segment(self._disk, self._directory, self._identity, kept, position)
+        if segment is None:
+            return False
+        self.leave()
+        self._segment, self._x = segment, kept.id.x
+        return True
+
+    def _at_end(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
+        """At the end of the segment's bytes: go to the next segment, or find the reason. False to wait."""
+        file, scanner = segment.file, segment.scanner
+        if file.size() == 0 or not file.is_linked():
+            return self._trimmed()
+        durable = read_durable_end(self._disk, self._directory)
+        is_newer = durable is not None and durable.id > segment.id and durable.origin == self._identity.origin
+        later = self._later(segment.id, is_last_look=is_newer or not self._waits)
+        if later is None and is_newer and durable is not None:
+            path = segment_path(self._directory, durable.id)
+            raise Corrupt("a segment is missing that was synced", path=path, offset=0, hint=RESTORE)
+        known = durable.offset if durable is not None and durable.id == segment.id else 0
+        if self._grew(segment, scan, got):
+            return True
+        if later is None and scanner.offset >= known:
+            if scanner.boundary < file.size() and not self._waits:
+                torn_bytes = max(file.size() - scanner.boundary, 0)
+                self._teller.tell_tail(BadTail(segment.path, scanner.boundary, torn_bytes))
+            return False
+        if later is not None and scanner.boundary == file.size():
+            return self._open_next(segment, later)
+        if file.size() == 0:
+            return self._trimmed()
+        raise Corrupt(
+            scan.problem or "the segment ends inside a batch",
+            path=segment.path,
+            offset=scanner.boundary,
+            hint=RESTORE,
+        )
+
+    def _grew(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
+        """Whether there are more bytes now, or the same ones verify: they were being written when read."""
+        if not (scan.problem or scan.needed):
+            return segment.file.size() > segment.scanner.offset + got
+        data = self._pread(segment, max(got, scan.needed))
+        return copy(segment.scanner).scan(memoryview(data)).consumed > 0
+
+    def _later(self, segment: SegmentId, *, is_last_look: bool) -> ReadableSegment | None:
+        """The next segment, if there is one.
+
+        Costs two look-ups while nothing happens. Lists the directory after a change, before the end of the
+        log is reported, and for a follower from time to time.
+        """
+        x, y = segment
+        nearby = (SegmentId(x, y + 1), SegmentId(x + 1, 0))
+        is_due = is_last_look or time.monotonic() >= self._list_again_at
+        if not is_due and all(
+            self._disk.size(segment_path(self._directory, near)) is None for near in nearby
+        ):
+            return None
+        self._list_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
+        return read_catalog(self._disk, self._directory).after(segment)
+
+    def _open_next(self, segment: OpenSegment, kept: ReadableSegment) -> bool:
+        end = segment.scanner.next
+        may_jump = self._identity.dedup_id is not None and kept.id.x != segment.id.x
+        if may_jump:
+            self.position = kept.first
+        elif kept.first > end:
+            catalog = read_catalog(self._disk, self._directory)
+            if self._identity.kind is LogKind.FILTERED:
+                # The sender's filter left out the positions after the last block, up to the sealed end.
+                self.position = max(self.position, catalog.sealed_end(segment.id))
+            self._skip_to(catalog, kept.first)
+        self._note_reset(kept, segment.id.x)
+        return self._open(kept, max(self.position, kept.first))
+
+    def _note_reset(self, kept: ReadableSegment, earlier_x: int | None) -> None:
+        """Report a reset where a merged log continues with another X."""
+        if self._identity.kind is not LogKind.SESSION and earlier_x is not None and earlier_x < kept.id.x:
+            self._x = kept.id.x
+            self._teller.tell(Reset(kept.first, kept.id.x))
+
+    def _trimmed(self) -> bool:
+        """The open segment was trimmed: find the position again."""
+        self.leave()
+        return self._enter(is_gap=True)
+
+    def _skip_to(self, catalog: SegmentCatalog, start: int) -> None:
+        if start > self.position:
+            why = reason_of(read_skips(self._disk, self._directory), self.position, start)
+            reason = catalog.trim_reason(self.position) if why is None else why
+            event = SkipForward(self.position, start, reason.name.lower())
+            self.position = start
+            self._teller.tell(event)

@@ -1,0 +1,1 @@
+"""From bytes to verified batches and columns."""

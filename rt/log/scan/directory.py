@@ -1,0 +1,169 @@
+"""The files of a log directory, and how a process that only reads finds them.
+
+    log.X.Y    segments                          index.X.Y  a sparse index of each
+    segments   the table of sealed ones          durable    how far the active one is synced
+    lock       held by the writer                .*.new     a temporary file; ignore leftovers
+
+Readers take no lock. Files may be missing, or older or newer than each other, so only bytes that verify
+count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from rt.errors import Corrupt, InvalidName, LogNotFound
+from rt.log.disk import Disk, storage_error, storage_errors
+from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, newest_durable_end
+from rt.log.format.index import IndexEntry, decode_entries, index_file_name
+from rt.log.format.segment import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+    parse_segment_name,
+)
+from rt.log.format.segment_table import TABLE_FILE, LogIdentity, SegmentTable, decode_table
+from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult
+
+LOCK_FILE = "lock"
+READ_BYTES = 2 * 2**20
+"""Bytes per read: large enough to hide the system call, small enough for the processor's cache."""
+
+
+def session_directory(root: str | os.PathLike[str], stream: str, session: str) -> str:
+    """Where a publisher stores a session of `stream` below `root`."""
+    return os.path.join(os.fspath(root), stream, "sessions", session)
+
+
+def merged_directory(root: str | os.PathLike[str], stream: str) -> str:
+    """Where the merged log of `stream` is stored below `root`."""
+    return os.path.join(os.fspath(root), stream, "merged")
+
+
+def is_log_directory(disk: Disk, path: str) -> bool:
+    """Whether there is a log at `path`: a segments table, or a segment."""
+    try:
+        names = disk.list_directory(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise storage_error(error, path, "listing a directory") from error
+    return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
+
+
+def _read_file(disk: Disk, path: str, size: int | None = None) -> bytes | None:
+    with storage_errors(path, "reading"):
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return file.pread(file.size() if size is None else size, 0)
+        finally:
+            file.close()
+
+
+def list_segments(disk: Disk, path: str) -> list[SegmentId]:
+    """The segments that have a file, trimmed ones included, in log order."""
+    with storage_errors(path, "listing a log directory"):
+        return sorted(found for name in disk.list_directory(path) if (found := parse_segment_name(name)))
+
+
+def read_header(disk: Disk, path: str, segment: SegmentId) -> SegmentHeader | None:
+    """The header of a segment; None if its file is empty (trimmed) or missing. Raises `rt.Corrupt`."""
+    file_path = os.path.join(path, segment.file_name)
+    try:
+        file = disk.open(file_path)
+    except FileNotFoundError:
+        return None
+    try:
+        head = file.pread(SEGMENT_HEADER_BYTES, 0)
+    finally:
+        file.close()
+    if not head:
+        return None
+    header = decode_segment_header(head, path=file_path)
+    if header.id != segment:
+        raise Corrupt("segment under another name", path=file_path, offset=0, got=header.id, expected=segment)
+    return header
+
+
+def read_table(disk: Disk, path: str) -> SegmentTable | None:
+    """The segments table; None if there is none. Raises `rt.Corrupt` or `rt.UnknownVersion`."""
+    content = _read_file(disk, os.path.join(path, TABLE_FILE))
+    return None if content is None else _decode_table(content, os.path.join(path, TABLE_FILE))
+
+
+@lru_cache(maxsize=8)
+def _decode_table(content: bytes, path: str) -> SegmentTable:
+    """Cached, because a reader reads the table at every segment, and it may be long."""
+    return decode_table(content, path=path)
+
+
+def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
+    """What the writer last recorded as synced; None if there is no readable record."""
+    content = _read_file(disk, os.path.join(path, DURABLE_FILE), 2 * RECORD_BYTES)
+    return None if content is None else newest_durable_end(content)
+
+
+def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]:
+    """The valid entries of a segment's index; empty if it has none."""
+    content = _read_file(disk, os.path.join(path, index_file_name(header.id)))
+    return [] if content is None else list(decode_entries(content, header.seed))
+
+
+def read_identity(disk: Disk, path: str) -> LogIdentity:
+    """The directory's identity from its table; if that is lost, from a segment and the directory's name."""
+    try:
+        table = read_table(disk, path)
+    except Corrupt:
+        table = None
+    if table is not None:
+        return table.identity
+    for segment in list_segments(disk, path):
+        header = read_header(disk, path, segment)
+        if header is not None:
+            return identity_from(header, path)
+    raise LogNotFound("no log directory", where=path, hint="Name a directory that holds log.X.Y files.")
+
+
+def identity_from(header: SegmentHeader, path: str) -> LogIdentity:
+    """The identity of a directory whose table is lost, as far as a segment's header has it."""
+    name = os.path.basename(os.path.abspath(path))
+    try:
+        return LogIdentity(header.kind, header.origin, name)
+    except InvalidName:
+        return LogIdentity(header.kind, header.origin, "unknown")
+
+
+def scans(
+    pread: Callable[[int, int], bytes], scanner: Scanner, *, values: bool = True
+) -> Iterator[ScanResult]:
+    """Scan a file from `scanner.offset` to the end of its valid frames, one read at a time.
+
+    The last scan says why it stopped. A frame larger than a read is read completely; in a merged log without
+    values, only its columns are.
+    """
+
+    def reaches(offset: int) -> bool:
+        return len(pread(1, offset - 1)) == 1
+
+    size = READ_BYTES
+    while True:
+        data = pread(size, scanner.offset)
+        if values or not isinstance(scanner, MergedScanner):
+            scan, is_there = scanner.scan(memoryview(data), values=values), True
+        else:
+            scan = scanner.scan_columns(memoryview(data), reaches)
+            is_there = scan.needed <= size or reaches(scanner.offset + scan.needed)
+        is_more = scan.problem is None and not scan.consumed and scan.needed > size and len(data) == size
+        if is_more and is_there:
+            size = scan.needed
+            continue
+        yield scan
+        if scan.problem is not None or not scan.consumed or len(data) < size:
+            return
+        size = READ_BYTES

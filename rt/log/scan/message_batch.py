@@ -1,0 +1,186 @@
+"""Messages in columns: what readers return.
+
+A `MessageBatch` is only made of checked data, so nothing here checks again. It copies as late and as little
+as it can: a slice shares the arrays and bytes of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rt.log.format.batch import Int64s
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Indices: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.uint16]
+
+_COPY_MEAN_BYTES_MAX = 4096
+"""Up to this mean size, one bulk copy of all values, then slices, is faster than a copy per value."""
+
+
+class Message(NamedTuple):
+    """One message. In a session log `position` is the message's number.
+
+    `run` counts the starts of the publisher on its session directory, from 0. Numbers are dense within one
+    run. After a power loss of its host, a publisher may reuse numbers that its disk does not remember, in
+    another run. So (session, run, number) names one message, as long as the publisher keeps its directory. A
+    directory that was lost and created again starts with run 0.
+    """
+
+    position: int
+    timestamp_ns: int
+    session: str
+    run: int
+    number: int
+    topic: str
+    value: bytes
+
+
+_message = partial(tuple.__new__, Message)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MessageBatch:
+    """Consecutive messages in columns, all of one length.
+
+    `positions`, `timestamps_ns` (ns since the Unix epoch) and `numbers` are int64. Sessions and topics are
+    dictionaries: `session_index[i]` is the index of message i's session in `session_names`, and of its run in
+    `session_runs`; None if there is only one entry. A session has one entry for each of its runs. Topics
+    likewise. Message i's value is `value_bytes[value_offsets[i]:value_offsets[i + 1]]`. Arrays may be views
+    of a read buffer: treat them as read-only.
+    """
+
+    positions: Int64s
+    timestamps_ns: Int64s
+    numbers: Int64s
+    session_names: tuple[str, ...]
+    session_runs: tuple[int, ...]
+    session_index: Indices | None
+    topic_names: tuple[str, ...]
+    topic_index: Indices | None
+    value_offsets: npt.NDArray[np.int32]
+    value_bytes: memoryview
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def end(self) -> int:
+        """One past the last position. The batch must not be empty."""
+        return int(self.positions[-1]) + 1
+
+    @property
+    def values(self) -> list[bytes]:
+        """The values, each copied into its own bytes."""
+        first = int(self.value_offsets[0])
+        offsets = (self.value_offsets - first).tolist()
+        own = self.value_bytes[first : first + offsets[-1]]
+        if offsets[-1] > _COPY_MEAN_BYTES_MAX * len(self):
+            return [own[start:end].tobytes() for start, end in pairwise(offsets)]
+        data = own.tobytes()
+        return [data[start:end] for start, end in pairwise(offsets)]
+
+    @property
+    def topics(self) -> list[str]:
+        return _spread(self.topic_names, self.topic_index, len(self))
+
+    @property
+    def sessions(self) -> list[str]:
+        return _spread(self.session_names, self.session_index, len(self))
+
+    @property
+    def runs(self) -> Int64s:
+        """The run of each message: the start of its publisher that it came from."""
+        runs = np.array(self.session_runs, np.int64)
+        return runs.repeat(len(self)) if self.session_index is None else runs[self.session_index]
+
+    def messages(self, positions: Iterator[int] | None = None) -> Iterator[Message]:
+        """The messages one by one. Positions are taken from `positions`, if given."""
+        rows = zip(
+            self.positions.tolist() if positions is None else positions,
+            self.timestamps_ns.tolist(),
+            repeat(self.session_names[0]) if self.session_index is None else self.sessions,
+            repeat(self.session_runs[0]) if self.session_index is None else self.runs.tolist(),
+            self.numbers.tolist(),
+            repeat(self.topic_names[0]) if self.topic_index is None else self.topics,
+            self.values,
+            strict=False,
+        )
+        return map(_message, rows)
+
+    def slice(self, start: int, stop: int) -> MessageBatch:
+        """Messages `start` to `stop` (exclusive), as of a list. Copies nothing."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        return MessageBatch(
+            self.positions[start:stop],
+            self.timestamps_ns[start:stop],
+            self.numbers[start:stop],
+            self.session_names,
+            self.session_runs,
+            None if self.session_index is None else self.session_index[start:stop],
+            self.topic_names,
+            None if self.topic_index is None else self.topic_index[start:stop],
+            self.value_offsets[start : stop + 1],
+            self.value_bytes,
+        )
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> MessageBatch:
+        """The messages where `mask` is true; their values are copied together."""
+        lengths = np.diff(self.value_offsets)[mask]
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        return MessageBatch(
+            self.positions[mask],
+            self.timestamps_ns[mask],
+            self.numbers[mask],
+            self.session_names,
+            self.session_runs,
+            None if self.session_index is None else self.session_index[mask],
+            self.topic_names,
+            None if self.topic_index is None else self.topic_index[mask],
+            offsets,
+            memoryview(b"".join(self._runs(mask))),
+        )
+
+    def with_topics(self, wanted: frozenset[str]) -> MessageBatch | None:
+        """The messages of the `wanted` topics; None if there are none."""
+        keep = np.fromiter((name in wanted for name in self.topic_names), np.bool_, len(self.topic_names))
+        if keep.all():
+            return self
+        if self.topic_index is None or not keep.any():
+            return None
+        mask = keep[self.topic_index]
+        return self.select(mask) if mask.any() else None
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """A record batch of position, timestamp (ns, UTC), session, run, number, topic and value.
+
+        Sessions and topics are dictionaries. Values, offsets and timestamps are not copied. Needs the extra
+        `rt-transport[arrow]`.
+        """
+        from rt.log.scan.arrow import record_batch
+
+        return record_batch(self)
+
+    def _runs(self, mask: npt.NDArray[np.bool_]) -> Iterator[memoryview]:
+        """The value bytes of each run of consecutive messages in `mask`."""
+        edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+        places = self.value_offsets[edges].tolist()
+        for start, end in zip(places[::2], places[1::2], strict=True):
+            yield self.value_bytes[start:end]
+
+
+def _spread(names: tuple[str, ...], index: Indices | None, count: int) -> list[str]:
+    if index is None:
+        return [names[0]] * count
+    table: Any = names
+    return [table[place] for place in index.tolist()]

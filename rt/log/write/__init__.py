@@ -1,0 +1,1 @@
+"""Append, sync, roll, trim and recover a log directory."""

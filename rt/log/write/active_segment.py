@@ -1,0 +1,109 @@
+"""The segment that a log writer appends to: its file, its end, its growing index."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from rt.log.disk import Disk, File
+from rt.log.format.index import (
+    ENTRY_BYTES,
+    INDEX_STRIDE_BYTES,
+    EntryKind,
+    IndexEntry,
+    encode_entry,
+    index_file_name,
+)
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader
+from rt.log.scan.recovery_scan import RecoveryScan
+
+UNCACHE_STEP_BYTES: Final = 2**22
+"""Bytes to drop at a time: a smaller step costs more calls than it frees memory."""
+
+
+@dataclass(slots=True)
+class ActiveSegment:
+    """The segment that grows. `size_bytes` and `end` are those after the last complete append."""
+
+    header: SegmentHeader
+    file: File
+    size_bytes: int
+    end: int
+    timestamp_low_ns: int = 0
+    timestamp_high_ns: int = 0
+    has_messages: bool = False
+    index: File | None = None
+    index_bytes: int = 0
+    index_next: int = SEGMENT_HEADER_BYTES
+    cached_from: int = 0
+    """Everything before this offset was dropped from the page cache."""
+
+    def see(self, low_ns: int, high_ns: int) -> None:
+        """Widen the segment's time range by that of an append."""
+        self.timestamp_low_ns = min(self.timestamp_low_ns, low_ns) if self.has_messages else low_ns
+        self.timestamp_high_ns = max(self.timestamp_high_ns, high_ns) if self.has_messages else high_ns
+        self.has_messages = True
+
+    def add_to_index(self, disk: Disk, path: str, written: int, *, is_declaration: bool) -> None:
+        """Add an index entry for this append of `written` bytes, if the last entry is far enough away.
+
+        Call it before the append is counted. A failure only makes later reads slower.
+        """
+        kind = EntryKind.DECLARATION if is_declaration else EntryKind.FRAME
+        if not is_declaration:
+            if self.size_bytes < self.index_next:
+                return
+            self.index_next = self.size_bytes + max(INDEX_STRIDE_BYTES, written)
+        self._write_entry(disk, path, IndexEntry(self.end, self.size_bytes, self.timestamp_high_ns, kind))
+
+    def _write_entry(self, disk: Disk, path: str, *entries: IndexEntry) -> None:
+        with contextlib.suppress(OSError):
+            if self.index is None:
+                self.index = disk.create(os.path.join(path, index_file_name(self.header.id)))
+            data = b"".join(encode_entry(entry, self.header.seed) for entry in entries)
+            self.index.pwritev([data], self.index_bytes)
+            self.index_bytes += ENTRY_BYTES * len(entries)
+
+    def uncached_with(self, before: int) -> int:
+        """How many bytes `uncache(before)` drops."""
+        return before // UNCACHE_STEP_BYTES * UNCACHE_STEP_BYTES - self.cached_from
+
+    def uncache(self, before: int) -> None:
+        """Drop the bytes before offset `before` from the page cache: they are not expected to be read."""
+        if (size := self.uncached_with(before)) > 0:
+            # One step more than is new: the kernel keeps pages that share a large folio with later bytes.
+            start = max(0, self.cached_from - UNCACHE_STEP_BYTES)
+            self.file.uncache(start, self.cached_from + size - start)
+            self.cached_from += size
+
+    def release(self) -> None:
+        """Close the files."""
+        self.file.close()
+        if self.index:
+            self.index.close()
+
+
+def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> ActiveSegment:
+    """Continue in the segment that recovery scanned, cut and synced; `end` is the log end after it.
+
+    Rebuilds its index from the scan: it was never synced, so a crash may have left holes.
+    """
+    file = disk.open(os.path.join(path, walk.header.id.file_name), write=True)
+    active = ActiveSegment(
+        walk.header,
+        file,
+        walk.end_offset,
+        end,
+        walk.timestamp_low_ns,
+        walk.timestamp_high_ns,
+        walk.has_messages,
+    )
+    with contextlib.suppress(OSError):
+        disk.remove(os.path.join(path, index_file_name(walk.header.id)))
+    if walk.index:
+        active._write_entry(disk, path, *walk.index)
+    frames = [entry.offset for entry in walk.index if entry.kind is EntryKind.FRAME]
+    active.index_next = frames[-1] + INDEX_STRIDE_BYTES if frames else SEGMENT_HEADER_BYTES
+    return active

@@ -1,0 +1,195 @@
+"""Collect messages into batches, and make the drafts to encode.
+
+Invariants:
+- A message is completely in the batch or not at all. Appending its value adds it, and its number follows from
+  the count of values. So a call that is interrupted at any point leaves no partial message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from rt.errors import MessageTooLarge, TopicTooLong
+from rt.log.format.batch import BatchDraft, Int64s
+from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+
+MESSAGE_COST_BYTES: Final = 16
+"""A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
+BATCH_COST_BYTES: Final = 64
+TOPIC_COST_BYTES: Final = 8
+TOGETHER_BYTES: Final = 2**20
+"""Batches cut from one call are written together up to this size: large writes are faster."""
+TOGETHER_MOST: Final = 256
+"""And up to this many, each of up to three buffers: a write takes at most 1,024 buffers."""
+
+
+class PendingBatch:
+    """The batch that is being collected: its first number, columns, topics and cost."""
+
+    __slots__ = ("bytes", "first", "indices", "stamps", "topics", "values")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.values: list[bytes] = []
+        self.stamps: list[int] = []
+        self.indices: list[int] = []
+        self.topics: dict[str, int] = {}
+        self.bytes = BATCH_COST_BYTES
+
+    @property
+    def end(self) -> int:
+        """The number of the next message."""
+        return self.first + len(self.values)
+
+    def has_room(self, topic: str, size: int, batch_bytes: int) -> bool:
+        """Whether messages of `topic` that cost `size` fit. An empty batch has room for anything."""
+        if not self.values:
+            return True
+        cost = 0 if topic in self.topics else len(topic.encode()) + TOPIC_COST_BYTES
+        return self.bytes + size + cost <= batch_bytes and (cost == 0 or len(self.topics) < TOPICS_MAX)
+
+    def add_topic(self, topic: str) -> int:
+        """Add a topic, if it is new; return its index in this batch."""
+        if (index := self.topics.get(topic)) is not None:
+            return index
+        self.bytes += len(topic.encode()) + TOPIC_COST_BYTES
+        return self.topics.setdefault(topic, len(self.topics))
+
+    def add_many(self, values: list[bytes], stamps: list[int], index: int, cost: int) -> None:
+        """Add messages of the topic at `index`: all of them or, if interrupted, none."""
+        try:
+            self.indices += [index] * len(values)
+            self.stamps += stamps
+            self.values += values
+            self.bytes += cost
+        except BaseException:
+            self.realign()
+            raise
+
+    def realign(self) -> None:
+        """After an interrupted call: remove column entries without a value."""
+        count = len(self.values)
+        del self.stamps[count:], self.indices[count:]
+
+    def draft(self) -> BatchDraft:
+        """The batch, ready to be encoded."""
+        assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
+        return BatchDraft(
+            b"".join(self.values),
+            offsets_of(self.values).astype(np.int32),
+            np.array(self.stamps, np.int64),
+            min(self.stamps),
+            max(self.stamps),
+            [topic.encode() for topic in self.topics],
+            np.array(self.indices, np.uint16) if len(self.topics) > 1 else None,
+        )
+
+
+class BulkMessages:
+    """Many values of one topic, to be cut into batches of their own."""
+
+    def __init__(self, values: list[bytes], topic: str, stamps: Int64s) -> None:
+        self.values = values
+        self.topic = topic
+        self.stamps = stamps
+        self._offsets = offsets_of(values)
+        self._costs = self._offsets + np.arange(0, MESSAGE_COST_BYTES * (len(values) + 1), MESSAGE_COST_BYTES)
+
+    def cost(self, start: int) -> int:
+        """The cost of the values from `start` on, without their topic."""
+        return int(self._costs[-1] - self._costs[start])
+
+    def cut(self, start: int, *, batch_bytes: int, together_bytes: int) -> list[BatchDraft]:
+        """Batches of up to `batch_bytes`, from value `start` on, to be written together.
+
+        Empty if the rest fits into one batch.
+        """
+        room = batch_bytes - BATCH_COST_BYTES - TOPIC_COST_BYTES - TOPIC_BYTES_MAX
+        costs, places = self._costs, [start]
+        while (
+            self.cost(places[-1]) > room
+            and costs[places[-1]] - costs[start] < together_bytes
+            and len(places) <= TOGETHER_MOST
+        ):
+            stop = int(costs.searchsorted(costs[places[-1]] + room, "right")) - 1
+            places.append(max(stop, places[-1] + 1))
+        return [self._draft(*place) for place in itertools.pairwise(places)]
+
+    def rest(self, start: int) -> tuple[list[bytes], list[int]]:
+        return self.values[start:], self.stamps[start:].tolist()
+
+    def _draft(self, start: int, stop: int) -> BatchDraft:
+        stamps = self.stamps[start:stop]
+        is_one_time = stamps.strides == (0,)
+        return BatchDraft(
+            b"".join(self.values[start:stop]),
+            (self._offsets[start : stop + 1] - self._offsets[start]).astype(np.int32),
+            stamps,
+            int(stamps[0] if is_one_time else stamps.min()),
+            int(stamps[0] if is_one_time else stamps.max()),
+            [self.topic.encode()],
+        )
+
+
+def offsets_of(values: Sequence[bytes]) -> Int64s:
+    """The start of each joined value, and the end of the last. Raises `rt.MessageTooLarge`."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    np.cumsum(lengths, out=offsets[1:])
+    if len(values):
+        check_size(int(lengths.max()))
+    return offsets
+
+
+def as_bytes(value: object) -> bytes:
+    """A copy of the value as bytes. Raises `TypeError` if it is not a buffer of bytes."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a message's value must be bytes, not {type(value).__name__}: encode it first")
+
+
+def check_size(size: int) -> None:
+    """Raise `rt.MessageTooLarge` for a value above the limit."""
+    if size > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(
+            "message too large",
+            got=f"{size} bytes",
+            expected=f"at most {MESSAGE_BYTES_MAX}",
+            hint="Split the value.",
+        )
+
+
+def check_topic(topic: str) -> None:
+    """Raise `TypeError`, `UnicodeEncodeError` or `rt.TopicTooLong` for an invalid topic."""
+    if not isinstance(topic, str):
+        raise TypeError(f"a topic must be str, not {type(topic).__name__}")
+    size = len(topic.encode())
+    if size > TOPIC_BYTES_MAX:
+        raise TopicTooLong(
+            "topic too long", got=f"{size} bytes of UTF-8", expected=f"at most {TOPIC_BYTES_MAX}"
+        )
+
+
+def checked_stamp(timestamp_ns: int) -> int:
+    """A timestamp as int. Raises `TypeError` or `ValueError` if it is not an int64."""
+    stamp = operator.index(timestamp_ns)
+    if not -(2**63) <= stamp < 2**63:
+        raise ValueError(f"timestamp_ns={stamp} is outside int64: it counts nanoseconds since 1970")
+    return stamp
+
+
+def checked_stamps(timestamps_ns: Sequence[int] | Int64s, count: int) -> Int64s:
+    """A copy of the timestamps as a column. `TypeError` or `ValueError` if they are not `count` int64s."""
+    stamps = np.ascontiguousarray(timestamps_ns)
+    if stamps.shape != (count,):
+        raise ValueError(f"timestamps_ns of shape {stamps.shape} for {count} values")
+    if count and stamps.dtype.kind not in "iu":
+        raise TypeError(f"timestamps_ns must be whole nanoseconds, not {stamps.dtype}")
+    if stamps.dtype == np.uint64 and count and stamps.max() >= 2**63:
+        raise ValueError("timestamps_ns is outside int64: it counts nanoseconds since 1970")
+    return stamps.astype(np.int64)

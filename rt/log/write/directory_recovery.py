@@ -1,0 +1,403 @@
+"""Recover a log directory before writing: check what a crash left, cut the torn tail, make the rest durable.
+
+Invariants:
+- Sealed segments and bytes below the durable end were synced. If they are missing or do not verify, the log
+  is
+  corrupt, and nothing of them is changed.
+- Only bytes that no sync covered are cut, and only from the newest segment.
+- When recovery returns, what it accepted is on the medium, even if an earlier sync failed.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rt.errors import ClusterMismatch, Corrupt, InvalidName
+from rt.log.disk import Disk, write_whole
+from rt.log.format.durable_end import DURABLE_FILE, DurableEnd
+from rt.log.format.index import index_file_name
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
+from rt.log.format.segment_table import (
+    TABLE_FILE,
+    LogIdentity,
+    SealedSegment,
+    SegmentTable,
+    TrimReason,
+    encode_table,
+)
+from rt.log.scan.directory import (
+    READ_BYTES,
+    identity_from,
+    list_segments,
+    read_durable_end,
+    read_header,
+    read_table,
+)
+from rt.log.scan.recovery_scan import RecoveryScan, walk_segment
+from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.write.torn_tail import TornTail, judge_tail
+
+logger = logging.getLogger("rt.log")
+
+ScannerFactory: TypeAlias = Callable[[SegmentHeader], Scanner]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredDirectory:
+    """A directory after recovery, and where a torn tail was cut, if there was one.
+
+    Every segment is sealed, except the `resumed` one, which is durable up to the end of its scan.
+    """
+
+    table: SegmentTable
+    durable_sequence: int
+    torn: TornTail | None = None
+    torn_path: str = ""
+    resumed: RecoveryScan | None = None
+
+    @property
+    def end(self) -> int:
+        """The next number or position."""
+        if self.resumed is not None:
+            return self.resumed.end
+        return self.table.segments[-1].end if self.table.segments else 0
+
+
+def recover_directory(
+    disk: Disk,
+    path: str,
+    wanted: LogIdentity,
+    clock: Callable[[], int],
+    *,
+    resume_with: ScannerFactory | None = None,
+    gone: Sequence[SealedSegment] = (),
+) -> RecoveredDirectory:
+    """Recover the directory, which the caller has locked; a new directory becomes `wanted`.
+
+    If `resume_with` makes scanners, the newest segment stays unsealed and is scanned by one of them. Then the
+    directory is a copy or a merged log, and its origin must equal that of `wanted` (`rt.ClusterMismatch`).
+    Segments in `gone`, which other nodes trimmed, are trimmed here too, whatever their bytes.
+    `rt.Corrupt` and `rt.UnknownVersion` leave the segments unchanged; `OSError` as the disk raises it.
+    """
+    recovery = _Recovery(disk, path, wanted, clock, resume_with)
+    recovery.let_go(gone)
+    return recovery.run()
+
+
+def empty_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
+    """Cut the existing files of trimmed segments to size 0 and remove their indexes."""
+    names = set(disk.list_directory(path))
+    for segment in segments:
+        if segment.file_name in names and disk.size(os.path.join(path, segment.file_name)):
+            file = disk.open(os.path.join(path, segment.file_name), write=True)
+            try:
+                file.truncate(0)
+            finally:
+                file.close()
+        if index_file_name(segment) in names:
+            disk.remove(os.path.join(path, index_file_name(segment)))
+
+
+def remove_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
+    """Remove the existing files of segments that the table has dropped."""
+    names = set(disk.list_directory(path))
+    for segment in segments:
+        for name in (segment.file_name, index_file_name(segment)):
+            if name in names:
+                disk.remove(os.path.join(path, name))
+
+
+class _Recovery:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        wanted: LogIdentity,
+        clock: Callable[[], int],
+        resume_with: ScannerFactory | None,
+    ) -> None:
+        self.path = path
+        self._resume_with = resume_with
+        self._resumed: RecoveryScan | None = None
+        self._disk = disk
+        self._clock = clock
+        self._remove_leftovers()
+        self.table = self._load_table(wanted)
+        self.identity = self.table.identity
+
+    def run(self) -> RecoveredDirectory:
+        self._finish_trims()
+        self._check_listed()
+        durable = read_durable_end(self._disk, self.path)
+        if durable is not None and durable.origin != self.identity.origin:
+            durable = None
+        torn, torn_path = self._seal_unlisted(durable)
+        recovered = RecoveredDirectory(
+            self.table, durable.sequence if durable else 0, torn, torn_path, self._resumed
+        )
+        self._check_numbers()
+        self._check_nothing_vanished(durable, recovered.end)
+        return recovered
+
+    def let_go(self, gone: Sequence[SealedSegment]) -> None:
+        """List the existing ones of these segments as trimmed."""
+        here = set(list_segments(self._disk, self.path))
+        listed = {segment.id: segment for segment in self.table.segments}
+        trimmed = {
+            segment.id: segment
+            for segment in gone
+            if segment.id in here and (segment.id not in listed or not listed[segment.id].is_trimmed)
+        }
+        if trimmed:
+            entries = listed | trimmed
+            self.table = SegmentTable(
+                self.table.identity, tuple(entries[segment] for segment in sorted(entries))
+            )
+            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
+
+    def _remove_leftovers(self) -> None:
+        for name in self._disk.list_directory(self.path):
+            if name.endswith(".new") and name.startswith((".log.", f".{TABLE_FILE}", f".{DURABLE_FILE}")):
+                self._disk.remove(os.path.join(self.path, name))
+
+    def _load_table(self, wanted: LogIdentity) -> SegmentTable:
+        path = os.path.join(self.path, TABLE_FILE)
+        try:
+            table = read_table(self._disk, self.path)
+        except Corrupt as error:
+            logger.warning("segment_table_rebuilt path=%s reason=%s", path, error)
+            table = None
+        if table is None:
+            table = SegmentTable(self._identity_of_segments(wanted) or wanted)
+            write_whole(self._disk, path, encode_table(table))
+        found = table.identity
+        if (found.kind, found.name, found.dedup_id) != (wanted.kind, wanted.name, wanted.dedup_id):
+            raise InvalidName(
+                "the directory belongs to another log",
+                where=self.path,
+                got=f"{found.kind.name} {found.name} dedup {found.dedup_id}",
+                expected=f"{wanted.kind.name} {wanted.name} dedup {wanted.dedup_id}",
+                hint="Use a separate directory for each session.",
+            )
+        if self._resume_with is not None and found.origin != wanted.origin:
+            raise ClusterMismatch(
+                "the directory belongs to another cluster or incarnation",
+                where=self.path,
+                got=found.origin.hex(),
+                expected=wanted.origin.hex(),
+                hint="Use a separate directory for each incarnation, and for each cluster's merged log.",
+            )
+        return table
+
+    def _identity_of_segments(self, wanted: LogIdentity) -> LogIdentity | None:
+        for segment in reversed(list_segments(self._disk, self.path)):
+            header = read_header(self._disk, self.path, segment)
+            if header is not None:
+                found = identity_from(header, self.path)
+                return LogIdentity(found.kind, found.origin, wanted.name, wanted.dedup_id)
+        return None
+
+    def _finish_trims(self) -> None:
+        """Empty segments that the table lists as trimmed: a crash may have come before that."""
+        trimmed = [segment.id for segment in self.table.segments if segment.is_trimmed]
+        empty_segments(self._disk, self.path, trimmed)
+
+    def _seal_unlisted(self, durable: DurableEnd | None) -> tuple[TornTail | None, str]:
+        """Verify the unlisted segments, cut the newest one's torn tail, then sync and list them."""
+        on_disk = list_segments(self._disk, self.path)
+        self._remove_forgotten(on_disk)
+        headers = {segment: self._header(segment) for segment in on_disk if segment > self._last_listed}
+        torn, torn_path = None, ""
+        found: list[SealedSegment] = []
+        for segment, header in headers.items():
+            path = os.path.join(self.path, segment.file_name)
+            if header is None:
+                found.append(self._lost(segment, headers))
+                continue
+            is_newest = segment == on_disk[-1]
+            resume_with = self._resume_with if is_newest else None
+            walk = walk_segment(self._disk, self.path, (resume_with or scanner_for)(header), header)
+            durable_end = self._durable_end(walk, durable, is_newest=is_newest)
+            tail = judge_tail(
+                path=path,
+                verified_end=walk.end_offset,
+                next_number=walk.end,
+                size_bytes=walk.size_bytes,
+                durable_end=durable_end,
+                problem=walk.problem,
+            )
+            self._cut_and_sync(path, tail, durable_end)
+            if tail.torn_bytes:
+                torn, torn_path = tail, path
+            self._complete(walk, durable)
+            if resume_with is None:
+                found.append(self._entry(header, walk))
+            else:
+                self._resumed = walk
+        if found or self._resumed:
+            self._disk.sync_directory(self.path)
+        if found:
+            self.table = SegmentTable(self.identity, (*self.table.segments, *found))
+            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
+        return torn, torn_path
+
+    @property
+    def _last_listed(self) -> SegmentId:
+        return self.table.segments[-1].id if self.table.segments else SegmentId(-1, -1)
+
+    def _remove_forgotten(self, on_disk: Sequence[SegmentId]) -> None:
+        """Remove segments older than the table's oldest: it dropped them before a power loss.
+
+        An unlisted segment between two listed ones is corruption: files of different times were mixed.
+        """
+        listed = {segment.id for segment in self.table.segments}
+        for segment in on_disk:
+            if segment in listed or segment > self._last_listed:
+                continue
+            if segment > self.table.segments[0].id:
+                raise Corrupt(
+                    "the segments table lists earlier and later segments, but not this one",
+                    path=os.path.join(self.path, segment.file_name),
+                    offset=0,
+                    hint="The files are from different times: restore all of them, or start a new directory.",
+                )
+            remove_segments(self._disk, self.path, [segment])
+
+    def _header(self, segment: SegmentId) -> SegmentHeader | None:
+        header = read_header(self._disk, self.path, segment)
+        if header is not None and (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
+            path = os.path.join(self.path, segment.file_name)
+            raise Corrupt(
+                "segment of another log",
+                path=path,
+                offset=0,
+                got=header.origin.hex(),
+                expected=self.identity.origin.hex(),
+            )
+        return header
+
+    def _lost(self, segment: SegmentId, headers: dict[SegmentId, SegmentHeader | None]) -> SealedSegment:
+        """An empty segment that no table lists: it was trimmed before the table was lost."""
+        for later, header in headers.items():
+            if later > segment and header is not None:
+                end, at = header.first, header.created_ns
+                return SealedSegment(segment, end, end, 0, at, 0, 0, at).trimmed(
+                    TrimReason.LOST, self._clock()
+                )
+        raise Corrupt(
+            "the newest segment is empty, but was not trimmed",
+            path=os.path.join(self.path, segment.file_name),
+            offset=0,
+            hint="Its numbers are unknown: restore the file, or start a new session directory.",
+        )
+
+    def _check_listed(self) -> None:
+        """Sealed segments were completely durable, so a shorter or missing one is corrupt."""
+        for segment in self.table.segments:
+            path = os.path.join(self.path, segment.id.file_name)
+            if not segment.is_trimmed and (size := self._disk.size(path)) != segment.size_bytes:
+                raise Corrupt(
+                    "a sealed segment is incomplete",
+                    path=path,
+                    offset=min(size or 0, segment.size_bytes),
+                    got="no file" if size is None else f"{size} bytes",
+                    expected=f"{segment.size_bytes} bytes",
+                    hint="Restore the file, or start a new session directory.",
+                )
+
+    def _durable_end(self, walk: RecoveryScan, durable: DurableEnd | None, *, is_newest: bool) -> int:
+        """The synced size of a segment: all of it, unless it is the newest one."""
+        if not is_newest:
+            return walk.size_bytes
+        return (
+            durable.offset if durable is not None and durable.id == walk.header.id else SEGMENT_HEADER_BYTES
+        )
+
+    def _cut_and_sync(self, path: str, tail: TornTail, durable_end: int) -> None:
+        """Cut the torn tail, and make what recovery accepted durable.
+
+        Bytes that may not be synced are first written again: if an earlier sync failed, the system considers
+        the pages clean, and another sync would do nothing.
+        """
+        file = self._disk.open(path, write=True)
+        try:
+            if tail.torn_bytes:
+                logger.warning(
+                    "torn_tail_cut path=%s offset=%d torn_bytes=%d", path, tail.end, tail.torn_bytes
+                )
+                file.truncate(tail.end)
+            for start in range(durable_end, tail.end, READ_BYTES):
+                data = file.pread(min(READ_BYTES, tail.end - start), start)
+                if file.pwritev([data], start) != len(data):
+                    raise OSError(errno.ENOSPC, "short write")
+            file.sync()
+        finally:
+            file.close()
+
+    def _entry(self, header: SegmentHeader, walk: RecoveryScan) -> SealedSegment:
+        return SealedSegment(
+            header.id,
+            header.first,
+            walk.end,
+            walk.end_offset,
+            header.created_ns,
+            walk.timestamp_low_ns,
+            walk.timestamp_high_ns,
+            self._clock(),
+            header.life,
+        )
+
+    def _complete(self, walk: RecoveryScan, durable: DurableEnd | None) -> None:
+        """In a filtered log, the filter may have left out positions after the last block."""
+        is_filtered = self.identity.kind is LogKind.FILTERED
+        if is_filtered and durable is not None and durable.id == walk.header.id:
+            walk.end = max(walk.end, durable.end)
+
+    def _check_numbers(self) -> None:
+        """Numbers or positions must continue from one segment to the next.
+
+        A copy may have a gap where its source was trimmed. Of a session's run it may hold more, or less, than
+        the publisher's own disk remembered at the start of the next run.
+        """
+        places = [(segment.id, segment.first, segment.end) for segment in self.table.segments]
+        if self._resumed is not None:
+            places.append((self._resumed.header.id, self._resumed.header.first, self._resumed.end))
+        for (earlier, _, end), (later, first, _) in itertools.pairwise(places):
+            if first == end or self.identity.dedup_id is not None:
+                continue
+            is_free = self.identity.kind is LogKind.SESSION and later.x != earlier.x
+            if self._resume_with is None or (first < end and not is_free):
+                raise Corrupt(
+                    "numbers do not continue from one segment to the next",
+                    path=os.path.join(self.path, later.file_name),
+                    offset=0,
+                    got=first,
+                    expected=end,
+                    hint="The files are from different times: restore all of them, or start a new directory.",
+                )
+
+    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
+        """Data recorded as synced must exist, unless it was trimmed."""
+        if durable is None:
+            return
+        sizes = {segment.id: segment.size_bytes for segment in self.table.segments}
+        if self._resumed is not None:
+            sizes[self._resumed.header.id] = self._resumed.end_offset
+        last = max(sizes, default=SegmentId(-1, -1))
+        is_gone = durable.id > last or sizes.get(durable.id, durable.offset) < durable.offset
+        is_dense = self.identity.dedup_id is None and (self._resume_with is None or durable.id == last)
+        if is_gone or (durable.end > end and is_dense):
+            raise Corrupt(
+                "synced segments are missing",
+                path=os.path.join(self.path, durable.id.file_name),
+                offset=0,
+                got=f"numbers up to {end}",
+                expected=f"up to {durable.end}, which were synced",
+                hint="Restore the files, or start a new session directory.",
+            )

@@ -1,0 +1,455 @@
+"""Write a log directory: append, sync, roll, trim, and recover when it is opened.
+
+Invariants:
+- A directory has one writer, which holds its lock.
+- All segments except the newest are completely durable: a roll syncs the segment and its table entry before
+  the
+  next one appears.
+- What recovery accepted is synced before anything is appended.
+- If a write does not fit on the disk, only its complete frames stay.
+- After a failed sync or an interrupted call the writer is unusable and raises.
+
+The writer has no threads. It is not thread-safe, except that `sync_to` may run in one thread while `append`
+runs in another. The caller must not run `roll`, `seal`, `trim`, `start` or `close` at the same time as these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rt.errors import DiskFull, RtError, StorageError, StorageFailed
+from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
+from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
+from rt.log.format.index import index_file_name
+from rt.log.format.segment import (
+    SEGMENT_HEADER_BYTES,
+    LogKind,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+    encode_segment_header,
+)
+from rt.log.format.segment_table import (
+    TABLE_FILE,
+    LogIdentity,
+    SealedSegment,
+    SegmentTable,
+    TrimReason,
+    encode_table,
+)
+from rt.log.scan.directory import LOCK_FILE
+from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.write.active_segment import ActiveSegment, resume_segment
+from rt.log.write.directory_recovery import (
+    RecoveredDirectory,
+    empty_segments,
+    recover_directory,
+    remove_segments,
+)
+from rt.log.write.vectored_io import CopyRange, Piece, Scratch, check_sources, size_of, write_pieces
+
+__all__ = ["BatchFrames", "CopyRange", "LogWriter", "SyncPoint"]
+
+
+class BatchFrames(NamedTuple):
+    """A run of complete frames to append: its buffers, the log end after it, the time range of its messages.
+
+    A piece is a buffer, or a range of another open file, which must stay open during the call. A declaration
+    has no messages, and its times do not count.
+    """
+
+    pieces: Sequence[Piece]
+    end: int
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    is_declaration: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """What a sync covers: everything appended before it was created."""
+
+    file: File = field(repr=False)
+    id: SegmentId
+    offset: int
+    end: int
+
+
+class LogWriter:
+    """The only writer of a log directory. Create it with `LogWriter.open`."""
+
+    def __init__(self, path: str, disk: Disk, clock: Callable[[], int]) -> None:
+        self.path = path
+        self.table: SegmentTable
+        self.recovered: RecoveredDirectory
+        self._disk = disk
+        self._clock = clock
+        self._scratch = Scratch()
+        self._lock: Lock = self._take_lock()
+        self._active: ActiveSegment | None = None
+        self._durable_file: File | None = None
+        self._durable_sequence = 0
+        self._to_empty: list[SegmentId] = []
+        """Trimmed in the table, files not yet emptied."""
+        self._to_remove: list[SegmentId] = []
+        """Dropped from the table, files not yet removed."""
+        self._failure: StorageFailed | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        identity: LogIdentity,
+        *,
+        resume: bool = False,
+        gone: Sequence[SealedSegment] = (),
+        scanner_for: Callable[[SegmentHeader], Scanner] = scanner_for,
+        disk: Disk = REAL,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> LogWriter:
+        """Lock the directory (created if missing), recover it, and sync what recovery accepted.
+
+        `identity.origin` counts for a new directory only. An existing one keeps its own, and must have the
+        same kind, name and dedup id. All segments are sealed afterwards.
+
+        With `resume`, for copies and merged logs, the newest segment stays active if it was not sealed, and
+        is completely durable; then the origin must match too (`rt.ClusterMismatch`). It is scanned by the
+        scanner that `scanner_for` makes of its header, so the caller gets that scanner's state (chain, marks,
+        sessions, last block) without a second scan: valid at its `boundary`, where the segment was cut.
+        `scanner_for` is called for no other segment. Existing segments in `gone` are trimmed, even if
+        corrupt.
+
+        Raises `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Corrupt`, `rt.UnknownVersion`, storage errors.
+        """
+        with storage_errors(path, "opening a log directory"):
+            disk.make_directory(path)
+        writer = cls(os.path.abspath(path), disk, clock)
+        try:
+            with storage_errors(path, "recovering a log directory"):
+                factory = scanner_for if resume else None
+                recovered = recover_directory(
+                    disk, writer.path, identity, clock, resume_with=factory, gone=gone
+                )
+                writer._take_over(recovered)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    @property
+    def identity(self) -> LogIdentity:
+        return self.table.identity
+
+    @property
+    def active(self) -> SegmentHeader | None:
+        """The header of the active segment; None if there is none."""
+        return self._active.header if self._active else None
+
+    @property
+    def end(self) -> int:
+        """One past the last number or position in the log."""
+        if self._active:
+            return self._active.end
+        return self.table.segments[-1].end if self.table.segments else 0
+
+    @property
+    def offset(self) -> int:
+        """Where the next append starts in the active segment."""
+        return self._growing().size_bytes
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the active segment is already sealed: a roll sealed it, then the disk was full."""
+        sealed = self.table.segments
+        return self._active is not None and bool(sealed) and sealed[-1].id == self._active.header.id
+
+    @property
+    def last_id(self) -> SegmentId | None:
+        """The newest segment that the directory ever had, as far as its table remembers."""
+        if self._active:
+            return self._active.header.id
+        return self.table.segments[-1].id if self.table.segments else None
+
+    def start(
+        self,
+        segment: SegmentId,
+        *,
+        first: int,
+        life: bytes = bytes(8),
+        created_ns: int | None = None,
+        header_bytes: bytes | None = None,
+    ) -> None:
+        """Seal the active segment, if any, and start `segment`. Durable on return.
+
+        With `header_bytes`, which the caller has checked, the segment starts with exactly these bytes, as a
+        copy must; `life` and creation time come from them. May be called again after `rt.DiskFull`: completed
+        steps are not repeated.
+        """
+        self.check_usable()
+        last = self.last_id
+        assert last is None or segment > last, (segment, last)
+        with self._guarded(segment.file_name, "starting a segment"):
+            if self._active:
+                self._seal(self._active)
+            path = os.path.join(self.path, segment.file_name)
+            created = self._clock() if created_ns is None else created_ns
+            header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
+            if header_bytes is not None:
+                copied = decode_segment_header(header_bytes, path=path)
+                said = replace(header, life=copied.life, created_ns=copied.created_ns)
+                assert copied == said, (copied, said)
+                header = copied
+            write_whole(self._disk, path, header_bytes or encode_segment_header(header))
+            file = self._disk.open(path, write=True)
+            if self._active:
+                self._active.release()
+            self._active = ActiveSegment(header, file, SEGMENT_HEADER_BYTES, first)
+
+    def roll(self) -> None:
+        """Seal the active segment and continue in the next one of the same X."""
+        header = self._growing().header
+        self.start(SegmentId(header.id.x, header.id.y + 1), first=self.end, life=header.life)
+
+    def seal(self) -> None:
+        """Seal the active segment. Durable on return; `active` is None until `start`.
+
+        May be called again after `rt.DiskFull`. Does nothing if no segment is active.
+        """
+        self.check_usable()
+        if self._active is None:
+            return
+        with self._guarded(self._active.header.id.file_name, "sealing a segment"):
+            self._seal(self._active)
+            self._active.release()
+            self._active = None
+
+    def complete_to(self, end: int) -> None:
+        """Record that all messages below `end` that pass the filter are here. Durable with the next sync."""
+        assert self.identity.kind is LogKind.FILTERED, self.identity
+        assert not self.is_sealed
+        active = self._growing()
+        active.end = max(active.end, end)
+
+    def append(self, frames: Sequence[BatchFrames]) -> None:
+        """Write runs of complete frames, one after the other, at `offset`.
+
+        One system call if all pieces are buffers. Raises `rt.Corrupt`, with nothing written, if a source file
+        ends before its range, or with the runs before it written if a range does not verify. On `rt.DiskFull`
+        the runs that fit stay, because a reader may have read them: `end` says which. The others are removed
+        completely and may be retried.
+        """
+        self.check_usable()
+        active = self._growing()
+        assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
+        with self._guarded(active.header.id.file_name, "writing a batch"):
+            sizes = [sum(map(size_of, run.pieces)) for run in frames]
+            pieces = [piece for run in frames for piece in run.pieces]
+            check_sources(pieces)
+            written, error = write_pieces(active.file, pieces, active.size_bytes, self._scratch)
+            for run, size in zip(frames, sizes, strict=True):
+                if written < size:
+                    break
+                written -= size
+                active.add_to_index(self._disk, self.path, size, is_declaration=run.is_declaration)
+                if not run.is_declaration:
+                    active.see(run.timestamp_low_ns, run.timestamp_high_ns)
+                active.size_bytes += size
+                active.end = run.end
+            if error is not None:
+                active.file.truncate(active.size_bytes)
+                raise error
+
+    def sync_point(self) -> SyncPoint:
+        """Everything appended so far, for `sync_to`."""
+        active = self._growing()
+        return SyncPoint(active.file, active.header.id, active.size_bytes, active.end)
+
+    def sync_to(self, point: SyncPoint) -> None:
+        """Return when everything up to `point` is on the medium, and the durable end is recorded.
+
+        Raises `rt.StorageFailed` if the sync fails, now and on every later call: it is never retried.
+        """
+        self.check_usable()
+        try:
+            if not (point.file.is_linked() and self._lock.is_linked()):
+                raise FileNotFoundError(
+                    errno.ENOENT, "the segment, or the lock, was removed under its writer"
+                )
+            point.file.sync()
+        except OSError as error:
+            raise self._failed(error, point.id.file_name, "syncing a segment", is_final=True) from error
+        self._record(point)
+
+    def sync(self) -> None:
+        """Sync everything appended."""
+        self.sync_to(self.sync_point())
+
+    def uncached_with(self, before: int) -> int:
+        """How many bytes `uncache(before)` drops; 0 or less: none yet."""
+        return 0 if self._active is None else self._active.uncached_with(before)
+
+    def uncache(self, before: int) -> None:
+        """Drop synced bytes of the active segment before offset `before` from the page cache.
+
+        Call it if they are not expected to be read. A later read gets them from the medium.
+        """
+        if self._active is not None:
+            self._active.uncache(before)
+
+    def trim(self, before: SegmentId, reason: TrimReason) -> Sequence[SealedSegment]:
+        """Trim every sealed segment before `before`, oldest first; returns those that were trimmed now.
+
+        The table records it durably before any byte is deleted. The active segment is never trimmed.
+        """
+        why = (reason, self._clock())
+        return self.trim_each({segment.id: why for segment in self.table.segments if segment.id < before})
+
+    def trim_each(self, gone: Mapping[SegmentId, tuple[TrimReason, int]]) -> Sequence[SealedSegment]:
+        """Trim these sealed segments as `trim` does, each with its reason and time (ns).
+
+        They must be the oldest ones. May be called again after `rt.DiskFull`.
+        """
+        self.check_usable()
+        trimmed = [
+            segment for segment in self.table.segments if segment.id in gone and not segment.is_trimmed
+        ]
+        if trimmed:
+            table, forgotten = SegmentTable(
+                self.identity,
+                tuple(
+                    segment
+                    if segment.is_trimmed or segment.id not in gone
+                    else segment.trimmed(*gone[segment.id])
+                    for segment in self.table.segments
+                ),
+            ).forgotten()
+            try:
+                self._write_table(table)
+            except DiskFull:
+                self._make_room(trimmed)
+                self._write_table(table)
+            self._to_empty += [segment.id for segment in trimmed]
+            self._to_remove += forgotten
+        if self._to_empty or self._to_remove:
+            with self._guarded("", "trimming segments"):
+                empty_segments(self._disk, self.path, self._to_empty)
+                remove_segments(self._disk, self.path, self._to_remove)
+            self._to_empty, self._to_remove = [], []
+        return trimmed
+
+    def close(self) -> None:
+        """Release files and lock. Does not sync."""
+        if self._active:
+            self._active.release()
+            self._active = None
+        if self._durable_file:
+            self._durable_file.close()
+        self._lock.close()
+
+    def _take_over(self, recovered: RecoveredDirectory) -> None:
+        self.table = recovered.table
+        self.recovered = recovered
+        path = os.path.join(self.path, DURABLE_FILE)
+        if self._disk.size(path) != 2 * RECORD_BYTES:
+            write_whole(self._disk, path, bytes(2 * RECORD_BYTES))
+        self._durable_file = self._disk.open(path, write=True)
+        self._durable_sequence = recovered.durable_sequence
+        if recovered.resumed is not None:
+            self._active = resume_segment(self._disk, self.path, recovered.resumed, recovered.end)
+            self._record(self.sync_point())
+
+    def _take_lock(self) -> Lock:
+        with storage_errors(self.path, "locking a log directory"):
+            return self._disk.lock(os.path.join(self.path, LOCK_FILE))
+
+    # Internal steps
+
+    def _seal(self, active: ActiveSegment) -> None:
+        """Sync the active segment and list it as sealed, once."""
+        if self.is_sealed:
+            return
+        self.sync_to(SyncPoint(active.file, active.header.id, active.size_bytes, active.end))
+        sealed = SealedSegment(
+            active.header.id,
+            active.header.first,
+            active.end,
+            active.size_bytes,
+            active.header.created_ns,
+            active.timestamp_low_ns,
+            active.timestamp_high_ns,
+            self._clock(),
+            active.header.life,
+        )
+        self._write_table(self.table.with_sealed(sealed))
+
+    def _make_room(self, trimmed: Sequence[SealedSegment]) -> None:
+        """Remove the indexes of trimmed segments first: on a full disk not even the table may fit.
+
+        They would be removed with the segments; a reader of one of them reads it from its start instead.
+        """
+        with self._guarded("", "making room for the segments table"):
+            names = set(self._disk.list_directory(self.path))
+            for name in {index_file_name(segment.id) for segment in trimmed} & names:
+                self._disk.remove(os.path.join(self.path, name))
+
+    def _write_table(self, table: SegmentTable) -> None:
+        with self._guarded(TABLE_FILE, "writing the segments table"):
+            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
+            self.table = table
+
+    def _record(self, point: SyncPoint) -> None:
+        """Record the durable end. It is a lower bound: if the write fails, the older one stays valid."""
+        assert self._durable_file is not None
+        sequence = self._durable_sequence + 1
+        record = DurableEnd(sequence, point.id, point.offset, point.end, self.identity.origin)
+        with contextlib.suppress(OSError):
+            self._durable_file.pwritev([encode_durable_end(record)], record_place(sequence))
+            self._durable_sequence = sequence
+
+    def _growing(self) -> ActiveSegment:
+        assert self._active is not None, "no active segment: call start first"
+        return self._active
+
+    # Failures
+
+    def check_usable(self) -> None:
+        """Raise the failure that made the writer unusable, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str, doing: str) -> Iterator[None]:
+        """After `rt.DiskFull` the call may be retried. Any other failure or interruption is final.
+
+        Then memory and disk may differ; opening the directory again resolves it.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(error, name, doing) from error
+        except RtError:
+            raise
+        except BaseException as error:
+            self._failure = StorageFailed(
+                f"interrupted while {doing}",
+                where=os.path.join(self.path, name),
+                got=type(error).__name__,
+                hint="Open it again. Flushed messages are safe.",
+            )
+            raise
+
+    def _failed(self, error: OSError, name: str, doing: str, *, is_final: bool = False) -> StorageError:
+        """Convert an error. All except a full disk (unless `is_final`) make the writer unusable."""
+        found = storage_error(error, os.path.join(self.path, name), doing)
+        if isinstance(found, DiskFull) and not is_final:
+            return found
+        if not isinstance(found, StorageFailed):
+            found = StorageFailed(found.what, where=found.where, got=found.got, hint="Open it again.")
+        self._failure = found
+        return found

@@ -1,0 +1,164 @@
+"""Client of the nodes' REST interface through the gRPC port, `rt.v1.Rest`.
+
+A node's answer is returned as it is, whatever its status; `check` turns it into an error.
+
+Invariants:
+- A change is sent to another node only if nothing was sent to the previous one, so it is not done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from rt.errors import ProtocolViolation, RtError, Timeout
+from rt.net.grpc_channel import Channel, open_channel
+from rt.net.grpc_errors import Unreachable, asking, decode_error
+from rt.net.tls import TLS
+from rt.v1 import rest_pb2 as pb
+
+# isort: split
+import grpc
+
+REST_METHOD: Final = "/rt.v1.Rest/Call"
+TARGET_BYTES_MAX: Final = 4096
+"""Limit of path and query: that of an HTTP request line."""
+ANSWER_BYTES_MAX: Final = 64 * 2**20
+"""The history of a log has some 10,000 entries of a few hundred bytes."""
+TIMEOUT_S: Final = 15.0
+_CONNECT_S: Final = 5.0
+_WHY_S: Final = 2.0
+_READING: Final = ("GET", "HEAD")
+
+
+class RestResponse(NamedTuple):
+    """A node's answer; `status` is the HTTP status."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+async def ask(
+    endpoints: Sequence[str],
+    tls: TLS | None,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> RestResponse:
+    """Ask the nodes at `endpoints` ("host:port") in turn; returns the first answer, whatever its status.
+
+    `target` is path and query, `body` JSON. Without `tls` the endpoints must be loopback (`ValueError`). If
+    no node answers, raises the error of the only one, or `Unreachable` that names each.
+    """
+    if not endpoints:
+        raise ValueError("no endpoints: name at least one node as host:port")
+    failures: list[RtError] = []
+    for endpoint in endpoints:
+        async with _channel(endpoint, tls) as channel:
+            is_reading = method in _READING
+            # Do not start an attempt whose answer would come too late.
+            if not is_reading and (why := await _why_unconnected(channel)) is not None:
+                failures.append(why)
+                continue
+            try:
+                return await _call(channel, method, target, body, timeout_s)
+            except RtError as error:
+                if not is_reading:
+                    if error.hint is None and isinstance(error, Timeout | Unreachable):
+                        error.hint = "The change may have been made: check before you retry."
+                    raise
+                failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    raise Unreachable(
+        "no node answers", got="; ".join(map(str, failures)), hint="Each is named with what it met."
+    ) from failures[-1]
+
+
+async def call(
+    endpoint: str,
+    tls: TLS | None,
+    method: str,
+    target: str,
+    body: bytes | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> RestResponse:
+    """Ask one node; see `ask`."""
+    return await ask([endpoint], tls, method, target, body, timeout_s=timeout_s)
+
+
+def check(answer: RestResponse, *, where: object = None) -> RestResponse:
+    """Return `answer` if it is none of an error; else raise what it tells, an `rt.RtError` at least.
+
+    `where` names the node in an error that names no place of its own.
+    """
+    if answer.status < 400:
+        return answer
+    error = error_in(answer) or RtError("the node refuses", got=f"HTTP status {answer.status}")
+    if error.where is None:
+        error.where = where
+    raise error
+
+
+def error_in(answer: RestResponse) -> RtError | None:
+    """The error that an answer tells; None if it tells something else, whatever its status."""
+    if answer.status < 400:
+        return None
+    try:
+        told = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(told, dict):
+        return None
+    return decode_error(json.dumps({**told, "class": told.get("error")}).encode())
+
+
+def _channel(endpoint: str, tls: TLS | None) -> Channel:
+    return open_channel(endpoint, tls, insecure=tls is None, message_bytes_max=ANSWER_BYTES_MAX)
+
+
+async def _call(
+    channel: Channel, method: str, target: str, body: bytes | None, timeout_s: float
+) -> RestResponse:
+    request = pb.RestRequest(method=method, target=target, body=body or b"")
+    ask_once: Any = channel.get().unary_unary(REST_METHOD)
+    with asking(channel.target):
+        data = await ask_once(request.SerializeToString(), timeout=timeout_s)
+    try:
+        reply = pb.RestReply.FromString(data)
+    except DecodeError as error:
+        raise ProtocolViolation("a node answers what is no reply", where=channel.target) from error
+    return RestResponse(reply.status, reply.content_type, reply.body)
+
+
+async def _why_unconnected(channel: Channel) -> RtError | None:
+    """None if there is a connection; else why there is none, as a call is told that changes nothing."""
+    if await _connects(channel):
+        return None
+    try:
+        await _call(channel, "GET", "/liveness", None, _WHY_S)
+    except RtError as error:
+        return error
+    return None  # It was slow to come.
+
+
+async def _connects(channel: Channel) -> bool:
+    """Whether there is a connection; False once an attempt has failed, and after some seconds."""
+    present = channel.get()
+    state = present.get_state(try_to_connect=True)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            while state not in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
+                await present.wait_for_state_change(state)
+                state = present.get_state(try_to_connect=True)
+    except TimeoutError:
+        return False
+    return state is grpc.ChannelConnectivity.READY

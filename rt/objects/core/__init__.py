@@ -1,0 +1,1 @@
+"""What collections and stores share: persisted objects, serializers, the store protocol."""

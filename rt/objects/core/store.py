@@ -1,0 +1,114 @@
+"""The store protocol: readers, writers, and the order in which they are used.
+
+A store holds rows, `(category, key) -> bytes`. Only commits change them, completely or not at all: a reader,
+also after a power cut, sees exactly one commit. Other data can share the store and its commits, in categories
+with another prefix.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
+
+DATA: Final = "data"
+METADATA: Final = "metadata"
+ITEMS: Final = "items"
+
+
+class CheckpointKind(enum.Enum):
+    """How a commit relates to the rows in the store."""
+
+    FULL = "full"
+    """The commit replaces all rows."""
+
+    DIFFERENTIAL = "differential"
+    """The commit changes the rows."""
+
+
+class StateReader(Protocol):
+    """Reads the last commit. Must not see an open writer's changes."""
+
+    @property
+    def store_id(self) -> str:
+        """Identifies the store: the same for all its readers and writers, also after a restart."""
+
+    def categories(self, prefix: str = "") -> Iterator[str]:
+        """Categories that have rows and begin with `prefix`, sorted."""
+
+    def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
+        """Keys and bytes, in any order. Must raise `StateDamaged` for a damaged row, never skip it."""
+
+    def get(self, category: str, key: str) -> bytes | None:
+        """One row; None if there is none."""
+
+
+class StateWriter(Protocol):
+    """One commit. Changes apply in the order of the calls; no reader sees them before `commit`.
+
+    Used by one thread at a time. Unusable after `commit`, `rollback`, or an error of one of its methods.
+    """
+
+    @property
+    def kind(self) -> CheckpointKind:
+        """FULL: starts with no rows. DIFFERENTIAL: starts with the rows of the last commit."""
+
+    @property
+    def store_id(self) -> str:
+        """Same as `StateReader.store_id`."""
+
+    def put(self, category: str, key: str, data: bytes) -> None:
+        """Write a row, replacing an existing one."""
+
+    def put_many(self, category: str, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Write rows. An error of the iterable is raised from here."""
+
+    def delete_many(self, category: str, keys: Iterable[str]) -> None:
+        """Delete rows. Missing keys are ignored."""
+
+    def clear(self, category: str) -> None:
+        """Delete every row of the category, in time independent of other categories."""
+
+    def commit(self) -> None:
+        """Make the changes the content of the store. Returns when they are durable.
+
+        Raises `CommitUnknown` if the commit may have happened. After any other error it did not happen.
+        """
+
+    def rollback(self) -> None:
+        """Discard the changes. Does nothing on an unusable writer; must never raise."""
+
+
+class Store(Protocol):
+    """Keeps rows."""
+
+    def reader(self) -> StateReader:
+        """A reader that is valid until the store is closed."""
+
+    def begin(self, kind: CheckpointKind) -> StateWriter:
+        """Open a writer; `OutOfTurn` if another is open."""
+
+    def close(self) -> None:
+        """Release the store and roll back an open writer. Idempotent."""
+
+
+class ObjectRows:
+    """One object's rows in a writer: categories `<base><part>`."""
+
+    __slots__ = ("_base", "_writer")
+
+    def __init__(self, writer: StateWriter, base: str) -> None:
+        self._writer = writer
+        self._base = base
+
+    def put(self, part: str, key: str, data: bytes) -> None:
+        self._writer.put(self._base + part, key, data)
+
+    def put_many(self, part: str, rows: Iterable[tuple[str, bytes]]) -> None:
+        self._writer.put_many(self._base + part, rows)
+
+    def delete_many(self, part: str, keys: Iterable[str]) -> None:
+        self._writer.delete_many(self._base + part, keys)
+
+    def clear(self, part: str) -> None:
+        self._writer.clear(self._base + part)

@@ -1,0 +1,155 @@
+"""JSON that keeps types: a value is restored with its type, or `NotSerializable` is raised before any write.
+
+A value that JSON cannot express becomes an object with the mark "$" and its parts:
+
+    {"$": "tuple", "of": [1, 2]}          also "set", "frozenset"
+    {"$": "bytes", "of": "<base64>"}
+    {"$": "dict", "of": [[1, "one"]]}     a dict with keys that are not str, or with the key "$"
+    {"$": "float", "of": "nan"}           "inf", "-inf"
+
+Subclasses are refused, because they would be restored as their base. Cyclic values are refused too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from typing import Any, Final
+
+from rt.objects.core.errors import NotSerializable, StateDamaged
+
+INTEGER_BITS_MAX: Final = 14_284
+"""Numbers of at most 4,300 decimal digits: Python parses no longer ones."""
+
+_HINT: Final = "Register a serializer for the type, or store its parts."
+_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_decode_plain: Final = json.JSONDecoder().decode
+_NO_CHECK: Final = frozenset({str, bool, float, bytes, type(None)})
+_ZERO: Final = ord("0")
+_PLAIN: Final = frozenset({str, bool, int, type(None)})
+
+
+def check(value: object) -> None:
+    """Raise `NotSerializable` unless `decode(encode(value))` restores `value`."""
+    kind = type(value)
+    if kind in _NO_CHECK:
+        return
+    try:
+        _check(value)
+    except RecursionError:
+        raise NotSerializable("the value is nested too deeply, or contains itself") from None
+
+
+def encode(value: Any) -> bytes:
+    kind = type(value)
+    try:
+        if kind is int:
+            return b"%d" % value
+        return _encoder.encode(value if kind is str else plain(value)).encode()
+    except (RecursionError, ValueError) as error:
+        raise NotSerializable("the value cannot be stored", got=str(error)[:200], hint=_HINT) from None
+
+
+def decode(data: bytes) -> Any:
+    """The encoded value; `StateDamaged` for other bytes."""
+    if len(data) < 19 and data.isdigit() and data[0] != _ZERO:
+        return int(data)  # three times as fast
+    try:
+        value = _decode_plain(data.decode())
+        return from_plain(value) if b'"$"' in data else value
+    except (ValueError, RecursionError) as error:
+        raise StateDamaged(
+            "not a stored JSON value", got=repr(data[:60]), expected=str(error)[:200]
+        ) from None
+
+
+def plain(value: Any) -> Any:
+    """`value` as values that JSON can express."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else {"$": "float", "of": repr(value)}
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [plain(each) for each in value]
+    if kind is dict:
+        if "$" in value or not all(type(key) is str for key in value):
+            return {"$": "dict", "of": [[plain(key), plain(each)] for key, each in value.items()]}
+        return {key: plain(each) for key, each in value.items()}
+    if kind is bytes:
+        return {"$": "bytes", "of": base64.b64encode(value).decode()}
+    if kind is tuple:
+        return {"$": "tuple", "of": [plain(each) for each in value]}
+    if kind in {set, frozenset}:
+        # Sorted, so that equal sets give equal bytes in every process.
+        return {"$": kind.__name__, "of": sorted(map(plain, value), key=_encoder.encode)}
+    raise _refused(value)
+
+
+def from_plain(value: Any) -> Any:
+    """The inverse of `plain`; `ValueError` for other values."""
+    if type(value) is list:
+        return [from_plain(each) for each in value]
+    if type(value) is not dict:
+        return value
+    if "$" not in value:
+        return {key: from_plain(each) for key, each in value.items()}
+    if value.keys() != {"$", "of"}:
+        raise ValueError('an object with the key "$" must have the key "of" and no others')
+    return _marked(value["$"], value["of"])
+
+
+def _marked(mark: object, of: Any) -> Any:
+    if type(of) is str and mark in ("bytes", "float"):
+        try:
+            return base64.b64decode(of, validate=True) if mark == "bytes" else _float(of)
+        except binascii.Error as error:
+            raise ValueError(str(error)) from None
+    if type(of) is not list:
+        raise ValueError(f"the value of {mark!r} must be a list, got {type(of).__name__}")
+    try:
+        match mark:
+            case "tuple":
+                return tuple(map(from_plain, of))
+            case "set":
+                return set(map(from_plain, of))
+            case "frozenset":
+                return frozenset(map(from_plain, of))
+            case "dict":
+                return {from_plain(key): from_plain(each) for key, each in of}
+            case _:
+                raise ValueError(f"unknown mark {mark!r}")
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _float(text: str) -> float:
+    """NaN is always the object `math.nan`, so that it is found as a dictionary key."""
+    found = float(text)
+    return math.nan if math.isnan(found) else found
+
+
+def _check(value: Any) -> None:
+    kind = type(value)
+    if kind in _NO_CHECK:
+        return
+    if kind is int:
+        if value.bit_length() > INTEGER_BITS_MAX:
+            raise NotSerializable("the integer has too many bits", expected=INTEGER_BITS_MAX)
+    elif kind is dict:
+        for key, each in value.items():
+            _check(key)
+            _check(each)
+    elif kind in {list, tuple, set, frozenset}:
+        for each in value:
+            _check(each)
+    else:
+        raise _refused(value)
+
+
+def _refused(value: object) -> NotSerializable:
+    kind = type(value)
+    got = f"{kind.__module__}.{kind.__qualname__}"
+    return NotSerializable("the value would not be restored unchanged", got=got, hint=_HINT)

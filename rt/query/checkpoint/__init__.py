@@ -1,0 +1,1 @@
+"""Edges, checkpoints and recovery of a query engine."""

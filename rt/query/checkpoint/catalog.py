@@ -1,0 +1,182 @@
+"""What an engine stores besides the state of its queries: definitions, queries, sources, sinks, clock, log.
+
+    query/meta      version    1
+                    clock      {"now_ns": …}
+    query/source    <name>     {"watermark": …, "end": null, or ["completed"], or ["error", text]}
+    query/sink      <name>     {"low": …, "consumers": {name: acknowledged}, "end": as above}
+
+The rows of definitions and queries are described in `factories`, those of the log in `transaction_log`. If a
+save fails, the next one writes its rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from rt.errors import UnknownVersion
+from rt.objects import CheckpointKind, StateDamaged, StateReader, StateWriter
+from rt.query.checkpoint.factories import DEFINITIONS, QUERIES, Recipe, StoredQuery
+from rt.query.checkpoint.transaction_log import LOG, LogEntry, number_key
+from rt.query.core.row_json import decode, encode
+
+VERSION: Final = 1
+META: Final = "query/meta"
+SOURCES: Final = "query/source"
+SINKS: Final = "query/sink"
+
+
+class _Flight(NamedTuple):
+    written: dict[tuple[str, str], None]
+    log: range
+
+
+class QueryCatalog:
+    """Not thread-safe."""
+
+    def __init__(self, reader: StateReader) -> None:
+        """Read the store. `StateDamaged`, `rt.UnknownVersion`."""
+        _check_version(reader)
+        self.definitions: dict[str, Recipe] = {
+            name: Recipe.decode(data, f"{DEFINITIONS}/{name}") for name, data in reader.rows(DEFINITIONS)
+        }
+        self.queries: dict[str, StoredQuery] = {
+            query_id: StoredQuery.decode(data, f"{QUERIES}/{query_id}")
+            for query_id, data in reader.rows(QUERIES)
+        }
+        self.sources = _rows(reader, SOURCES)
+        self.sinks = _rows(reader, SINKS)
+        clock = reader.get(META, "clock")
+        self.now_ns: int | None = decode(clock, META)["now_ns"] if clock is not None else None
+        """None: the time of the queries has not started."""
+        self.log = _entries(reader)
+        self._first_entry = min((number for number, _ in self.log), default=0)
+        self._next_entry = max((number + 1 for number, _ in self.log), default=0)
+        self._uncertain_entries: list[int] = []
+        """Numbers of log entries that may be stored although their commit failed. They must be deleted."""
+        self._dirty: dict[tuple[str, str], None] = {}
+        self._flight: _Flight | None = None
+        self._order = max((each.order + 1 for each in self.queries.values()), default=0)
+
+    def next_order(self) -> int:
+        """The order of a new query."""
+        self._order += 1
+        return self._order - 1
+
+    # Changes
+
+    def define(self, name: str, recipe: Recipe | None) -> None:
+        """Set a definition, or delete it (None)."""
+        if recipe is None:
+            self.definitions.pop(name, None)
+        else:
+            self.definitions[name] = recipe
+        self._dirty[DEFINITIONS, name] = None
+
+    def put_query(self, query_id: str, stored: StoredQuery | None) -> None:
+        """Set a query, or delete it (None)."""
+        if stored is None:
+            self.queries.pop(query_id, None)
+        else:
+            self.queries[query_id] = stored
+            self._order = max(self._order, stored.order + 1)
+        self._dirty[QUERIES, query_id] = None
+
+    def append(self, writer: StateWriter, entries: Sequence[LogEntry]) -> Callable[[bool], None]:
+        """Put log entries into a writer. Returns a function to call with the outcome of the commit.
+
+        True: the entries are durable. False: that is unknown; the next commit deletes them, and their numbers
+        are not used again.
+        """
+        start, end = self._next_entry, self._next_entry + len(entries)
+        doubtful = list(self._uncertain_entries)
+        if doubtful:
+            writer.delete_many(LOG, map(number_key, doubtful))
+        for number, entry in enumerate(entries, start):
+            writer.put(LOG, number_key(number), entry.encode())
+
+        def appended(is_durable: bool) -> None:
+            self._next_entry = end
+            self._uncertain_entries = [] if is_durable else [*doubtful, *range(start, end)]
+
+        return appended
+
+    # Saving
+
+    def save(
+        self, writer: StateWriter, *, sources: dict[str, Any], sinks: dict[str, Any], now_ns: int | None
+    ) -> None:
+        """Write what changed, or everything. `saved` or `save_failed` must follow, unless this raises."""
+        self.sources.update(sources)
+        self.sinks.update(sinks)
+        self.now_ns = now_ns
+        always = [(SOURCES, name) for name in sources] + [(SINKS, name) for name in sinks]
+        written = {**self._dirty, **dict.fromkeys([*always, (META, "clock"), (META, "version")])}
+        if writer.kind is CheckpointKind.FULL:
+            written |= dict.fromkeys((DEFINITIONS, name) for name in self.definitions)
+            written |= dict.fromkeys((QUERIES, query_id) for query_id in self.queries)
+            written |= dict.fromkeys((SOURCES, name) for name in self.sources)
+            written |= dict.fromkeys((SINKS, name) for name in self.sinks)
+        for category, key in written:
+            row = self._row(category, key)
+            if row is None:
+                writer.delete_many(category, [key])
+            else:
+                writer.put(category, key, row)
+        log = range(self._first_entry, self._next_entry)
+        if log and writer.kind is not CheckpointKind.FULL:
+            writer.delete_many(LOG, map(number_key, log))
+        self._flight = _Flight(written, log)
+        self._dirty = {}
+
+    def saved(self) -> None:
+        assert self._flight is not None
+        self._first_entry = max(self._first_entry, self._flight.log.stop)
+        self._uncertain_entries.clear()
+        self._flight = None
+
+    def save_failed(self) -> None:
+        """The save was not committed, or its outcome is unknown."""
+        if self._flight is not None:
+            self._dirty = {**self._flight.written, **self._dirty}
+            self._flight = None
+
+    def _row(self, category: str, key: str) -> bytes | None:
+        match category:
+            case "query/definition":
+                recipe = self.definitions.get(key)
+                return recipe.encode() if recipe else None
+            case "query/query":
+                stored = self.queries.get(key)
+                return stored.encode() if stored else None
+            case "query/source":
+                return encode(self.sources[key])
+            case "query/sink":
+                return encode(self.sinks[key])
+            case _:
+                return encode({"now_ns": self.now_ns}) if key == "clock" else b"%d" % VERSION
+
+
+def _check_version(reader: StateReader) -> None:
+    version = reader.get(META, "version")
+    if version is not None and version != b"%d" % VERSION:
+        raise UnknownVersion(
+            "the queries have an unknown version",
+            where=META,
+            got=repr(version[:20]),
+            expected=VERSION,
+            hint="Use a newer rt.",
+        )
+
+
+def _rows(reader: StateReader, category: str) -> dict[str, dict[str, Any]]:
+    return {name: decode(data, f"{category}/{name}") for name, data in reader.rows(category)}
+
+
+def _entries(reader: StateReader) -> list[tuple[int, LogEntry]]:
+    found = []
+    for key, data in reader.rows(LOG):
+        if not key.isdigit():
+            raise StateDamaged("the key of a log entry is not a number", where=f"{LOG}/{key}")
+        found.append((int(key), LogEntry.decode(data, f"{LOG}/{key}")))
+    return sorted(found, key=lambda each: each[0])

@@ -1,0 +1,137 @@
+"""Writes what an engine stores: checkpoints of everything, and entries of the transaction log.
+
+A checkpoint collects changes under the engine's lock, between two events, and commits without the lock. After
+the commit the edges are notified. If the commit failed, its changes are saved again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
+from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.checkpoint.edge import InputEdge, OutputEdge
+from rt.query.checkpoint.transaction_log import LogEntry
+from rt.query.core.clock import QueryClock
+from rt.query.core.event_lock import EventLock
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+
+
+class _EdgeSnapshot(NamedTuple):
+    """The state of the edges in a checkpoint."""
+
+    inputs: list[tuple[InputEdge, int, bool]]
+    """Each with its watermark, and whether it has ended."""
+    outputs: list[tuple[OutputEdge, int]]
+    """Each with its end."""
+
+
+class Checkpointer:
+    """The writer of an engine's store. `edges`: its inputs and outputs by name; the engine adds to them.
+
+    `on_failed` is called for an operator group that cannot be saved. It must raise, or end the query.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: QueryRuntime,
+        catalog: QueryCatalog,
+        clock: QueryClock,
+        lock: EventLock,
+        edges: tuple[dict[str, InputEdge], dict[str, OutputEdge]],
+        on_failed: Callable[[OperatorGroup, Exception], object],
+    ) -> None:
+        self._store: Final = store
+        self._runtime: Final = runtime
+        self._catalog: Final = catalog
+        self._clock: Final = clock
+        self._lock: Final = lock
+        self._inputs, self._outputs = edges
+        self._on_failed: Final = on_failed
+        self.writing: Final = threading.Lock()
+        """Held during every write. Lock order: this lock before the event lock."""
+        self.uncertain: Final[set[str]] = set()
+        """Queries whose starting or ending checkpoint failed: the store may know them or not.
+
+        No log entry about them is correct until the next checkpoint.
+        """
+
+    def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
+        """Return when all changes, or everything, are durable. Call with `writing` held."""
+        writer = self._store.begin(kind)
+        with self._lock:
+            edges = self._save(writer)
+        try:
+            writer.commit()
+        except BaseException as error:
+            with self._lock:
+                self._catalog.save_failed()
+                self._runtime.save_failed(unknown_outcome=_is_unknown(error))
+            raise
+        with self._lock:
+            self._saved(edges)
+
+    def append(self, entries: list[LogEntry]) -> None:
+        """Make log entries durable. Call with both locks held."""
+        writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
+        try:
+            appended = self._catalog.append(writer, entries)
+        except BaseException:
+            writer.rollback()
+            raise
+        try:
+            writer.commit()
+        except BaseException as error:
+            if _is_unknown(error):
+                appended(False)
+            raise
+        appended(True)
+
+    def mark_uncertain(self, query_ids: Iterable[str]) -> None:
+        """Until the next checkpoint the store may not know these queries. Call with both locks held.
+
+        After a crash their output could have other ids. So outputs hold new values until then, also with
+        `release="now"`.
+        """
+        self.uncertain.update(query_ids)
+        for output in self._outputs.values():
+            output.hold()
+
+    def _save(self, writer: StateWriter) -> _EdgeSnapshot:
+        inputs, outputs = self._inputs.items(), self._outputs.items()
+        try:
+            self._lock.require_intact()
+            self._runtime.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._on_failed)
+            self._catalog.save(
+                writer,
+                sources={name: edge.save() for name, edge in inputs},
+                sinks={name: edge.save() for name, edge in outputs},
+                now_ns=self._clock.now_ns,
+            )
+            self._runtime.save(writer)
+        except BaseException:
+            writer.rollback()
+            self._catalog.save_failed()
+            raise
+        return _EdgeSnapshot(
+            [(edge, edge.feed.watermark, edge.is_stopped) for _, edge in inputs],
+            [(edge, edge.buffer.end) for _, edge in outputs],
+        )
+
+    def _saved(self, edges: _EdgeSnapshot) -> None:
+        self._catalog.saved()
+        self.uncertain.clear()
+        self._runtime.saved()
+        for output, end in edges.outputs:
+            output.saved(end)
+        for source, watermark, has_ended in edges.inputs:
+            source.saved(watermark, has_ended=has_ended)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether the failed commit may have happened."""
+    return isinstance(error, CommitUnknown) or not isinstance(error, Exception)

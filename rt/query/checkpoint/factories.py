@@ -1,0 +1,125 @@
+"""How a query is stored so that it can be built again: the name of a factory, and JSON arguments.
+
+    query/definition    <name>    {"factory": …, "arguments": {…}}
+    query/query         <id>      the same, and "sink", "order", "after", "begun_ns" …: see `StoredQuery`
+
+Code is never stored. A program must register the same factories under the same names before it recovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeVar
+
+from rt.names import check_name
+from rt.objects import StateDamaged
+from rt.query.core.errors import NoSuchQuery, QueryExists
+from rt.query.core.observable import Observable
+from rt.query.core.row_json import decode, encode, plain
+
+Factory = Callable[..., Observable[Any]]
+F = TypeVar("F", bound=Factory)
+
+DEFINITIONS: Final = "query/definition"
+QUERIES: Final = "query/query"
+
+
+class Factories:
+    """Functions that make queries, by their stored names."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Factory] = {}
+
+    def add(self, name: str, factory: Factory) -> None:
+        """Register a factory. The same arguments must make the same query in every run.
+
+        Raises `QueryExists` if the name is registered.
+        """
+        check_name(name, kind="factory")
+        if name in self._by_name:
+            raise QueryExists("a factory has this name", got=repr(name))
+        self._by_name[name] = factory
+
+    def __call__(self, name: str) -> Callable[[F], F]:
+        """Register with a decorator: `@factories("alert")`."""
+
+        def register(factory: F) -> F:
+            self.add(name, factory)
+            return factory
+
+        return register
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def make(self, recipe: Recipe) -> Observable[Any]:
+        """Make the query.
+
+        `NoSuchQuery` if the factory is not registered; also raises what the factory raises.
+        """
+        if recipe.factory not in self._by_name:
+            raise NoSuchQuery(
+                "no factory has this name",
+                got=repr(recipe.factory),
+                hint="Register it with the engine's factories before the engine recovers.",
+            )
+        return self._by_name[recipe.factory](**recipe.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    factory: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Raises `NotSerializable` for arguments that JSON cannot restore unchanged."""
+        return encode({"factory": self.factory, "arguments": plain(dict(self.arguments))})
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Self:
+        found = decode(data, where)
+        try:
+            return cls(found["factory"], found["arguments"])
+        except KeyError as error:
+            raise StateDamaged("damaged definition: a key is missing", where=where, got=str(error)) from error
+
+
+@dataclass(slots=True)
+class StoredQuery:
+    recipe: Recipe
+    sink: str | None
+    order: int
+    """Queries are fed in the order in which they were started."""
+    after: dict[str, int]
+    """The watermarks of all sources when it was started: it receives later values."""
+    started_ns: int
+    """When it was started. Its clock is never earlier."""
+    ended: str | None = None
+    """None while it runs; "" if it completed, otherwise its error."""
+    is_started: bool = True
+    """False if it was logged but could not be built: it has no state."""
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "factory": self.recipe.factory,
+                "arguments": plain(dict(self.recipe.arguments)),
+                "sink": self.sink,
+                "order": self.order,
+                "after": self.after,
+                "begun_ns": self.started_ns,
+                "ended": self.ended,
+                "is_begun": self.is_started,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Self:
+        found = decode(data, where)
+        try:
+            recipe = Recipe(found["factory"], found["arguments"])
+            names = ("sink", "order", "after", "begun_ns", "ended", "is_begun")
+            return cls(recipe, *(found[name] for name in names))
+        except KeyError as error:
+            raise StateDamaged("damaged query row: a key is missing", where=where, got=str(error)) from error

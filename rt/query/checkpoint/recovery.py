@@ -1,0 +1,162 @@
+"""Recovers what is stored: the last checkpoint, then the transaction log."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+
+from rt.objects import StateDamaged
+from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.checkpoint.factories import Recipe, StoredQuery
+from rt.query.checkpoint.transaction_log import Change, LogEntry, NetChange, coalesce
+from rt.query.core.errors import LogConflict
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+
+logger = logging.getLogger("rt.query")
+
+
+class Mitigation(enum.Enum):
+    """What to do with a query that cannot be recovered."""
+
+    IGNORE = "ignore"
+    """Do not run it this time; keep its stored state."""
+    REMOVE = "remove"
+    """Stop it and delete its stored state."""
+    REGENERATE = "regenerate"
+    """Start it from scratch after the checkpoint."""
+
+
+OnLoadFailed = Callable[[str, Exception], Mitigation | None]
+
+
+class Recovery:
+    """One recovery. Called with the engine's lock held. Does not start sources."""
+
+    def __init__(
+        self,
+        runtime: QueryRuntime,
+        catalog: QueryCatalog,
+        build: Callable[[str, StoredQuery], OperatorGroup],
+        start: Callable[[OperatorGroup, dict[str, int] | None], object],
+        on_failed: OnLoadFailed | None,
+    ) -> None:
+        self._runtime: Final = runtime
+        self._catalog: Final = catalog
+        self._build: Final = build
+        self._start: Final = start
+        self._on_failed: Final = on_failed
+        self._is_new: set[str] = set()
+        self._ignored: set[str] = set()
+
+    def run(self) -> None:
+        """Load all queries, then start them all. No events happen meanwhile."""
+        self._replay()
+        stored = sorted(self._catalog.queries.items(), key=lambda each: each[1].order)
+        for query_id, each in stored:
+            if query_id not in self._ignored:
+                self._load(query_id, each)
+        self._runtime.sweep(self._ignored)
+        for query_id, each in stored:
+            if query_id in self._runtime.roots:
+                self._start(self._runtime.roots[query_id], each.after if query_id in self._is_new else None)
+        logger.info("recovered queries=%d", len(self._runtime.roots))
+
+    # The log
+
+    def _replay(self) -> None:
+        by_key: defaultdict[tuple[str, str], list[LogEntry]] = defaultdict(list)
+        for _, entry in self._catalog.log:
+            by_key[entry.kind, entry.key].append(entry)
+        for (kind, key), entries in by_key.items():
+            try:
+                for net in coalesce(entries):
+                    self._apply(net)
+            except (LogConflict, StateDamaged) as error:
+                is_removed = self._decide(key, error) is Mitigation.REMOVE
+                if kind == "definition":
+                    if is_removed:
+                        self._catalog.define(key, None)
+                elif is_removed:
+                    self._remove(key)
+                else:
+                    self._ignored.add(key)
+
+    def _apply(self, net: NetChange) -> None:
+        if net.kind == "definition":
+            known: bool = net.key in self._catalog.definitions
+            self._check(net, is_known=known)
+            recipe = None if net.row is None else Recipe.decode(net.row, net.key)
+            self._catalog.define(net.key, recipe)
+            return
+        self._check(net, is_known=net.key in self._catalog.queries)
+        if net.change is not Change.CREATE:
+            self._remove(net.key)
+        if net.row is not None:
+            self._catalog.put_query(net.key, StoredQuery.decode(net.row, net.key))
+            self._is_new.add(net.key)
+
+    def _check(self, net: NetChange, *, is_known: bool) -> None:
+        if is_known is (net.change is Change.CREATE):
+            raise LogConflict(
+                f"the transaction log contradicts the checkpoint: {net.change.value}",
+                where=net.key,
+                hint="Restore the store from a backup.",
+            )
+
+    # Queries
+
+    def _load(self, query_id: str, stored: StoredQuery) -> None:
+        try:
+            self._runtime.roots[query_id] = self._build_and_load(query_id, stored)
+        except Exception as error:  # noqa: BLE001 - factories and operators may raise anything
+            match self._decide(query_id, error):
+                case Mitigation.REMOVE:
+                    self._remove(query_id)
+                case Mitigation.REGENERATE:
+                    self._runtime.delete_stored(query_id)
+                    self._is_new.add(query_id)
+                    stored.after = {name: row["watermark"] for name, row in self._catalog.sources.items()}
+                    stored.ended = None
+                    stored.order = self._catalog.next_order()
+                    self._catalog.put_query(query_id, stored)
+                    self._runtime.roots[query_id] = self._build_and_load(query_id, stored)
+                case _:
+                    self._ignored.add(query_id)
+                    if query_id in self._is_new:
+                        stored.is_started = False
+                        self._catalog.put_query(query_id, stored)
+
+    def _build_and_load(self, query_id: str, stored: StoredQuery) -> OperatorGroup:
+        group = self._build(query_id, stored)
+        if not stored.is_started:
+            stored.is_started = True
+            self._is_new.add(query_id)
+            self._catalog.put_query(query_id, stored)
+        try:
+            if query_id in self._is_new:
+                group.open()
+                return group
+            row = self._runtime.pop_stored(query_id)
+            if row is None:
+                raise StateDamaged("the state of a query is missing", where=query_id)
+            group.load(row)
+        except BaseException:
+            group.abandon()
+            raise
+        return group
+
+    def _remove(self, query_id: str) -> None:
+        self._catalog.put_query(query_id, None)
+        self._runtime.delete_stored(query_id)
+
+    def _decide(self, query_id: str, error: Exception) -> Mitigation:
+        """Decide what to do. Raises the error if there is no decision."""
+        answer = self._on_failed(query_id, error) if self._on_failed else None
+        if answer is None:
+            raise error
+        logger.warning("recovery_failed id=%s what=%s error=%r", query_id, answer.value, error)
+        return answer

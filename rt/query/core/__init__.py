@@ -1,0 +1,1 @@
+"""Observables, operators and their runtime."""

@@ -1,0 +1,65 @@
+"""The reliable protocol: values with sequence ids, replay, acknowledgement.
+
+Invariants:
+- Ids are integers from 0 that only grow.
+- `subscribe` starts nothing. After `start` the observer receives every value from that id on: first the kept
+  values, then new ones.
+- An acknowledgement is cumulative and may be repeated. Everything up to its id, inclusive, is durable at the
+  consumer, which never requests it again.
+- A source keeps unacknowledged values.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol, TypeVar
+
+T_contra = TypeVar("T_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+RESUME: Final = -1
+"""Argument of `start`: continue after the consumer's last acknowledgement."""
+NOTHING: Final = -1
+"""As a watermark: no value yet."""
+
+
+class ReliableObserver(Protocol[T_contra]):
+    """A consumer. Called by one thread at a time. Must not be called after an error or the completion."""
+
+    def on_next(self, sequence_id: int, value: T_contra, /) -> None:
+        """Accept the next value. If this raises, the value was not accepted and must be sent again."""
+
+    def on_error(self, error: Exception, /) -> None:
+        """The source failed after the values so far."""
+
+    def on_completed(self) -> None:
+        """The source completed after the values so far."""
+
+
+class ReliableSubscription(Protocol):
+    """A consumer's subscription to a source."""
+
+    def start(self, sequence_id: int, /) -> None:
+        """Send every value from this id on, inclusive; `RESUME`: after the last acknowledgement.
+
+        Raises `NotInBuffer` for ids that are acknowledged, or are beyond the end.
+        """
+
+    def acknowledge(self, sequence_id: int, /) -> None:
+        """Values up to this id, inclusive, will not be requested again. `NOTHING` has no effect.
+
+        An id below an earlier one has no effect. Raises `NotInBuffer` beyond the end.
+        """
+
+    def dispose(self) -> None:
+        """End the subscription: the source keeps no values for it. Must be idempotent."""
+
+
+class ReliableObservable(Protocol[T_co]):
+    """A source that can send values again."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the ids have no gaps."""
+
+    def subscribe(self, observer: ReliableObserver[T_co], /) -> ReliableSubscription:
+        """Returns a subscription that is not started."""

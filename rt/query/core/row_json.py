@@ -1,0 +1,38 @@
+"""Rows as JSON text. Plain values are not traversed in Python.
+
+The text equals that of `rt.objects.ANY`, and `ANY.load` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from rt.objects import ANY, StateDamaged
+from rt.objects.core import typed_json
+
+_encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_PLAIN: Final = frozenset({str, bool, type(None)})
+_SHORT: Final = 2**63
+
+
+def plain(value: Any) -> Any:
+    """A user's or operator's value as values that JSON can express; `NotSerializable` if it cannot."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is int and -_SHORT < value < _SHORT):
+        return value
+    typed_json.check(value)
+    return typed_json.plain(value)
+
+
+def encode(row: dict[str, Any]) -> bytes:
+    """A row of plain values."""
+    return _encode(row).encode()
+
+
+def decode(data: bytes, where: str) -> dict[str, Any]:
+    """Read a row; `StateDamaged` if it is not a JSON object."""
+    found = ANY.load(data)
+    if type(found) is not dict:
+        raise StateDamaged("damaged row", where=where, got=repr(data[:60]))
+    return found

@@ -1,0 +1,168 @@
+"""Operators with several sources, which they subscribe to from left to right."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rt.objects import PersistedQueue
+from rt.query.core.observable import Applied, Observable, Transform
+from rt.query.core.operator import Operator
+from rt.query.operators.user_functions import ABSENT, sources_of, storable
+
+
+def merge(*sources: Observable[Any]) -> Transform:
+    """The values of the source and of all `sources`, as they arrive.
+
+    Ends when all have ended. Saves nothing.
+    """
+    sources_of("merge", sources)
+    return lambda source: Applied(Merge, (source, *sources))
+
+
+def combine_latest(*sources: Observable[Any]) -> Transform:
+    """At every value, a tuple of the last values of the source and of all `sources`, once each has a value.
+
+    Ends when all sources have ended, or at a value if all others ended and one had no value. Saves the last
+    values.
+    """
+    sources_of("combine_latest", sources)
+    return lambda source: combined((source, *sources))
+
+
+def with_latest_from(*sources: Observable[Any]) -> Transform:
+    """At every value of the source, a tuple of it and the last values of all `sources`.
+
+    Emits nothing until each has a value. Ends with the source. Saves the last values.
+    """
+    sources_of("with_latest_from", sources)
+    return lambda source: Applied(lambda: WithLatestFrom(len(sources) + 1), (source, *sources))
+
+
+def zip(*sources: Observable[Any]) -> Transform:
+    """Tuples of the first values of the source and of all `sources`, then of the second values, and so on.
+
+    Ends when a source has ended and its values are used. Saves the unused values, in the object space: their
+    number is how far one source is ahead of another.
+    """
+    sources_of("zip", sources)
+    return lambda source: zipped((source, *sources))
+
+
+def merged(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
+    return Applied(Merge, sources)
+
+
+def combined(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
+    return Applied(lambda: CombineLatest(len(sources)), sources)
+
+
+def zipped(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
+    return Applied(lambda: Zip(len(sources)), sources)
+
+
+class MultiSource(Operator[Any, Any]):
+    """An operator with one or more sources. A single source is handled like several."""
+
+    __slots__ = ()
+
+    def on_next(self, value: Any, /) -> None:
+        self.on_inner_next("0", value)
+
+    def on_completed(self) -> None:
+        self.on_inner_completed("0")
+
+
+class Merge(MultiSource):
+    __slots__ = ()
+
+    NAME = "merge"
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+        self.emit(value)
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        if not self.has_open_input():
+            self.complete()
+
+
+class CombineLatest(MultiSource):
+    __slots__ = ("_latest", "_missing")
+
+    NAME = "combine_latest"
+
+    def __init__(self, count: int) -> None:
+        self._latest: list[Any] = [ABSENT] * count
+        self._missing = count
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        mine = int(key)
+        self.keep(mine, value)
+        if not self._missing:
+            self.emit(tuple(self._latest))
+        elif all(self.has_input_ended(each) for each in range(len(self._latest)) if each != mine):
+            self.complete()
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        if not self.has_open_input():
+            self.complete()
+
+    def keep(self, index: int, value: Any) -> None:
+        """Keep the last value of a source."""
+        if self._latest[index] is ABSENT:
+            self._missing -= 1
+        self._latest[index] = storable(value)
+        self.changed()
+
+    def save_state(self) -> list[list[Any]]:
+        """The last values, each in a list. An empty list: no value yet."""
+        return [[] if each is ABSENT else [each] for each in self._latest]
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._latest = [each[0] if each else ABSENT for each in state]
+        self._missing = sum(not each for each in state)
+
+
+class WithLatestFrom(CombineLatest):
+    """The value of the first source is never kept."""
+
+    __slots__ = ()
+
+    NAME = "with_latest_from"
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        if key != "0":
+            self.keep(int(key), value)
+        elif self._missing == 1:
+            self.emit((value, *self._latest[1:]))
+
+    def on_inner_completed(self, key: str, /) -> None:
+        if key == "0":
+            self.complete()
+
+
+class Zip(MultiSource):
+    __slots__ = ("_count", "_waiting")
+
+    NAME = "zip"
+
+    def __init__(self, count: int) -> None:
+        self._count: Final = count
+        self._waiting: list[PersistedQueue[Any]]
+
+    def on_open(self) -> None:
+        self._waiting = [self.objects.queue(str(index)) for index in range(self._count)]
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        self._waiting[int(key)].enqueue(value)
+        if not all(self._waiting):
+            return
+        self.emit(tuple([each.dequeue() for each in self._waiting]))
+        if not self.is_disposed and any(map(self._is_used_up, range(self._count))):
+            self.complete()
+
+    def on_inner_completed(self, key: str, /) -> None:
+        if self._is_used_up(int(key)):
+            self.complete()
+
+    def _is_used_up(self, index: int) -> bool:
+        return not self._waiting[index] and self.has_input_ended(index)

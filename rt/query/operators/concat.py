@@ -1,0 +1,206 @@
+"""Operators that subscribe to one source after the other. The open source is saved as its own row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from rt.query.core.errors import QueryFailed
+from rt.query.core.observable import Applied, Observable, Transform
+from rt.query.core.operator import Operator
+from rt.query.core.scheduler import Duration
+from rt.query.operators.user_functions import check_time, sources_of, time_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is stored of an error: the name of its class, and its text."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """The same for an error and for the `QueryFailed` that replaces it after a recovery."""
+        if isinstance(error, QueryFailed):
+            kind, _, text = error.what.partition(": ")
+            return cls(kind, text)
+        return cls(type(error).__name__, str(error))
+
+
+Handler = Callable[[Failure], Observable[Any]]
+
+
+def concat(*sources: Observable[Any]) -> Transform:
+    """The values of the source. When it completes, those of the first of `sources`, and so on.
+
+    A source of the engine sends only the values that arrive from then on. Saves which source is open.
+    """
+    sources_of("concat", sources)
+    return lambda source: chained((source, *sources))
+
+
+def catch(handler: Observable[Any] | Handler) -> Transform:
+    """The values of the source. When it fails, those of `handler`, or of what `handler(failure)` returns.
+
+    The handler gets what is stored of the error, so that it returns the same after a crash. Saves which
+    source is open, and the failure.
+    """
+    if not isinstance(handler, Observable) and not callable(handler):
+        raise TypeError(f"catch: the handler must be an observable or a function, got {handler!r}")
+    return lambda source: caught((source, handler))
+
+
+def retry(retry_count: int | None = None) -> Transform:
+    """The values of the source. When it fails, it is subscribed to again.
+
+    `retry_count`: number of subscriptions; None: no limit. A source of the engine sends only the values that
+    arrive from then on. Saves the number of subscriptions.
+    """
+    if retry_count is not None and retry_count < 1:
+        raise ValueError(f"retry: retry_count must be 1 or more, got {retry_count}")
+    return lambda source: Applied(lambda: Retry(source, retry_count), ())
+
+
+def repeat(repeat_count: int | None = None) -> Transform:
+    """The values of the source. When it completes, it is subscribed to again.
+
+    `repeat_count`: number of subscriptions; None: no limit. A source of the engine sends only the values that
+    arrive from then on. Saves the number of subscriptions.
+    """
+    if repeat_count is not None and repeat_count < 1:
+        raise ValueError(f"repeat: repeat_count must be 1 or more, got {repeat_count}")
+    return lambda source: Applied(lambda: Repeat(source, repeat_count), ())
+
+
+def delay_subscription(due: Duration | datetime) -> Transform:
+    """The values of the source, subscribed to at a time, or a duration after the start. Saves that time."""
+    check_time("delay_subscription", due)
+    return lambda source: Applied(lambda: DelaySubscription(source, due), ())
+
+
+def chained(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
+    return Applied(lambda: Concat(sources), ())
+
+
+def caught(sources: tuple[Observable[Any] | Handler, ...]) -> Observable[Any]:
+    """As `catch`; a second failure goes to a second handler, and so on."""
+    return Applied(lambda: Catch(sources), ())
+
+
+class Chain(Operator[Any, Any]):
+    """An operator with one open source. Its key is the number of sources opened before."""
+
+    __slots__ = ()
+
+    def on_start(self) -> None:
+        self.open_next()
+
+    def open_next(self, seed: Any = None) -> None:
+        self.open_child(str(self._children_made), seed)
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+        self.emit(value)
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        self.complete()
+
+
+class Concat(Chain):
+    __slots__ = ("_sources",)
+
+    NAME = "concat"
+
+    def __init__(self, sources: tuple[Observable[Any], ...]) -> None:
+        self._sources: Final = sources
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+        return self._sources[int(key)]
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        if self._children_made < len(self._sources):
+            self.open_next()
+        else:
+            self.complete()
+
+
+class Catch(Chain):
+    __slots__ = ("_sources",)
+
+    NAME = "catch"
+
+    def __init__(self, sources: tuple[Observable[Any] | Handler, ...]) -> None:
+        self._sources: Final = sources
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:
+        source = self._sources[int(key)]
+        return source if isinstance(source, Observable) else source(Failure(*seed))
+
+    def on_inner_error(self, key: str, error: Exception, /) -> None:  # noqa: ARG002
+        if self._children_made == len(self._sources):
+            self.fail(error)
+            return
+        try:
+            failure = Failure.of(error)
+            self.open_next([failure.kind, failure.text])
+        except Exception as raised:  # noqa: BLE001 - a user's function
+            self.fail(raised)
+
+
+class Retry(Chain):
+    __slots__ = ("_source", "_times")
+
+    NAME = "retry"
+
+    def __init__(self, source: Observable[Any], times: int | None) -> None:
+        self._source: Final = source
+        self._times: Final = times
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+        return self._source
+
+    def on_inner_error(self, key: str, error: Exception, /) -> None:  # noqa: ARG002
+        if self._children_made == self._times:
+            self.fail(error)
+        else:
+            self.open_next()
+
+
+class Repeat(Chain):
+    __slots__ = ("_source", "_times")
+
+    NAME = "repeat"
+
+    def __init__(self, source: Observable[Any], times: int | None) -> None:
+        self._source: Final = source
+        self._times: Final = times
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+        return self._source
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        if self._children_made == self._times:
+            self.complete()
+        else:
+            self.open_next()
+
+
+class DelaySubscription(Chain):
+    __slots__ = ("_due", "_source")
+
+    NAME = "delay_subscription"
+
+    def __init__(self, source: Observable[Any], due: Duration | datetime) -> None:
+        self._source: Final = source
+        self._due: Final = due
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+        return self._source
+
+    def on_start(self) -> None:
+        self.set_timer(time_ns(self._due, self.now_ns))
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        self.open_next()

@@ -1,0 +1,218 @@
+"""Operators that delay or drop values by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rt.objects import PersistedQueue
+from rt.query.core.observable import Applied, Observable, Transform, applied
+from rt.query.core.operator import Operator
+from rt.query.core.scheduler import Duration, duration_ns
+from rt.query.operators.generators import interval
+from rt.query.operators.user_functions import ABSENT, UserFunctionOperator, period_ns, storable
+
+
+def delay(duetime: Duration) -> Transform:
+    """The same values and completion, `duetime` later. An error is sent at once.
+
+    Saves the delayed values, in the object space.
+    """
+    return applied(Delay, duration_ns(duetime))
+
+
+def debounce(duetime: Duration) -> Transform:
+    """A value when no other value followed it for `duetime`; at the end, the last value.
+
+    Saves the last value, and the time when it is sent.
+    """
+    return applied(Debounce, duration_ns(duetime))
+
+
+def throttle_with_mapper(mapper: Callable[[Any], Observable[Any]]) -> Transform:
+    """A value when no other value followed before `mapper(value)` emitted or ended.
+
+    At the end, the last value. `mapper` is called again after a crash, and must return the same. Saves the
+    last value.
+    """
+    return applied(Throttle, mapper)
+
+
+def throttle_first(window_duration: Duration) -> Transform:
+    """The first value of every `window_duration`, which starts at that value. Saves its time."""
+    return applied(ThrottleFirst, period_ns("throttle_first", window_duration))
+
+
+def sample(sampler: Observable[Any] | Duration) -> Transform:
+    """At every value of `sampler`, or after every such duration, the last value, if it is new.
+
+    The sampler's completion also emits. Completes when the source has completed and the sampler emits or
+    completes. Saves the last value.
+    """
+    every = sampler if isinstance(sampler, Observable) else interval(sampler)
+    return lambda source: Applied(Sample, (source, every))
+
+
+class Delay(Operator[Any, Any]):
+    """The timer is that of the first value in the queue, or of the completion."""
+
+    __slots__ = ("_delay_ns", "_end_ns", "_waiting")
+
+    NAME = "delay"
+
+    def __init__(self, delay_ns: int) -> None:
+        self._delay_ns: Final = delay_ns
+        self._end_ns: int | None = None
+        self._waiting: PersistedQueue[tuple[int, Any]]
+
+    def on_open(self) -> None:
+        """The queue has values with their times."""
+        self._waiting = self.objects.queue("waiting")
+
+    def on_next(self, value: Any, /) -> None:
+        due_ns = self.now_ns + self._delay_ns
+        self._waiting.enqueue((due_ns, value))
+        if not self.has_timer():
+            self.set_timer(due_ns)
+
+    def on_completed(self) -> None:
+        self._end_ns = self.now_ns + self._delay_ns
+        self.changed()
+        if not self.has_timer():
+            self.set_timer(self._end_ns)
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        now_ns, due = self.now_ns, []
+        while self._waiting and self._waiting.peek()[0] <= now_ns:
+            due.append(self._waiting.dequeue()[1])
+        next_ns = self._waiting.peek()[0] if self._waiting else self._end_ns
+        is_end = not self._waiting and next_ns is not None and next_ns <= now_ns
+        if next_ns is not None and not is_end:
+            self.set_timer(next_ns)
+        for value in due:
+            self.emit(value)
+        if is_end:
+            self.complete()
+
+    def save_state(self) -> int | None:
+        return self._end_ns
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._end_ns = state
+
+
+class Pending(UserFunctionOperator[Any, Any]):
+    """An operator that keeps one value back."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value: Any = ABSENT
+
+    def keep(self, value: Any) -> None:
+        """Replace the kept value."""
+        self._value = storable(value)
+        self.changed()
+
+    def send(self) -> None:
+        """Emit the kept value, if there is one."""
+        if self._value is not ABSENT:
+            value, self._value = self._value, ABSENT
+            self.changed()
+            self.emit(value)
+
+    def on_completed(self) -> None:
+        self.send()
+        self.complete()
+
+    def save_state(self) -> list[Any]:
+        return [] if self._value is ABSENT else [self._value]
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._value = state[0] if state else ABSENT
+
+
+class Debounce(Pending):
+    __slots__ = ("_delay_ns",)
+
+    NAME = "debounce"
+
+    def __init__(self, delay_ns: int) -> None:
+        super().__init__()
+        self._delay_ns: Final = delay_ns
+
+    def on_next(self, value: Any, /) -> None:
+        self.keep(value)
+        self.set_timer(self.now_ns + self._delay_ns)
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        self.send()
+
+
+class Throttle(Pending):
+    __slots__ = ("_mapper",)
+
+    NAME = "throttle_with_mapper"
+
+    def __init__(self, mapper: Callable[[Any], Observable[Any]]) -> None:
+        super().__init__()
+        self._mapper: Final = mapper
+
+    def on_next(self, value: Any, /) -> None:
+        self.keep(value)
+        for key in self.child_keys():
+            self.close_child(key)
+        self.call(self.open_child, str(self._children_made), value)
+
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+        return self._mapper(seed)
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+        self.close_child(key)
+        self.send()
+
+    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+        self.send()
+
+
+class ThrottleFirst(Operator[Any, Any]):
+    __slots__ = ("_last_ns", "_window_ns")
+
+    NAME = "throttle_first"
+
+    def __init__(self, window_ns: int) -> None:
+        self._window_ns: Final = window_ns
+        self._last_ns: int | None = None
+
+    def on_next(self, value: Any, /) -> None:
+        now_ns = self.now_ns
+        if self._last_ns is None or now_ns - self._last_ns >= self._window_ns:
+            self._last_ns = now_ns
+            self.changed()
+            self.emit(value)
+
+    def save_state(self) -> int | None:
+        return self._last_ns
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._last_ns = state
+
+
+class Sample(Pending):
+    __slots__ = ()
+
+    NAME = "sample"
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        if key == "0":
+            self.keep(value)
+            return
+        self.send()
+        if self.has_input_ended(0):
+            self.complete()
+
+    def on_inner_completed(self, key: str, /) -> None:
+        if key == "1":
+            self.send()
+        if not self.has_open_input():
+            self.complete()

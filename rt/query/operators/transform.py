@@ -1,0 +1,167 @@
+"""Operators that emit something for every value, or additional values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rt.query.core.observable import Transform, applied
+from rt.query.core.operator import Operator
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator
+
+
+def map(mapper: Callable[[Any], Any]) -> Transform:
+    """`mapper(value)` for every value. Saves nothing."""
+    return applied(Map, mapper)
+
+
+def map_indexed(mapper: Callable[[Any, int], Any]) -> Transform:
+    """`mapper(value, index)` for every value, index from 0. Saves the index."""
+    return applied(MapIndexed, mapper)
+
+
+def ignore_elements() -> Transform:
+    """No values, only the end. Saves nothing."""
+    return applied(IgnoreElements)
+
+
+def default_if_empty(default: Any = None) -> Transform:
+    """The same values; `default` if there were none. Saves whether there was a value."""
+    return applied(DefaultIfEmpty, default)
+
+
+def start_with(*values: Any) -> Transform:
+    """`values`, then those of the source. Saves whether `values` were sent."""
+    return applied(StartWith, values)
+
+
+def append(*values: Any) -> Transform:
+    """The values of the source; when it completes, `values`. Saves nothing."""
+    return applied(Append, values)
+
+
+class Map(UserFunctionOperator[Any, Any]):
+    __slots__ = ("_mapper",)
+
+    NAME = "map"
+
+    def __init__(self, mapper: Callable[[Any], Any]) -> None:
+        self._mapper: Final = mapper
+
+    def on_next(self, value: Any, /) -> None:
+        try:
+            made = self._mapper(value)
+        except Exception as error:  # noqa: BLE001 - a user's function
+            self.fail(error)
+            return
+        self.emit(made)
+
+
+class MapIndexed(UserFunctionOperator[Any, Any]):
+    __slots__ = ("_mapper", "_next")
+
+    NAME = "map_indexed"
+
+    def __init__(self, mapper: Callable[[Any, int], Any]) -> None:
+        self._mapper: Final = mapper
+        self._next = 0
+
+    def on_next(self, value: Any, /) -> None:
+        index = self._next
+        self._next += 1
+        self.changed()
+        if (made := self.call(self._mapper, value, index)) is not FAILED:
+            self.emit(made)
+
+    def save_state(self) -> int:
+        return self._next
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._next = state
+
+
+class IgnoreElements(Operator[Any, Any]):
+    __slots__ = ()
+
+    NAME = "ignore_elements"
+
+    def on_next(self, value: Any, /) -> None: ...
+
+
+class DefaultIfEmpty(Operator[Any, Any]):
+    __slots__ = ("_default", "_is_empty")
+
+    NAME = "default_if_empty"
+
+    def __init__(self, default: Any) -> None:
+        self._default: Final = default
+        self._is_empty = True
+
+    def on_next(self, value: Any, /) -> None:
+        if self._is_empty:
+            self._is_empty = False
+            self.changed()
+        self.emit(value)
+
+    def on_completed(self) -> None:
+        if self._is_empty:
+            self.emit(self._default)
+        self.complete()
+
+    def save_state(self) -> bool:
+        return self._is_empty
+
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
+        self._is_empty = state
+
+
+class StartWith(Operator[Any, Any]):
+    """The timer exists until the values are sent: when it fires, or before the first event of the source."""
+
+    __slots__ = ("_values",)
+
+    NAME = "start_with"
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values: Final = values
+
+    def on_start(self) -> None:
+        self.set_timer(self.now_ns)
+
+    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        for value in self._values:
+            self.emit(value)
+
+    def on_next(self, value: Any, /) -> None:
+        self._send_values()
+        self.emit(value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self._send_values()
+        self.fail(error)
+
+    def on_completed(self) -> None:
+        self._send_values()
+        self.complete()
+
+    def _send_values(self) -> None:
+        if self.has_timer():
+            self.cancel_timer()
+            self.on_timer("")
+
+
+class Append(Operator[Any, Any]):
+    __slots__ = ("_values",)
+
+    NAME = "append"
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self._values: Final = values
+
+    def on_next(self, value: Any, /) -> None:
+        self.emit(value)
+
+    def on_completed(self) -> None:
+        for value in self._values:
+            self.emit(value)
+        self.complete()

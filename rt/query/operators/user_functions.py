@@ -1,0 +1,104 @@
+"""Base of operators that call users' functions or keep users' values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from rt.objects import ANY
+from rt.query.core.observable import Observable, Transform, pipe
+from rt.query.core.operator import Operator
+from rt.query.core.scheduler import NS_PER_S, Duration, duration_ns
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+FAILED: Final = object()
+"""Result of `ask` if the function raised."""
+
+ABSENT: Final[Any] = object()
+"""A missing argument, if None is a valid one."""
+
+
+class UserFunctionOperator(Operator[A, B]):
+    """An operator that calls users' functions."""
+
+    __slots__ = ()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function. If it raises, this operator fails with its error, and the result is FAILED."""
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - a user's function
+            self.fail(error)
+            return FAILED
+
+
+def key_of(value: Any) -> Any:
+    """The value as a key. NaN, which is not equal to itself, is one key, also after a recovery."""
+    if type(value) is float and math.isnan(value):
+        return math.nan
+    if type(value) is tuple or type(value) is frozenset:
+        return type(value)(map(key_of, value))
+    return value
+
+
+def storable(value: A) -> A:
+    """Return `value`, which the operator will keep.
+
+    Raises `rt.objects.NotSerializable` here, so that it ends one query and not the checkpoint of all queries.
+    """
+    ANY.check(value)
+    return value
+
+
+def compose(*transforms: Transform) -> Transform:
+    """Transforms from left to right as one transform."""
+    return lambda source: pipe(source, *transforms)
+
+
+def time_ns(time: Duration | datetime, now_ns: int) -> int:
+    """A time, which needs a time zone, or a duration from now, in ns since the Unix epoch."""
+    if isinstance(time, datetime):
+        return datetime_ns(time)
+    return now_ns + duration_ns(time)
+
+
+def datetime_ns(time: datetime) -> int:
+    """Nanoseconds since the Unix epoch; `ValueError` without a time zone."""
+    if time.tzinfo is None:
+        raise ValueError(f"{time} has no time zone")
+    return round(time.timestamp() * 1_000_000) * (NS_PER_S // 1_000_000)
+
+
+def check_time(name: str, time: Duration | datetime) -> None:
+    """`ValueError` for a time that `time_ns` refuses."""
+    try:
+        time_ns(time, 0)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def period_ns(name: str, duration: Duration) -> int:
+    """A duration greater than 0; `ValueError`."""
+    ns = duration_ns(duration)
+    if ns < 1:
+        raise ValueError(f"{name}: a duration must be 1 ns or more, got {duration}")
+    return ns
+
+
+def next_tick_ns(due_ns: int, every_ns: int, now_ns: int) -> int:
+    """The first `due_ns + n * every_ns` after `now_ns`, n from 1. Missed ticks are left out."""
+    return due_ns + every_ns * max(1, (now_ns - due_ns) // every_ns + 1)
+
+
+def sources_of(transform: str, sources: tuple[Observable[Any], ...]) -> tuple[Observable[Any], ...]:
+    """`sources`; `TypeError` unless there is at least one, and all are observables."""
+    for each in sources:
+        if not isinstance(each, Observable):
+            raise TypeError(f"{transform}: a source must be an observable, got {each!r}")
+    if not sources:
+        raise TypeError(f"{transform} needs at least one source")
+    return sources

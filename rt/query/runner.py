@@ -1,0 +1,102 @@
+"""Runs an engine with its sources and sinks in one loop: pump, fire timers, deliver, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from rt.query.core.errors import Backlogged
+from rt.query.core.scheduler import NS_PER_S, RealScheduler
+from rt.query.engine import QueryEngine
+
+
+class PumpedSource(Protocol):
+    """A source that sends values when it is asked, such as a `MessageSource`."""
+
+    def pump(self, max_messages: int = 1000, timeout: float = 0.0) -> int:
+        """Send up to `max_messages`, waiting `timeout` seconds for the first one.
+
+        Returns how many were accepted.
+        """
+
+
+class PumpedSink(Protocol):
+    """A sink that acknowledges values when it is asked, such as a `MessageSink`."""
+
+    def pump(self) -> None:
+        """Acknowledge the finished values."""
+
+
+class EngineRunner:
+    """For one thread. `checkpoint_s`: seconds between checkpoints, for which outputs may wait.
+
+    Errors of sources, sinks and commits are raised. After one, call it again, or end the process: the next
+    run continues.
+    """
+
+    def __init__(
+        self,
+        engine: QueryEngine,
+        sources: Sequence[PumpedSource],
+        sinks: Sequence[PumpedSink] = (),
+        *,
+        checkpoint_s: float = 0.5,
+        idle_s: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine: Final = engine
+        self._sources: Final = sources
+        self._sinks: Final = sinks
+        self._checkpoint_s: Final = checkpoint_s
+        self._idle_s: Final = idle_s
+        self._clock: Final = clock
+        self._last_checkpoint = clock()
+
+    def run_once(self, timeout: float = 0.0) -> int:
+        """One round, waiting `timeout` seconds for the first message.
+
+        Returns how many messages were processed.
+        """
+        processed = 0
+        if not self._engine.is_backlogged:
+            for index, source in enumerate(self._sources):
+                with contextlib.suppress(Backlogged):
+                    processed += source.pump(timeout=0.0 if processed or index else timeout)
+        self._engine.run_due()
+        self._engine.deliver()
+        for sink in self._sinks:
+            sink.pump()
+        if self._clock() - self._last_checkpoint >= self._checkpoint_s:
+            self.checkpoint()
+        return processed
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Run rounds until `until()` is true, then checkpoint until all outputs are sent."""
+        is_idle = False
+        pause = threading.Event()
+        while not until():
+            if is_idle and self._engine.is_backlogged:
+                pause.wait(self._idle_s / 10)
+            is_idle = not self.run_once(self._wait_s() if is_idle else 0.0)
+        while self.checkpoint():
+            pass
+
+    def checkpoint(self) -> bool:
+        """Checkpoint and deliver the values that waited for it. Returns whether there were any."""
+        self._engine.checkpoint()
+        delivered = self._engine.deliver()
+        for sink in self._sinks:
+            sink.pump()
+        self._last_checkpoint = self._clock()
+        return delivered
+
+    def _wait_s(self) -> float:
+        """Seconds until the next checkpoint or timer is due, at most `idle_s`."""
+        left = [self._idle_s, self._last_checkpoint + self._checkpoint_s - self._clock()]
+        scheduler = self._engine.scheduler
+        if isinstance(scheduler, RealScheduler) and scheduler.next_due_ns is not None:
+            left.append((scheduler.next_due_ns - scheduler.now_ns) / NS_PER_S)
+        return max(0.0, min(left))

@@ -1,0 +1,190 @@
+"""Replication progress of a session: the file `.progress` in its directory.
+
+One 64-byte record, overwritten by the session's push client with pwrite and read by its publisher with pread.
+Not synced: a lost or torn record is written again from the nodes' answers.
+
+    offset  bytes  field
+         0      8  magic "RTPRGRSS"
+         8      2  version
+        10      2  state
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-63
+        16     16  incarnation
+        32      4  sequence, one higher at each write; starts again after 2**32 - 1
+        36      4  X (run number) of `replicated`
+        40      8  replicated: one past the last number that a majority of the nodes has synced
+        48      8  merged: one past the last number whose merge is committed
+        56      4  X (run number) of `merged`
+        60      4  lacking: messages below `merged` that some node has not received yet
+
+Invariants:
+- A level counts only for its incarnation and X. Levels are ordered by X, then number.
+- A level in the file never goes back.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from rt.errors import UnknownVersion
+from rt.log.disk import REAL, Disk, File, storage_errors
+from rt.log.format.checksum import around, sealed
+from rt.log.format.constants import NEWER_HINT, NUMBER_MAX, VERSION
+
+PROGRESS_FILE: Final = ".progress"
+PROGRESS_BYTES: Final = 64
+
+_RECORD = struct.Struct("<8sHHI16sIIQQII")
+_MAGIC = b"RTPRGRSS"
+LACKING_MAX: Final = 2**32 - 1
+
+_TRIES = 8
+"""How often to read a record that fails its checksum: it may be read during a write."""
+
+
+class PushState(IntEnum):
+    RUNNING = 0
+    FENCED = 1
+    """The cluster rejects further data of this incarnation or run: a newer one took over."""
+    REFUSED = 2
+    """No node accepts this session: wrong stream, cluster, role or name. See the push client's log."""
+
+
+_STATES: Final = frozenset(PushState)
+
+
+class Level(NamedTuple):
+    """One past the last number of run X that has reached a state. Levels sort by X, then number."""
+
+    x: int
+    number: int
+
+
+NO_LEVEL: Final = Level(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """The contents of `.progress`."""
+
+    incarnation: bytes
+    replicated: Level = NO_LEVEL
+    merged: Level = NO_LEVEL
+    state: PushState = PushState.RUNNING
+    sequence: int = 0
+    lacking: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.incarnation) != 16:
+            raise ValueError(f"incarnation of {len(self.incarnation)} bytes: 16")
+        for level in (self.replicated, self.merged):
+            if not (0 <= level.x < 2**32 and 0 <= level.number <= NUMBER_MAX):
+                raise ValueError(f"level out of range: {level}")
+        if not 0 <= self.lacking <= LACKING_MAX:
+            raise ValueError(f"lacking out of range: {self.lacking}")
+
+    @property
+    def deletable(self) -> Level:
+        """Up to where the publisher may delete: merged, and received by every node that is being sent it."""
+        return Level(self.merged.x, max(0, self.merged.number - self.lacking))
+
+
+class PublisherProgress(NamedTuple):
+    """Next numbers of a publisher: to be written, synced by a majority, and merged."""
+
+    written: int
+    replicated: int
+    merged: int
+
+
+def encode_progress(record: ProgressRecord) -> bytes:
+    sequence = record.sequence % 2**32
+    x, replicated = record.replicated
+    merged_x, merged = record.merged
+    levels = (x, replicated, merged, merged_x, record.lacking)
+    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels)
+    return sealed(_RECORD.pack(_MAGIC, *fields))
+
+
+def decode_progress(data: bytes) -> ProgressRecord | None:
+    """The record; None if it is torn or empty. Raises `rt.UnknownVersion` if a newer rt wrote it."""
+    if len(data) < PROGRESS_BYTES or data[:8] != _MAGIC:
+        return None
+    _, version, state, checksum, *fields = _RECORD.unpack_from(data)
+    if checksum != around(data[:PROGRESS_BYTES]):
+        return None
+    if version != VERSION or state not in _STATES:
+        raise UnknownVersion(
+            "unknown version of a progress file",
+            where=PROGRESS_FILE,
+            got=version,
+            expected=VERSION,
+            hint=NEWER_HINT,
+        )
+    incarnation, sequence, x, replicated, merged, merged_x, lacking = fields
+    try:
+        return ProgressRecord(
+            incarnation, Level(x, replicated), Level(merged_x, merged), PushState(state), sequence, lacking
+        )
+    except ValueError:
+        return None
+
+
+def read_progress(path: str, *, disk: Disk = REAL) -> ProgressRecord | None:
+    """The record of session directory `path`; None if there is no readable one."""
+    name = os.path.join(path, PROGRESS_FILE)
+    with storage_errors(name, "reading progress"):
+        try:
+            file = disk.open(name)
+        except FileNotFoundError:
+            return None
+        try:
+            for _ in range(_TRIES):
+                data = file.pread(PROGRESS_BYTES, 0)
+                record = decode_progress(data)
+                if record is not None or not any(data):
+                    return record
+            return None
+        finally:
+            file.close()
+
+
+class ProgressFile:
+    """The only writer of a `.progress`; it must hold the push client's lock. Creates the file if missing."""
+
+    def __init__(self, path: str, incarnation: bytes, *, disk: Disk = REAL) -> None:
+        self._name = os.path.join(path, PROGRESS_FILE)
+        self.record = ProgressRecord(incarnation)
+        known = read_progress(path, disk=disk)
+        if known is not None and known.incarnation == incarnation:
+            self.record = known
+        with storage_errors(self._name, "opening progress"):
+            try:
+                self._file: File = disk.open(self._name, write=True)
+            except FileNotFoundError:
+                self._file = disk.create(self._name)
+
+    def write(
+        self, *, replicated: Level, merged: Level, state: PushState = PushState.RUNNING, lacking: int = 0
+    ) -> None:
+        """Write the progress. Levels never go back. Does nothing if the record is unchanged."""
+        last = self.record
+        now = ProgressRecord(
+            last.incarnation,
+            max(last.replicated, replicated),
+            max(last.merged, merged),
+            state,
+            last.sequence + 1,
+            min(lacking, LACKING_MAX),
+        )
+        if replace(now, sequence=last.sequence) == last:
+            return
+        with storage_errors(self._name, "writing progress"):
+            self._file.pwritev([encode_progress(now)], 0)
+        self.record = now
+
+    def close(self) -> None:
+        self._file.close()

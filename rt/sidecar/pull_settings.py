@@ -1,0 +1,61 @@
+"""Arguments of a subscriber's pull client, and where it stores the copy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from rt.log.read.reader import Place
+from rt.log.scan.directory import merged_directory
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
+
+Retention: TypeAlias = Literal["follow", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """What to pull, and how. An existing copy is continued at its end."""
+
+    stream: str
+    endpoints: tuple[str, ...]
+    tls: TLS
+    position: Place = "earliest"
+    topics: tuple[str, ...] = ()
+    retention: Retention = "follow"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("no endpoints: name at least one node as host:port")
+        if self.retention not in {"follow", "own"}:
+            raise ValueError(f"retention={self.retention!r}: use 'follow' or 'own'")
+        for text in (*self.endpoints, *self.topics):
+            if "\0" in text:
+                raise ValueError(f"{text!r} contains a NUL")
+
+    def command(self, directory: str) -> Sequence[str]:
+        """The command line of the pull client."""
+        tls = self.tls
+        named = [] if self.name is None else [f"--name={self.name}"]
+        return [
+            *(sys.executable, "-m", "rt", "pull", directory, "--attached"),
+            *(f"--stream={self.stream}", f"--endpoints={','.join(self.endpoints)}"),
+            *(f"--ca={os.path.abspath(tls.ca)}", f"--cert={os.path.abspath(tls.cert)}"),
+            *(f"--key={os.path.abspath(tls.key)}", f"--retention={self.retention}"),
+            *(f"--position={self.position}", *named, *(f"--topic={topic}" for topic in self.topics)),
+        ]
+
+
+def copy_directory(root: str, stream: str, topics: Collection[str]) -> str:
+    """Where a subscriber stores its copy of `stream` below `root`: all of it, or filtered by `topics`."""
+    if not topics:
+        return merged_directory(root, stream)
+    digest = hashlib.sha256(json.dumps(sorted(topics)).encode()).hexdigest()
+    return os.path.join(root, stream, "filtered", digest[:32])

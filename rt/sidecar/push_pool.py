@@ -1,0 +1,279 @@
+"""The push processes of this process's publishers, and the one thread that supervises them.
+
+The thread also reads the sessions' `.progress` files: at once if a call waits for one, else all that were
+written within `GATHER_SECONDS` together. It ends when no process is left, and starts again with the next
+publisher.
+
+Invariants:
+- There are at most as many processes as processor cores, whatever the number of publishers.
+- A failure of one publisher does not affect the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, Protocol
+
+from rt.sidecar.progress_file import PROGRESS_FILE
+from rt.sidecar.progress_watch import ProgressWatch
+from rt.sidecar.push_process import PushProcess, choose
+from rt.sidecar.push_protocol import PushRequested, encode_line
+from rt.sidecar.restart_backoff import RESTART_SECONDS_MAX
+
+logger = logging.getLogger("rt.client.publisher")
+
+GATHER_SECONDS: Final = 0.01
+"""How old `replicated` and `merged` may be while no call waits: each read takes time from publishers."""
+_EXIT_SECONDS: Final = 5.0
+"""How long the exit of the interpreter waits until the push processes have received their requests."""
+
+
+class Follower(Protocol):
+    """A session with an open publisher. Only the pool's thread calls the methods."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a call waits for its progress."""
+
+    @property
+    def directory(self) -> str:
+        """The session directory."""
+
+    def look(self) -> bool:
+        """Read `.progress`; return whether it changed. Must be quick: it delays all other sessions."""
+
+    def release(self) -> None:
+        """The session is not polled any more. Called once."""
+
+
+class PushPool:
+    """Has sessions pushed. Thread-safe; one per process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Guards the fields below, except those of the thread."""
+        self._asked: list[tuple[PushRequested, Follower] | int] = []
+        """Sessions to serve (with their follower) and to finish (by number)."""
+        self._next_number = 0
+        self._awaiting = 0
+        """How many calls wait for progress."""
+        self._is_settled = True
+        """Whether the push processes have received all requests."""
+        self._thread: threading.Thread | None = None
+        self._wake_fd = -1
+        # Used by the thread only:
+        self._processes: list[PushProcess] = []
+        self._served_by: dict[int, PushProcess] = {}
+        self._followers: dict[int, Follower] = {}
+        self._watch = ProgressWatch()
+        self._written: set[int] = set()
+        """Sessions whose `.progress` must be read."""
+        self._look_at = 0.0
+        """When to read those that no call waits for."""
+        self._poll_at = 0.0
+        """When to read those that cannot be watched."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the running push processes."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    def start(self, session: PushRequested, follower: Follower) -> int:
+        """Have a session pushed until it is finished. Returns the number for `finish`; ignores the one in
+        `session`.
+
+        Raises `OSError` if the system has no descriptor or thread left, `TypeError` if it cannot be encoded.
+        """
+        encode_line(session)  # Raise a bad request here, in its caller, not in the thread of all.
+        with self._changed:
+            if self._thread is None:
+                self._begin()
+            number = self._next_number = self._next_number + 1
+            self._ask((replace(session, serve=number), follower))
+            return number
+
+    def finish(self, number: int) -> None:
+        """The publisher of a session has ended: push the rest, and stop following it."""
+        with self._changed:
+            self._ask(number)
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Marks that a call waits for progress."""
+        with self._changed:
+            self._awaiting += 1
+            self._wake()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._awaiting -= 1
+
+    def settle(self, seconds: float) -> None:
+        """Return when the push processes have received all requests, or after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_settled or self._thread is None, seconds)
+
+    def disown(self) -> None:
+        """In a forked child, which has no such thread: release all. Must not be used afterwards."""
+        for process in self._processes:
+            process.disown()
+        self._watch.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+
+    # Call the methods below with `_changed` held.
+
+    def _begin(self) -> None:
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="rt-pushing", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._thread = None
+        fd, self._wake_fd = self._wake_fd, -1
+        os.close(fd)
+
+    def _ask(self, what: tuple[PushRequested, Follower] | int) -> None:
+        self._asked.append(what)
+        self._is_settled = False
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except Exception:
+                logger.exception("push_loop_failed")
+                time.sleep(RESTART_SECONDS_MAX)
+
+    def _turn(self) -> bool:
+        """Do what is due, and wait for more. False at the end."""
+        self._take()
+        now = time.monotonic()
+        for process in self._processes:
+            process.step(now)
+        self._processes = [process for process in self._processes if not process.is_over]
+        self._look(now)
+        with self._changed:
+            self._is_settled = not self._asked and all(process.is_told for process in self._processes)
+            self._changed.notify_all()
+            if not self._asked and not self._processes and not self._followers:
+                self._end()
+                return False
+        self._sleep()
+        return True
+
+    def _take(self) -> None:
+        with self._changed:
+            asked, self._asked = self._asked, []
+        for what in asked:
+            if isinstance(what, int):
+                self._drop(what)
+            else:
+                self._add(*what)
+
+    def _add(self, session: PushRequested, follower: Follower) -> None:
+        number = session.serve
+        self._followers[number] = follower
+        self._watch.add(number, os.path.join(follower.directory, PROGRESS_FILE))
+        self._written.add(number)  # It may have been written before it was watched.
+        process = self._served_by[number] = self._process()
+        process.serve(session)
+
+    def _process(self) -> PushProcess:
+        processes = [process for process in self._processes if not process.is_dismissed]
+        at = choose([process.load for process in processes], processes_max=len(os.sched_getaffinity(0)))
+        if at == len(processes):
+            processes.append(PushProcess())
+            self._processes.append(processes[at])
+        return processes[at]
+
+    def _drop(self, number: int) -> None:
+        self._watch.remove(number)
+        self._written.discard(number)
+        self._followers.pop(number).release()
+        self._served_by.pop(number).finish(number)
+
+    def _look(self, now: float) -> None:
+        """Read the files that were written, if it is time."""
+        self._written |= self._watch.changed()
+        is_due = now >= self._look_at
+        for number in list(self._written):
+            if is_due or self._followers[number].is_awaited:
+                self._written.discard(number)
+                self._look_at_one(number)
+                if is_due:
+                    self._look_at = now + GATHER_SECONDS
+        if self._watch.polled and now >= self._poll_at:
+            looks = [self._look_at_one(number) for number in self._watch.polled]
+            self._watch.pace.note(is_changed=any(looks))
+            self._poll_at = now + self._watch.pace.seconds
+
+    def _look_at_one(self, number: int) -> bool:
+        follower = self._followers[number]
+        try:
+            return follower.look()
+        except Exception:
+            logger.exception("progress_failed path=%s", follower.directory)
+            return False
+
+    def _sleep(self) -> None:
+        """Wait until there is something to do."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        now = time.monotonic()
+        waits = [process.due_in(now) for process in self._processes]
+        if self._written or (now < self._look_at and not self._awaiting):
+            waits.append(self._look_at - now)
+        if self._watch.fileno() >= 0 and (now >= self._look_at or self._awaiting):
+            poll.register(self._watch.fileno(), select.POLLIN)
+        if self._watch.polled:
+            waits.append(self._poll_at - now)
+        for process in self._processes:
+            process.register(poll)
+        seconds = min((wait for wait in waits if wait is not None), default=None)
+        poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999)))
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+
+_shared = [PushPool()]
+
+
+def shared() -> PushPool:
+    """The pool of this process."""
+    return _shared[0]
+
+
+def _disown() -> None:
+    _shared[0].disown()
+    _shared[0] = PushPool()
+
+
+def _settle() -> None:
+    """At exit: wait until the last requests have reached the push processes."""
+    _shared[0].settle(_EXIT_SECONDS)
+
+
+atexit.register(_settle)
+os.register_at_fork(after_in_child=_disown)

@@ -1,0 +1,1 @@
+"""Export to Parquet, and the audit of replicas."""

@@ -1,0 +1,188 @@
+"""Exports a merged log to Parquet: part by part, each once, before it is trimmed.
+
+Invariants:
+- A part is a range of positions that follows the previous part. Spark reads it from the log, verified, and
+  writes it to staging. It is accepted if it has one row per position.
+- `ExportTarget` then publishes it exactly once. Only after that is the nodes' hold moved.
+- Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
+
+Columns: those of `format("rt")`, timestamp_ns and run. Directories: `date` (of the timestamp, UTC) and
+`topic`. In directory names a topic longer than 80 bytes is cut and made unique by a hash, and an empty one
+reads as null. `full_topic` in the files is the published topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rt.errors import Corrupt, Gap
+from rt.events import SkipForward
+from rt.spark.export.target import ExportedPart, ExportTarget
+from rt.spark.source.log_source import LogSource, open_log
+from rt.spark.source.options import ClusterSource, DirectorySource
+from rt.spark.source.partitioner import end_within
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger("rt.spark")
+
+PART_BYTES: Final = 256 * 2**20
+TOPIC_BYTES_MAX: Final = 80
+"""Escaped it may be three times as long; a directory's name has at most 255 bytes."""
+SCHEMA: Final = (
+    "position bigint, timestamp timestamp, timestamp_ns bigint, session string, run bigint, number bigint, "
+    "topic string, value binary"
+)
+_LOOK_SECONDS: Final = 1.0
+_DATE: Final = "date_from_unix_date(cast(floor(timestamp_ns / 86400000000000) as int))"
+_DIRECTORY: Final = (
+    f"if(octet_length(topic) <= {TOPIC_BYTES_MAX}, topic, concat(left(topic, 20), '~', sha2(topic, 256)))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """Where to start, and the size of the parts. `part_bytes` is the approximate size in the log.
+    `linger_seconds` is how long a smaller part waits for more. `hold` is the name under which the nodes
+    retain what is not exported.
+    """
+
+    where: DirectorySource | ClusterSource
+    hold: str | None = None
+    part_bytes: int = PART_BYTES
+    linger_seconds: float = 60.0
+    skip_lost: bool = False
+
+
+class Exporter:
+    """One export. `wait` is called to sleep some seconds. If it raises, the export ends between parts."""
+
+    def __init__(
+        self,
+        settings: ExportSettings,
+        target: ExportTarget,
+        spark: SparkSession,
+        *,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._spark = spark
+        self._wait = wait
+
+    def parts(self, *, once: bool) -> Iterator[ExportedPart]:
+        """Export part by part, and yield each when it is complete. With `once`, up to the current end of the
+        log.
+        """
+        log = open_log(self._settings.where)
+        try:
+            part = self._target.open()
+            low, high = log.bounds()
+            position = low if part is None else part.end
+            self._hold(log, position)
+            if position > high:
+                raise Gap(
+                    f"the export has reached position {position}, but the log ends with {high}",
+                    event=SkipForward(high, position, "not there"),
+                    where=self._settings.where,
+                    hint="Is it another log? Use one target per log.",
+                )
+            last = high if once else None
+            while (end := self._next_end(log, position, last)) is not None:
+                yield (part := self._export(log, position, end))
+                position = part.end
+                self._hold(log, position)
+        finally:
+            log.close()
+
+    def _next_end(self, log: LogSource, position: int, last: int | None) -> int | None:
+        """Where the next part ends, once it is large enough; None if `last` is exported."""
+        settings = self._settings
+        due: float | None = None
+        while last is None or position < last:
+            low, high = log.bounds()
+            end = high if last is None else last
+            start = max(position, low)
+            if start < end:
+                within = end_within(log.outline(start, end), start, end, settings.part_bytes)
+                due = time.monotonic() + settings.linger_seconds if due is None else due
+                if within < end or last is not None or time.monotonic() >= due:
+                    return within
+            self._wait(_LOOK_SECONDS)
+        return None
+
+    def _export(self, log: LogSource, start: int, end: int) -> ExportedPart:
+        """Export the positions from `start` to `end`, or those that are not trimmed."""
+        low, high = log.bounds()
+        if start < low:
+            self._lost(start, min(low, end))
+        target = self._target
+        frame = self._rows(max(start, low), end)
+        url = target.storage.url(target.staging)
+        frame.write.mode("overwrite").partitionBy("date", "topic").option("compression", "zstd").parquet(url)
+        rows = self._check(url, max(start, low), end)
+        return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns())
+
+    def _rows(self, start: int, end: int) -> DataFrame:
+        where = self._settings.where
+        if isinstance(where, DirectorySource):
+            options = {"path": where.path}
+        else:
+            options = {
+                "endpoints": ",".join(where.endpoints),
+                **{name: getattr(where, name) for name in ("stream", "ca", "cert", "key")},
+            }
+        frame = self._spark.read.format("rt").schema(SCHEMA).options(**options)
+        frame = frame.option("startingOffsets", str(start)).option("endingOffsets", str(end))
+        loss = "false" if self._settings.skip_lost else "true"
+        return (
+            frame.option("failOnDataLoss", loss)
+            .load()
+            .selectExpr(
+                *("position", "timestamp", "timestamp_ns", "session", "run", "number", "value"),
+                *(f"{_DATE} date", f"{_DIRECTORY} topic", "topic full_topic"),
+            )
+            .sortWithinPartitions("date", "topic", "position")
+        )
+
+    def _check(self, url: str, start: int, end: int) -> int:
+        """The number of written rows. `rt.Corrupt` unless there is one per position."""
+        (found,) = (
+            self._spark.read.schema("position bigint")
+            .option("recursiveFileLookup", "true")
+            .parquet(url)
+            .selectExpr("count(position)", "min(position)", "max(position)", "count(distinct position)")
+            .collect()
+        )
+        rows, first, last, distinct = found
+        is_whole = (rows, distinct, first, last) == (end - start, end - start, start, end - 1)
+        if not is_whole and not (self._settings.skip_lost and rows == distinct):
+            raise Corrupt(
+                "the written rows differ from the log",
+                path=url,
+                offset=0,
+                got=f"{rows} rows of {distinct} positions from {first} to {last}",
+                expected=f"each position from {start} to {end - 1}",
+                hint="The part was not exported. Try again.",
+            )
+        return int(rows)
+
+    def _hold(self, log: LogSource, position: int) -> None:
+        if self._settings.hold is not None:
+            log.hold(self._settings.hold, position)
+
+    def _lost(self, start: int, end: int) -> None:
+        event = SkipForward(start, end, "trimmed")
+        if not self._settings.skip_lost:
+            raise Gap(
+                f"positions {start} to {end - 1} were trimmed before they were exported",
+                event=event,
+                where=self._settings.where,
+                hint="Use --skip-lost to continue without them. hold_limit limits how much nodes retain.",
+            )
+        logger.warning("data_loss where=%s event=%s", self._settings.where, event)

@@ -1,0 +1,1 @@
+"""Write to a stream from Spark, exactly once."""

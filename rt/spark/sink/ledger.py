@@ -1,0 +1,194 @@
+"""What a writer has published, in a directory that its driver and all executors share.
+
+    <ledger>/<name>/<batch>/<partition>     the order of a partition's rows, made by its first attempt
+         0      8  magic
+         8      8  the first row's number in the dedup id of the partition
+        16      8  rows
+        24      4  bytes of the query's id
+        28      4  CRC-32C of bytes 0-27 and of what follows
+        32         16 bytes a row: `rt.spark.sink.row_order`; then the query's id
+    <ledger>/<name>/<batch>.done            the batch is merged: a line of JSON and its CRC-32C
+
+Invariants:
+- A file is created once, and is whole and durable before its name exists. The first writer wins (a hard
+  link); later ones read its file.
+- A partition's order is in the ledger before any of its rows is published. So a later attempt, on another
+  executor or after a restart of the driver, knows what may be under way.
+- A batch is done when all its rows are merged. Only then does the next one start.
+- The last completed batch and those started after it are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rt.errors import Corrupt, WriteConflict
+from rt.log.disk import storage_errors
+from rt.log.format.checksum import crc32c
+from rt.spark.sink.create_once import make_once
+from rt.spark.sink.row_order import DIGEST_BYTES, Digests
+
+_MAGIC: Final = b"RTORDER1"
+_HEADER: Final = struct.Struct("<8sQQI")
+_DONE: Final = ".done"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSpan:
+    """The rows of a partition in a batch, as its first attempt had them."""
+
+    query: str
+    first: int
+    digests: Digests
+
+    @property
+    def count(self) -> int:
+        return len(self.digests) // DIGEST_BYTES
+
+    @property
+    def end(self) -> int:
+        """One past the number of the last row."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedBatch:
+    """The last batch that is completely merged. `ends`: by partition, the number of its next row."""
+
+    query: str = ""
+    batch: int = -1
+    ends: Mapping[int, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """The ledger of the writer `name` in `directory`. Raises storage errors and `rt.Corrupt`."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.path = os.path.join(directory, name)
+
+    def done(self) -> CompletedBatch:
+        """The last completed batch. Its number is -1 if there is none."""
+        batches = [int(name.removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE)]
+        if not batches:
+            return CompletedBatch()
+        path = self._done_path(max(batches))
+        with storage_errors(path, "reading what was written"):
+            try:
+                with open(path, "rb") as file:
+                    content = file.read()
+            except FileNotFoundError:  # A later one was completed meanwhile.
+                return self.done()
+        line, _, checksum = content.partition(b"\n")
+        if checksum != b"%08x\n" % crc32c(line):
+            raise _damaged(path)
+        record = json.loads(line)
+        return CompletedBatch(
+            record["query"], record["batch"], {int(one): end for one, end in record["ends"].items()}
+        )
+
+    def started(self) -> list[int]:
+        """The batches that were started and are not done, in order."""
+        done = self.done().batch
+        return sorted(batch for name in self._names() if name.isdecimal() and (batch := int(name)) > done)
+
+    def partitions(self, batch: int) -> set[int]:
+        """The started partitions of a batch."""
+        return {int(name) for name in self._names(str(batch)) if name.isdecimal()}
+
+    def order(self, batch: int, partition: int) -> PartitionSpan | None:
+        """The recorded order of a partition; None if it was not started."""
+        path = os.path.join(self.path, str(batch), str(partition))
+        with storage_errors(path, "reading an order of rows"):
+            try:
+                with open(path, "rb") as file:
+                    return _decoded(file.read(), path)
+            except FileNotFoundError:
+                return None
+
+    def claim(self, batch: int, partition: int, order: PartitionSpan) -> tuple[PartitionSpan, bool]:
+        """Record the order of a partition durably. Returns the order that counts, and whether it existed
+        before.
+        """
+        query = order.query.encode()
+        content = bytes(order.digests) + query
+        head = _HEADER.pack(_MAGIC, order.first, order.count, len(query))
+        checksum = crc32c(content, crc32c(head)).to_bytes(4, "little")
+        if self._make(os.path.join(str(batch), str(partition)), head + checksum + content):
+            return order, False
+        claimed = self.order(batch, partition)
+        if claimed is None:
+            raise WriteConflict(
+                f"batch {batch} and a later one are done already",
+                where=self.path,
+                hint="No action is needed: this attempt was too late.",
+            )
+        return claimed, True
+
+    def finish(self, done: CompletedBatch) -> None:
+        """Record that a batch is completely merged, and delete the earlier ones. May be repeated."""
+        ends = {str(partition): end for partition, end in sorted(done.ends.items())}
+        line = json.dumps({"query": done.query, "batch": done.batch, "ends": ends}).encode()
+        content = line + b"\n%08x\n" % crc32c(line)
+        if not self._make(f"{done.batch}{_DONE}", content) and self.done() != done:
+            raise WriteConflict(
+                f"batch {done.batch} is done already, with other content",
+                where=self.path,
+                hint="Two queries write under one name: give each its own.",
+            )
+        self._forget_before(done.batch)
+
+    def _forget_before(self, batch: int) -> None:
+        with storage_errors(self.path, "removing what is done"):
+            for name in self._names():
+                path = os.path.join(self.path, name)
+                if name.isdecimal() and int(name) < batch:
+                    shutil.rmtree(path, ignore_errors=True)
+                elif name.endswith(_DONE) and int(name.removesuffix(_DONE)) < batch:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.remove(path)
+
+    def _names(self, below: str = "") -> list[str]:
+        path = os.path.join(self.path, below)
+        with storage_errors(path, "listing what was written"):
+            try:
+                return os.listdir(path)
+            except FileNotFoundError:
+                return []
+
+    def _done_path(self, batch: int) -> str:
+        return os.path.join(self.path, f"{batch}{_DONE}")
+
+    def _make(self, name: str, content: bytes) -> bool:
+        """Create a file durably; False if it exists already."""
+        path = os.path.join(self.path, name)
+        with storage_errors(path, "noting what is written"):
+            return make_once(path, content)
+
+
+def _decoded(data: bytes, path: str) -> PartitionSpan:
+    start = _HEADER.size + 4
+    if len(data) < start:
+        raise _damaged(path)
+    magic, first, count, query_bytes = _HEADER.unpack_from(data)
+    checksum = int.from_bytes(data[start - 4 : start], "little")
+    content, digest_bytes = data[start:], count * DIGEST_BYTES
+    is_whole = magic == _MAGIC and len(content) == digest_bytes + query_bytes
+    if not is_whole or checksum != crc32c(content, crc32c(data[: start - 4])):
+        raise _damaged(path)
+    return PartitionSpan(content[digest_bytes:].decode(), first, content[:digest_bytes])
+
+
+def _damaged(path: str) -> Corrupt:
+    return Corrupt(
+        "what a writer has noted fails its checksum",
+        path=path,
+        offset=0,
+        hint="Restore it, or use another name.",
+    )

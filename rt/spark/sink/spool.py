@@ -1,0 +1,156 @@
+"""The rows of one partition on their way out of Spark: checked, digested, and spooled to the local disk.
+
+All rows are read before the first is published; see `rt.spark.sink.row_order`. They are stored in an unnamed
+file, which is deleted when the process ends. Memory holds 16 bytes per row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rt.errors import InvalidMessage, InvalidOption
+from rt.log.disk import storage_errors
+from rt.spark.sink.row_order import digests_of
+
+_KINDS: Final = {
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "timestamp": ("timestamp",),
+    "timestamp_ns": ("bigint",),
+}
+_HINT: Final = 'Select what is published: df.select("value", "topic", "timestamp").'
+_SPOOLED: Final = pa.schema([("value", pa.binary()), ("topic", pa.string()), ("timestamp_ns", pa.int64())])
+_TOGETHER: Final = 1024
+"""The number of rows that are reordered at once."""
+
+
+class SpooledRow(NamedTuple):
+    """A message to publish. `timestamp_ns` None: the time of publishing."""
+
+    value: bytes
+    topic: str
+    timestamp_ns: int | None
+
+
+def check_written_columns(fields: Sequence[tuple[str, str]], *, topic: str | None) -> None:
+    """`rt.InvalidOption` unless `fields`, pairs of a name and Spark's type name, can be published."""
+    names = [name for name, _ in fields]
+    known = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _KINDS.items())
+    for name, kind in fields:
+        if name not in _KINDS:
+            raise InvalidOption(
+                f"column {name!r} cannot be published", hint=f"The columns are {known}. {_HINT}"
+            )
+        if kind not in _KINDS[name]:
+            raise InvalidOption(
+                f"column {name} has the wrong type", got=kind, expected=" or ".join(_KINDS[name])
+            )
+    if "value" not in names or len(set(names)) != len(names):
+        raise InvalidOption("the column value is missing, or a column is duplicated", hint=_HINT)
+    if {"timestamp", "timestamp_ns"} <= set(names):
+        raise InvalidOption("the columns timestamp and timestamp_ns exclude each other", hint=_HINT)
+    if topic is not None and "topic" in names:
+        raise InvalidOption("the option topic and the column topic exclude each other", hint="Give one.")
+
+
+class Spool:
+    """The rows of a partition, in a file in `directory`. `topic` applies to all rows if there is no topic
+    column.
+    """
+
+    def __init__(self, directory: str, topic: str | None) -> None:
+        self.digests = bytearray()
+        """One per row, in order of arrival."""
+        self._directory = directory
+        self._topic = topic or ""
+        with storage_errors(directory, "making a file for rows"):
+            os.makedirs(directory, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=directory, prefix="rows-")  # noqa: SIM115
+
+    def fill(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Read all rows. `rt.InvalidMessage` for a null; storage errors."""
+        with storage_errors(self._directory, "spooling rows"):
+            with pa.ipc.new_stream(self._file, _SPOOLED) as out:
+                for batch in batches:
+                    ready = self._ready(batch)
+                    values, topics, stamps = ready.columns
+                    self.digests += digests_of(
+                        values.to_pylist(), topics.cast(pa.binary()).to_pylist(), stamps.to_pylist()
+                    )
+                    out.write_batch(ready)
+            self._file.flush()
+
+    def rows(self, order: NDArray[np.int64] | None) -> Iterator[SpooledRow]:
+        """The rows in the given order; None: in order of arrival."""
+        size = self._file.tell()
+        # The mapping is safe: the file is private and unnamed, so no other process can truncate it.
+        return _mapped_rows(mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ), order)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _ready(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The three columns as they are spooled; missing timestamps are null."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name, column in columns.items():
+            if column.null_count:
+                raise InvalidMessage(
+                    f"a row has no {name}",
+                    expected="no null",
+                    hint=f"Filter, or coalesce({name}, ...): a message has no nulls.",
+                )
+        count = batch.num_rows
+        topics, stamps = columns.get("topic"), columns.get("timestamp_ns")
+        if "timestamp" in columns:
+            stamps = _nanoseconds(columns["timestamp"])
+        return pa.record_batch(
+            [
+                columns["value"].cast(pa.binary()),
+                pa.repeat(pa.scalar(self._topic), count) if topics is None else topics.cast(pa.string()),
+                pa.nulls(count, pa.int64()) if stamps is None else stamps.cast(pa.int64()),
+            ],
+            schema=_SPOOLED,
+        )
+
+
+def _nanoseconds(stamps: pa.Array) -> pa.Array:
+    try:
+        return stamps.cast(pa.timestamp("ns", tz="UTC"))
+    except pa.ArrowInvalid:
+        raise InvalidMessage("a timestamp is out of range", expected="a year between 1678 and 2262") from None
+
+
+def _mapped_rows(mapped: mmap.mmap, order: NDArray[np.int64] | None) -> Iterator[SpooledRow]:
+    with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
+        if order is None:
+            for batch in stream:
+                yield from _rows(batch)
+            return
+        batches = [batch for batch in stream if batch.num_rows]
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    for at in range(0, len(order), _TOGETHER):
+        for row in order[at : at + _TOGETHER].tolist():
+            which = int(ends.searchsorted(row, "right"))
+            within = row - (int(ends[which - 1]) if which else 0)
+            yield SpooledRow(*(column[within].as_py() for column in batches[which].columns))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[SpooledRow]:
+    values, topics, stamps = batch.columns
+    times = repeat(None) if stamps.null_count else stamps.to_pylist()
+    return map(SpooledRow, values.to_pylist(), topics.to_pylist(), times)

@@ -1,0 +1,1 @@
+"""Read a stream with Spark."""

@@ -1,0 +1,52 @@
+"""The columns of `format("rt")`, and which of them a query reads. Pure.
+
+A user's schema is a projection: some of the columns, in any order. Invariant: `value` is read and verified
+only if selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rt.errors import InvalidOption
+
+COLUMNS: Final = {
+    "position": "bigint",
+    "timestamp": "timestamp",
+    "session": "string",
+    "number": "bigint",
+    "topic": "string",
+    "value": "binary",
+    "timestamp_ns": "bigint",
+    "run": "bigint",
+}
+"""Name and Spark type of each. `timestamp` has microseconds, like Spark's type. The exact `timestamp_ns`, and
+the `run` of the publisher, within which a `number` is unique, are read only if a schema names them.
+"""
+
+_ON_REQUEST: Final = frozenset({"timestamp_ns", "run"})
+
+SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name not in _ON_REQUEST)
+"""What is read without a user's schema."""
+
+
+def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Check `fields`, pairs of a name and Spark's type name; return the names. Raises `rt.InvalidOption`."""
+    known = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    for name, kind in fields:
+        if name not in COLUMNS:
+            raise InvalidOption(
+                f"the schema has an unknown column {name!r}", hint=f"The columns are {known}."
+            )
+        if kind != COLUMNS[name]:
+            raise InvalidOption(
+                f"the schema has the wrong type for column {name}",
+                got=kind,
+                expected=COLUMNS[name],
+                hint="Cast it after reading: a schema only selects columns.",
+            )
+    names = tuple(name for name, _ in fields)
+    if not names or len(set(names)) != len(names):
+        raise InvalidOption("the schema is empty or has a duplicate column", hint=f"The columns are {known}.")
+    return names

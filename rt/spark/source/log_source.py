@@ -1,0 +1,72 @@
+"""Where rows come from: a log directory, or the nodes of a cluster.
+
+Reading from nodes needs the replicator, and rt imports no service. So it is the entry point `nodes` of the
+group `rt.logs`, called with the fields of `rt.spark.source.options.ClusterSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Final, Protocol
+
+from rt.errors import RtError
+from rt.log.read.projection import Projection
+from rt.log.read.range_reader import LossHandler
+from rt.log.read.waypoint import Waypoint
+from rt.log.scan.message_batch import MessageBatch
+from rt.spark.source.local_log import LocalLog
+from rt.spark.source.options import ClusterSource, DirectorySource
+
+LOGS_GROUP: Final = "rt.logs"
+
+
+class LogSource(Protocol):
+    """A merged log as its readers need it. One thread uses it.
+
+    Everything it returns must be verified. It raises only errors of `rt.errors`.
+    """
+
+    def bounds(self) -> tuple[int, int]:
+        """The first retained position, and one past the last whole message, now.
+
+        The end must never go back during an object's lifetime. Must be cheap if nothing is new: it is called
+        often.
+        """
+
+    def outline(self, start: int, end: int) -> Iterator[Waypoint]:
+        """How bytes are distributed over the positions from `start` to `end`. See `rt.log.read.outline`."""
+
+    def read(
+        self, start: int, end: int, interest: Projection, on_loss: LossHandler
+    ) -> Iterator[MessageBatch]:
+        """The messages from `start` up to `end`, each once, in order.
+
+        Must call `on_loss` for missing positions before returning what follows them. It may raise.
+        """
+
+    def hold(self, name: str, position: int) -> None:
+        """The subscriber `name` needs messages from `position` on, and none before.
+
+        A hold never goes back. Must return after a node has confirmed it; at once if holds are not supported.
+        """
+
+    def close(self) -> None:
+        """Release files and connections. Must allow a second call."""
+
+
+def open_log(where: DirectorySource | ClusterSource) -> LogSource:
+    """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`."""
+    if isinstance(where, DirectorySource):
+        return LocalLog(where.path)
+    found = entry_points(group=LOGS_GROUP, name="nodes")
+    if not found:
+        raise RtError(
+            "support for reading from nodes is not installed",
+            where=f"entry point nodes of {LOGS_GROUP}",
+            hint="Install the wheel of rt-transport on the driver and on every executor.",
+        )
+    source: LogSource = next(iter(found)).load()(
+        where.endpoints, where.stream, ca=where.ca, cert=where.cert, key=where.key
+    )
+    return source

@@ -1,0 +1,1 @@
+"""Serving one queue: its cache, its consumers and their subscriptions."""

@@ -1,0 +1,137 @@
+"""Catch-up: a consumer that the cache has evicted reads its stream from the queue's history.
+
+Invariants:
+- It holds one of few read slots while it reads, and one read in memory.
+- It returns to the cache as soon as that holds everything it needs next.
+- An unreadable history is retried indefinitely and affects no other consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from rt.streams.agent.read_slots import ReadSlot
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.queue.adapter import HistoryReader
+
+if TYPE_CHECKING:
+    from rt.streams.agent.consumer import Consumer, DeliveryHost
+
+logger = logging.getLogger("rt.streams")
+
+T = TypeVar("T")
+
+_NOTHING_NEW_S: Final = 0.05
+"""The wait after an empty read, if more is to come, in seconds."""
+
+
+class _Unreadable(Exception):
+    """Wraps the error of the history. Does not leave this module."""
+
+
+class CatchUpReader:
+    """Reads the history for one consumer."""
+
+    __slots__ = ("_consumer", "_failures", "_host")
+
+    def __init__(self, host: DeliveryHost, consumer: Consumer) -> None:
+        self._host = host
+        self._consumer = consumer
+        self._failures = 0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last try to read the history failed."""
+        return self._failures > 0
+
+    async def run(self) -> None:
+        """Run until the cache has what comes next, or others need the slot."""
+        try:
+            async with self._host.read_slots.acquire() as slot:
+                if not self._has_joined():
+                    await self._read(slot)
+        except _Unreadable as error:
+            self._failures += 1
+            self._host.counts.failures += 1
+            stream, wanted = self._consumer.record.stream, self._consumer.wanted
+            logger.warning("history_failed stream=%s token=%s error=%r", stream, wanted, error.__cause__)
+            await asyncio.sleep(self._host.backoff(self._failures))
+
+    def _has_joined(self) -> bool:
+        """Return to the cache, if it has everything from here on."""
+        consumer = self._consumer
+        if not self._host.cache.covers(consumer.record.stream, consumer.wanted):
+            return False
+        self._failures = 0
+        consumer.join_cache(consumer.wanted)
+        return True
+
+    async def _read(self, slot: ReadSlot) -> None:
+        reader = await _of_history(self._host.history(self._consumer))
+        try:
+            while not self._consumer.is_stopping and not self._has_joined():
+                if not await self._read_on(reader, slot) or slot.is_wanted:
+                    return
+        finally:
+            await _close(reader)
+
+    async def _read_on(self, reader: HistoryReader, slot: ReadSlot) -> bool:
+        """Deliver what one read returns. False if the reader is not at the consumer's position."""
+        consumer = self._consumer
+        before = consumer.wanted
+        read = await _of_history(reader.read(self._host.options.catch_up_events))
+        self._failures = 0
+        if read.gap is not None:
+            consumer.add_gap(read.gap)
+        pending, end = deque(read.batches), read.end
+        del read  # When the slot is given up, `pending` must be the only reference to the events.
+        closing: list[asyncio.Task[None]] = []
+
+        def release() -> None:
+            pending.clear()
+            closing.append(asyncio.ensure_future(_close(reader)))
+
+        while (part := self._next(pending)) is not None:
+            if consumer.is_stopping:
+                return False
+            at = consumer.wanted
+            with slot.yielding(release):
+                await consumer.hand_out(part)
+            if not slot.is_held or consumer.wanted < at or not consumer.is_catching_up:
+                return False
+        with slot.yielding(release):
+            await consumer.report_gaps(end)
+        if not slot.is_held or consumer.is_stopping or not consumer.is_catching_up:
+            return False
+        consumer.pass_over(end)
+        if consumer.wanted == before:
+            await asyncio.sleep(_NOTHING_NEW_S)
+        return True
+
+    def _next(self, pending: deque[EventBatch]) -> EventBatch | None:
+        """What to deliver next."""
+        while pending:
+            rest = pending[0].from_token(self._consumer.wanted)
+            if rest is not None:
+                pending[0] = rest
+                return rest.slice(0, self._consumer.tries.events)
+            pending.popleft()
+        return None
+
+
+async def _of_history(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except Exception as error:
+        raise _Unreadable from error
+
+
+async def _close(reader: HistoryReader) -> None:
+    try:
+        await reader.close()
+    except Exception as error:  # noqa: BLE001 - nothing depends on it
+        logger.warning("history_not_closed error=%r", error)

@@ -1,0 +1,70 @@
+"""The settings of a provider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from rt.errors import InvalidOption
+from rt.streams.agent.queue_cache import BUCKETS
+
+PoisonPolicy: TypeAlias = Literal["dead-letter", "fault", "block"]
+"""What happens to an event that its consumer does not accept.
+
+`dead-letter`: it goes to the provider's dead letters, and the consumer continues after it. `fault`: the
+subscription stops until it is resumed, with that event first. `block`: it is retried indefinitely.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Times are in seconds. `rt.InvalidOption` for invalid values."""
+
+    cache_events: int = 65_536
+    """The cache size of a queue, in events."""
+    cache_bytes: int = 64 * 2**20
+    """The cache size of a queue, in bytes. One read may exceed it."""
+    batch_events_max: int = 1000
+    """The most events in one delivery."""
+    deliver_for_s: float = 60.0
+    """How long an event is retried before `on_poison` applies."""
+    retry_min_s: float = 0.1
+    """The first wait between two tries. It grows up to twofold each time."""
+    retry_max_s: float = 10.0
+    """The longest wait between two tries."""
+    on_poison: PoisonPolicy = "fault"
+    """See `PoisonPolicy`."""
+    save_every_s: float = 1.0
+    """How often the consumers' positions are made durable and acknowledged to the queue."""
+    drain_s: float = 10.0
+    """How long deliveries under way may last when a queue is given up."""
+    inactive_s: float = 1800.0
+    """After this time without events the implicit subscriptions of a stream are removed from memory."""
+    catch_ups_max: int = 16
+    """How many consumers of a queue may catch up at a time."""
+    catch_up_events: int = 4096
+    """The most events that a catch-up reads at a time."""
+    receive_s: float = 1.0
+    """How long one read of a queue waits for events."""
+
+    def __post_init__(self) -> None:
+        for name in ("cache_bytes", "batch_events_max", "catch_ups_max", "catch_up_events"):
+            _require(name, getattr(self, name), 1)
+        _require("cache_events", self.cache_events, BUCKETS)
+        for name in ("deliver_for_s", "drain_s"):
+            _require(name, getattr(self, name), 0)
+        for name in ("retry_min_s", "save_every_s", "inactive_s", "receive_s"):
+            _require(name, getattr(self, name), 0.001)
+        _require("retry_max_s", self.retry_max_s, self.retry_min_s)
+        if self.on_poison not in get_args(PoisonPolicy):
+            raise InvalidOption(
+                "unknown policy",
+                where="on_poison",
+                got=self.on_poison,
+                expected=" | ".join(get_args(PoisonPolicy)),
+            )
+
+
+def _require(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise InvalidOption("value too small", where=name, got=value, expected=f"{least} or more")

@@ -1,0 +1,1 @@
+"""Which host serves which queue, under leases."""

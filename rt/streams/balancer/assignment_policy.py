@@ -1,0 +1,229 @@
+"""Which host should serve which queue. Pure: no clock and no leases; times are passed in.
+
+Invariants:
+- A policy requests only free queues, and gives up only queues that another host should have. Hosts may see
+  different things for a while; leases keep that safe.
+- The assignment depends on names alone, in any order: hosts that see the same hosts compute the same.
+- A host that joins or leaves moves few queues.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from rt.streams.core.stream_id import RING_BITS, RING_SIZE, QueueId
+from rt.streams.queue.mapper import QueueMapper, RingRange
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    host: str
+    hosts: frozenset[str]
+    """The hosts that are present; this one too once it has joined."""
+    mapper: QueueMapper
+    held: Sequence[QueueId]
+    """Served here, in the order in which they were won."""
+    taken: frozenset[QueueId]
+    """Not available now: other hosts have them, or this host is giving them up."""
+    now_s: float
+
+
+class Assignment(NamedTuple):
+    """What a host should do now."""
+
+    give_up: Sequence[QueueId] = ()
+    take: Sequence[QueueId] = ()
+
+
+class AssignmentPolicy(Protocol):
+    """Decides for one host."""
+
+    def assign(self, view: HostView) -> Assignment:
+        """Compute what to do. Called repeatedly, with times that never go back."""
+
+
+class RingPolicy:
+    """A queue belongs to the host whose part of the ring it lies in."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[str, frozenset[str], QueueMapper] | None = None
+        self._mine: list[QueueId] = []
+        """The result for that view. Cached, as consecutive polls usually see the same hosts."""
+
+    def assign(self, view: HostView) -> Assignment:
+        """A host that joins takes parts of others. A host that leaves gives its parts to the next hosts on
+        the ring.
+        """
+        seen = view.host, view.hosts, view.mapper
+        if seen != self._seen:
+            parts = ring_parts(view.host, view.hosts)
+            self._seen, self._mine = seen, [queue for part in parts for queue in view.mapper.queues_in(part)]
+        return _towards(view, self._mine)
+
+
+class StaticPolicy:
+    """Queues belong to a configured set of hosts, whether these are alive or not."""
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self._hosts = frozenset(hosts)
+
+    def assign(self, view: HostView) -> Assignment:
+        """Independent of which hosts are present."""
+        return _towards(view, _named(view, _ideal(self._hosts, view).get(view.host, ())))
+
+
+class MaturePolicy:
+    """Like `StaticPolicy`, but the others share the queues of a missing host until it is back and mature.
+
+    A host present at the first poll is mature; any other is mature `maturity_s` after it was first seen. For
+    `maturity_s` after its start a host serves only its own queues.
+    """
+
+    def __init__(self, hosts: Collection[str], maturity_s: float) -> None:
+        self._hosts, self._maturity_s = frozenset(hosts), maturity_s
+        self._seen: dict[str, float] | None = None
+        """When each present host was first seen; the distant past for those present at the first poll."""
+        self._began_s = 0.0
+
+    def assign(self, view: HostView) -> Assignment:
+        """Hosts that are not configured are ignored."""
+        self._look(view)
+        assert self._seen is not None
+        ideal = _ideal(self._hosts, view)
+        if view.host not in ideal:
+            return _towards(view, [])
+        if view.now_s - self._began_s < self._maturity_s:
+            return _towards(view, _named(view, ideal[view.host]))
+        mature = {host for host, at_s in self._seen.items() if view.now_s - at_s >= self._maturity_s}
+        withheld = {name for host in self._seen if host not in mature for name in ideal[host]}
+        fit = best_fit(self._hosts, _names(view), mature | {view.host})
+        return _towards(view, _named(view, [name for name in fit[view.host] if name not in withheld]))
+
+    def _look(self, view: HostView) -> None:
+        if self._seen is None:
+            self._began_s, seen = view.now_s, {}
+            first_s = view.now_s - self._maturity_s
+        else:
+            seen, first_s = self._seen, view.now_s
+        self._seen = {host: seen.get(host, first_s) for host in view.hosts if host in self._hosts}
+
+
+class SharePolicy:
+    """Each host has as many queues as the others, or one more; any queues.
+
+    A host with too many gives up those that it won first.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def assign(self, view: HostView) -> Assignment:
+        """Takes free queues in an order of its own, so hosts seldom compete for the same ones."""
+        share = share_of(view.host, view.hosts, len(view.mapper.queues))
+        surplus = len(view.held) - share
+        if surplus > 0:
+            return Assignment(give_up=tuple(view.held[:surplus]))
+        mine = set(view.held)
+        free = [queue for queue in view.mapper.queues if queue not in mine and queue not in view.taken]
+        self._rng.shuffle(free)
+        return Assignment(take=tuple(free[:-surplus]) if surplus else ())
+
+
+def _towards(view: HostView, wanted: Collection[QueueId]) -> Assignment:
+    mine, target = set(view.held), set(wanted)
+    return Assignment(
+        tuple(queue for queue in view.held if queue not in target),
+        tuple(sorted(target - mine - view.taken)),
+    )
+
+
+def _names(view: HostView) -> list[str]:
+    return [queue.name for queue in view.mapper.queues]
+
+
+def _ideal(hosts: Collection[str], view: HostView) -> Mapping[str, Sequence[str]]:
+    return ideal_fit(hosts, _names(view))
+
+
+def _named(view: HostView, names: Collection[str]) -> list[QueueId]:
+    found = set(names)
+    return [queue for queue in view.mapper.queues if queue.name in found]
+
+
+POINTS: Final = 64
+"""Points per host on the ring. Shares then differ by about an eighth."""
+
+R = TypeVar("R", str, int)
+
+
+def ideal_fit(buckets: Collection[str], resources: Collection[R]) -> dict[str, list[R]]:
+    """Contiguous runs of the resources, in the order of the buckets. The first buckets get one more if
+    needed.
+    """
+    ordered, rest = sorted(set(buckets)), sorted(set(resources))
+    if not ordered:
+        raise IndexError("no buckets")
+    lower, more = divmod(len(rest), len(ordered))
+    shares: dict[str, list[R]] = {}
+    start = 0
+    for index, bucket in enumerate(ordered):
+        end = start + lower + (index < more)
+        shares[bucket], start = rest[start:end], end
+    return shares
+
+
+def best_fit(
+    buckets: Collection[str], resources: Collection[R], active: Collection[str] | None = None
+) -> dict[str, list[R]]:
+    """The resources of each active bucket (default: all): its ideal share, plus a part of the shares of
+    inactive buckets. Each of those goes to the bucket with the fewest.
+
+    An active bucket never loses its ideal share. `IndexError` for an unknown active bucket.
+    """
+    ideal = ideal_fit(buckets, resources)
+    present = sorted(ideal if active is None else set(active))
+    if strange := [bucket for bucket in present if bucket not in ideal]:
+        raise IndexError(f"unknown bucket: {strange[0]}")
+    shares = {bucket: list(ideal[bucket]) for bucket in present}
+    if not shares:
+        return {}
+    left = sorted(one for bucket, share in ideal.items() if bucket not in shares for one in share)
+    while left:
+        by_load = sorted(shares, key=lambda bucket: len(shares[bucket]))
+        for bucket, one in zip(by_load, left, strict=False):
+            shares[bucket].append(one)
+        left = left[len(by_load) :]
+    return shares
+
+
+def share_of(host: str, hosts: Collection[str], count: int) -> int:
+    """How many of `count` queues a host should have. The shares add up to `count`. 0 for an unknown host."""
+    ordered = sorted(set(hosts))
+    if host not in ordered:
+        return 0
+    lower, more = divmod(count, len(ordered))
+    return lower + (ordered.index(host) < more)
+
+
+def ring_parts(host: str, hosts: Collection[str], *, points: int = POINTS) -> Sequence[RingRange]:
+    """The parts of the ring that belong to the host. A part ends at one of its points and starts after the
+    previous point of any host. The parts of all hosts cover the ring exactly once.
+    """
+    places: dict[int, str] = {}
+    for one in sorted(set(hosts), reverse=True):
+        for point in range(points):
+            digest = blake2b(f"{one}\n{point}".encode(), digest_size=RING_BITS // 8).digest()
+            places[int.from_bytes(digest)] = one
+    ordered = sorted(places)
+    if not ordered:
+        return ()
+    return tuple(
+        RingRange((before + 1) % RING_SIZE, place + 1)
+        for before, place in pairwise([ordered[-1], *ordered])
+        if places[place] == host
+    )

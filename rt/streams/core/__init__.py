@@ -1,0 +1,1 @@
+"""Value types of stream agents: ids, batches, errors, counters. No I/O."""

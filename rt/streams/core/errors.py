@@ -1,0 +1,56 @@
+"""The errors of streams, below `rt.RtError`.
+
+    RtError
+    └── StreamError
+        ├── QueueElsewhere                 this host does not serve the stream's queue
+        ├── DeliveryFailed                 a consumer rejected an event on every try
+        ├── SubscriptionFaulted            stopped after such a failure, until it is resumed
+        ├── NoSuchSubscription (KeyError)  it ended or never existed
+        ├── NotRewindable (ValueError)     the queue cannot go back to the requested token
+        ├── NotWritable                    the queue is read-only
+        └── ConsumerGone                   raised by a consumer to end its subscription
+
+A full queue raises `rt.Overloaded`. An owner that was replaced gets `rt.Fenced`.
+"""
+
+from __future__ import annotations
+
+from rt.errors import RtError
+
+
+class StreamError(RtError):
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class QueueElsewhere(StreamError):
+    """This host does not serve the queue that carries the stream. Another host may, or none yet."""
+
+    grpc_status = "UNAVAILABLE"
+    retriable = True
+
+
+class DeliveryFailed(StreamError):
+    """A consumer raised on every try to deliver an event. The cause is chained."""
+
+
+class SubscriptionFaulted(StreamError):
+    """The subscription was stopped and gets no events until it is resumed."""
+
+
+class NoSuchSubscription(StreamError, KeyError):
+    """The subscription ended or never existed. A handle that was resumed is void."""
+
+    grpc_status = "NOT_FOUND"
+    __str__ = RtError.__str__
+
+
+class NotRewindable(StreamError, ValueError):
+    """The events are no longer in the cache of a queue that cannot be read again."""
+
+
+class NotWritable(StreamError):
+    pass
+
+
+class ConsumerGone(StreamError):
+    """Raise it in a consumer to end its subscription. The consumer is not called again for an event."""

@@ -1,0 +1,1 @@
+"""Kinds of queues, and the mapper from streams to queues."""

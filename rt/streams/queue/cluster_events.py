@@ -1,0 +1,112 @@
+"""Converts the columns of a log to batches of events, one per stream.
+
+Invariants:
+- The events of a stream keep their order.
+- A message that cannot be split is still delivered, as an `UnreadableMessage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rt.log.scan.message_batch import MessageBatch
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.stream_id import StreamId, stream_of
+
+Split: TypeAlias = Callable[[bytes], Sequence[Any]]
+"""Splits a message's value into its events, at least one."""
+
+_STREAMS_MAX: Final = 100_000
+"""The number of cached stream names."""
+_VALUE_BYTES: Final = 64
+"""The approximate memory that Python needs for an event besides its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableMessage:
+    """Stands for a message that `split` could not decode."""
+
+    value: bytes
+    reason: str
+
+
+class ReadSizer:
+    """How many messages to request, so that they bring about as many events as there is room for.
+
+    Starts with one, as the number of events per message is unknown; then at most doubles each time.
+    """
+
+    def __init__(self, split: Split | None) -> None:
+        self._is_even = split is None
+        self._messages = 1
+
+    def messages(self, events_max: int) -> int:
+        """The number to request for `events_max` events."""
+        return events_max if self._is_even else min(self._messages, events_max)
+
+    def brought(self, messages: int, events: int, events_max: int) -> None:
+        """Record that `messages` brought `events`."""
+        self._messages = max(1, min(2 * messages, messages * events_max // max(events, 1)))
+
+
+def events_of(batch: MessageBatch, streams: dict[str, StreamId], split: Split | None) -> list[EventBatch]:
+    """The events of a batch, by stream. `streams` caches the names across calls."""
+    if len(streams) > _STREAMS_MAX:
+        streams.clear()
+    whole = list(_by_topic(batch, streams))
+    return whole if split is None else [_taken_apart(each, split) for each in whole]
+
+
+def _by_topic(batch: MessageBatch, streams: dict[str, StreamId]) -> Iterator[EventBatch]:
+    sizes = np.diff(batch.value_offsets)
+    if batch.topic_index is None or len(batch.topic_names) == 1:
+        size = int(sizes.sum()) + _VALUE_BYTES * len(batch)
+        numbers: Sequence[int] = range(int(batch.positions[0]), batch.end)
+        if len(numbers) != len(batch):
+            numbers = batch.positions.tolist()
+        yield EventBatch(_named(batch.topic_names[0], streams), numbers, batch.values, None, size)
+        return
+    order = np.argsort(batch.topic_index, kind="stable")
+    index = batch.topic_index[order]
+    edges = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(order)]
+    positions = batch.positions[order].tolist()
+    read = batch.values
+    values = [read[place] for place in order.tolist()]
+    ends = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))[edges].tolist()
+    topics = index[edges[:-1]].tolist()
+    for at, topic in enumerate(topics):
+        start, stop = edges[at], edges[at + 1]
+        size = ends[at + 1] - ends[at] + _VALUE_BYTES * (stop - start)
+        stream = _named(batch.topic_names[topic], streams)
+        yield EventBatch(stream, positions[start:stop], values[start:stop], None, size)
+
+
+def _named(topic: str, streams: dict[str, StreamId]) -> StreamId:
+    stream = streams.get(topic)
+    if stream is None:
+        stream = streams[topic] = stream_of(topic)
+    return stream
+
+
+def _taken_apart(batch: EventBatch, split: Split) -> EventBatch:
+    numbers: list[int] = []
+    indexes: list[int] = []
+    events: list[Any] = []
+    for number, value in zip(batch.sequence_numbers, batch.events, strict=True):
+        carried = _split(split, value)
+        numbers += [int(number)] * len(carried)
+        indexes += range(len(carried))
+        events += carried
+    return EventBatch(batch.stream, numbers, events, indexes, batch.size_bytes + _VALUE_BYTES * len(events))
+
+
+def _split(split: Split, value: bytes) -> Sequence[Any]:
+    # Whatever `split` raises, the message must not be lost.
+    try:
+        return split(value) or [UnreadableMessage(value, "it carries no event")]
+    except Exception as error:  # noqa: BLE001
+        return [UnreadableMessage(value, f"{type(error).__name__}: {error}")]

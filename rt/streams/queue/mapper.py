@@ -1,0 +1,104 @@
+"""Which queue carries a stream.
+
+Invariant: the mapping depends only on the stream's name and the queues. Another number of queues is another
+mapping; events already in a queue are not moved.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rt.errors import InvalidOption
+from rt.names import check_name
+from rt.streams.core.stream_id import RING_SIZE, QueueId, StreamId
+
+QUEUES_MAX: Final = 65_536
+DEFAULT_QUEUES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RingRange:
+    """Positions from `start` up to `end`, around the ring. The whole ring if the two are equal."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.start < RING_SIZE and 0 <= self.end <= RING_SIZE):
+            raise ValueError(f"ring range: got {self.start} to {self.end}, expected positions up to 2^32")
+
+    def __contains__(self, place: int) -> bool:
+        if self.start < self.end:
+            return self.start <= place < self.end
+        return self.start == self.end or place >= self.start or place < self.end
+
+
+class QueueMapper(Protocol):
+    """The queues, and which of them carries a stream. Must be constant."""
+
+    @property
+    def queues(self) -> tuple[QueueId, ...]:
+        """All queues, in the order of the ring."""
+
+    def queue_for(self, stream: StreamId) -> QueueId:
+        """The queue that carries the stream."""
+
+    def queues_in(self, part: RingRange) -> tuple[QueueId, ...]:
+        """The queues whose position lies in `part`."""
+
+
+class HashRingQueueMapper:
+    """Queues `<prefix>-0` to `<prefix>-<count - 1>` at equal distances on the ring.
+
+    A stream belongs to the first queue at or after its hash, around the ring. `InvalidOption` for a count
+    below 1 or above 65,536.
+    """
+
+    def __init__(self, count: int = DEFAULT_QUEUES, prefix: str = "queue") -> None:
+        self._place([f"{prefix}-{index}" for index in range(count)] if count <= QUEUES_MAX else [], count)
+
+    def _place(self, names: Sequence[str], count: int) -> None:
+        if not 1 <= count <= QUEUES_MAX:
+            raise InvalidOption("invalid number of queues", got=count, expected=f"1 to {QUEUES_MAX:,}")
+        portion = 0 if count == 1 else RING_SIZE // count + 1
+        self._queues = tuple(
+            QueueId(portion * index, check_name(name, kind="queue")) for index, name in enumerate(names)
+        )
+        self._positions = [queue.ring_position for queue in self._queues]
+        assert self._positions[-1] < RING_SIZE
+
+    @property
+    def queues(self) -> tuple[QueueId, ...]:
+        return self._queues
+
+    def queue_for(self, stream: StreamId) -> QueueId:
+        return self.queue_at(stream.ring_hash)
+
+    def queue_at(self, place: int) -> QueueId:
+        """The first queue at or after a position of the ring."""
+        index = bisect_left(self._positions, place)
+        return self._queues[index if index < len(self._queues) else 0]
+
+    def queues_in(self, part: RingRange) -> tuple[QueueId, ...]:
+        return tuple(queue for queue in self._queues if queue.ring_position in part)
+
+
+class PartitionedQueueMapper(HashRingQueueMapper):
+    """The same ring, over partitions that have names, such as clusters. A queue has its partition's name.
+
+    The order of the partitions places them on the ring.
+    """
+
+    def __init__(self, partitions: Sequence[str]) -> None:
+        if len(set(partitions)) != len(partitions):
+            raise InvalidOption("a partition is named more than once", got=", ".join(partitions)[:200])
+        self._place(partitions, len(partitions))
+
+    def partition_of(self, queue: QueueId) -> str:
+        """The partition of a queue. `IndexError` for a queue of another mapper."""
+        if queue not in self._queues:
+            raise IndexError(f"queue {queue} does not belong to this mapper")
+        return queue.name

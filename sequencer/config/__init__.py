@@ -1,0 +1,1 @@
+"""Settings, exit statuses and startup phases of a node."""

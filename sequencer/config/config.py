@@ -1,0 +1,242 @@
+"""What a node is told when it starts.
+
+Pure: it looks at no file. `config_sources` reads flags, environment and file into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from rt.errors import InvalidName, RtError
+from rt.names import check_name
+from sequencer.raft.model.config import CLUSTER_SIZES
+from sequencer.state.state import CONFIGURABLE
+
+DATA_PORT: Final = 5002
+RAFT_PORT: Final = 7000
+REST_PORT: Final = 6000
+HEALTH_PORT: Final = 8080
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+SOCKET_PATH_BYTES: Final = 100
+"""The path of a Unix socket stays below: Linux takes 107 bytes of it, others fewer."""
+
+
+class BadSetting(RtError, ValueError):
+    """A setting that cannot work; `where` is the flag, variable or key of a file that said it."""
+
+    grpc_status = "INVALID_ARGUMENT"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMember:
+    """One node of the cluster, as the others reach it."""
+
+    raft: str
+    """host:port of its Raft transport."""
+    data: str
+    """host:port of its gRPC server."""
+
+    def __post_init__(self) -> None:
+        split_address(self.raft)
+        split_address(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node. Paths are absolute; `members` is the same on all nodes. `BadSetting` for what cannot work."""
+
+    stream: str
+    name: str
+    directory: str
+    members: Mapping[str, ClusterMember]
+    """By name; 1, 3, 5 or 7 of them, this node among them."""
+    ca: str
+    cert: str
+    key: str
+    bootstrap: bool = False
+    """Make a new cluster if every member is blank."""
+    listen: str = ""
+    """Address to listen at, for all ports; "": every one."""
+    data_port: int = DATA_PORT
+    raft_port: int = RAFT_PORT
+    rest_port: int = REST_PORT
+    """0: none."""
+    health_port: int = HEALTH_PORT
+    """0: none."""
+    log_level: str = "info"
+    log_format: str = "text"
+    # Of the replicated configuration (`sequencer.state.state.Configuration`), where None leaves it to others:
+    roll_bytes: int | None = None
+    roll_minutes: int | None = None
+    retention_minutes: int | None = None
+    retention_bytes: int | None = None
+    """Bytes."""
+    retention_disk_percent: int | None = None
+    hold_bytes_max: int | None = None
+    """Bytes."""
+
+    def __post_init__(self) -> None:
+        check_member_name(self.stream, kind="stream")
+        check_members(self.members)
+        if self.name not in self.members:
+            raise BadSetting(
+                "the node is none of the members",
+                where="name",
+                got=repr(self.name)[:200],
+                expected=" or ".join(sorted(self.members)),
+            )
+        for field in ("directory", "ca", "cert", "key"):
+            if not os.path.isabs(getattr(self, field)):
+                raise BadSetting("the path is not absolute", where=field, got=repr(getattr(self, field)))
+        check_listen(self.listen)
+        self._check_ports()
+        size = len(os.fsencode(self.control_socket))
+        if size >= SOCKET_PATH_BYTES:
+            raise BadSetting(
+                "the directory's path is too long for the Unix socket in it",
+                where="directory",
+                got=f"{size} bytes in {self.control_socket}",
+                expected=f"fewer than {SOCKET_PATH_BYTES}",
+                hint="Set directory to a shorter path.",
+            )
+        self._check_replicated()
+        if self.log_level not in LOG_LEVELS or self.log_format not in LOG_FORMATS:
+            raise BadSetting("no such way of logging", got=f"{self.log_level!r}, {self.log_format!r}")
+
+    def _check_ports(self) -> None:
+        ports: dict[int, str] = {}
+        for field in ("data_port", "raft_port", "rest_port", "health_port"):
+            port = getattr(self, field)
+            is_optional = field in {"rest_port", "health_port"}
+            if not (0 if is_optional else 1) <= port <= 65535:
+                raise BadSetting("no port", where=field, got=port, expected="1 to 65535")
+            if port and port in ports:
+                raise BadSetting("the port is taken twice", where=f"{ports[port]} and {field}", got=port)
+            ports[port] = field
+
+    def _check_replicated(self) -> None:
+        for field, name in REPLICATED.items():
+            value, (least, end) = getattr(self, field), CONFIGURABLE[name]
+            if value is not None and not least <= value < end:
+                wanted = f"{least} to {end - 1}"
+                raise BadSetting("outside of what can be", where=field, got=value, expected=wanted)
+
+    @property
+    def replicated(self) -> dict[str, int]:
+        """What this node says of the replicated configuration, by the names there."""
+        said = {name: getattr(self, field) for field, name in REPLICATED.items()}
+        return {name: value for name, value in said.items() if value is not None}
+
+    @property
+    def raft_directory(self) -> str:
+        """Raft's files."""
+        return os.path.join(self.directory, "raft")
+
+    @property
+    def sessions_directory(self) -> str:
+        """The directories of the session copies, one a session id."""
+        return os.path.join(self.directory, self.stream, "sessions")
+
+    @property
+    def merged_directory(self) -> str:
+        """The merged log."""
+        return os.path.join(self.directory, self.stream, "merged")
+
+    @property
+    def control_socket(self) -> str:
+        """The Unix socket between the node's two processes; as short as its limit of about 100 bytes asks."""
+        return os.path.join(self.directory, "control")
+
+    @property
+    def lock_file(self) -> str:
+        """Locked by the node that runs on the directory."""
+        return os.path.join(self.directory, "lock")
+
+    @property
+    def peers(self) -> list[str]:
+        """The other members."""
+        return sorted(set(self.members) - {self.name})
+
+    def to_json(self) -> str:
+        """All of it, in one line; it holds paths of secrets, never secrets."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeConfig:
+        """What `to_json` made."""
+        fields = json.loads(text)
+        members = {name: ClusterMember(**member) for name, member in fields.pop("members").items()}
+        return cls(members=members, **fields)
+
+
+REPLICATED: Final = {
+    "roll_bytes": "roll_bytes",
+    "roll_minutes": "roll_minutes",
+    "retention_minutes": "retention_minutes",
+    "retention_bytes": "retention_bytes",
+    "retention_disk_percent": "retention_disk_percent",
+    "hold_bytes_max": "hold_bytes_max",
+}
+"""The settings of a node that are of the replicated configuration: what each is called there."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port", an IPv6 host in brackets; `BadSetting` otherwise."""
+    host, colon, port = address.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    is_host = bool(host.strip("[]")) and host.isprintable() and not set(host) & set(" /,;=@")
+    is_port = port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535
+    if not (colon and is_host and is_port and (is_bracketed or ":" not in host)):
+        raise BadSetting(
+            "no address", got=repr(address)[:200], expected="host:port, as n1.example:7000 or [::1]:7000"
+        )
+    return host, int(port)
+
+
+def check_member_name(name: str, *, kind: str = "node") -> str:
+    """Return `name`; `BadSetting` if it is outside the alphabet of names."""
+    try:
+        return check_name(name, kind=kind)
+    except InvalidName as error:
+        raise BadSetting(error.what, where=kind, got=error.got, hint=error.hint) from error
+
+
+def check_members(members: Mapping[str, ClusterMember]) -> None:
+    """`BadSetting` unless they can be a cluster: its sizes, names, and no address used twice."""
+    if len(members) not in CLUSTER_SIZES:
+        raise BadSetting(
+            "a cluster of that size cannot be",
+            where="members",
+            got=f"{len(members)} members",
+            expected="1, 3, 5 or 7",
+        )
+    addresses: dict[str, str] = {}
+    for name, member in members.items():
+        check_member_name(name)
+        for address in (member.raft, member.data):
+            if address in addresses:
+                where = f"members {addresses[address]} and {name}"
+                raise BadSetting("an address is used twice", where=where, got=address)
+            addresses[address] = name
+
+
+def check_listen(address: str) -> str:
+    """Return `address`; `BadSetting` unless it is "", "localhost" or an IP address."""
+    if address not in {"", "localhost"}:
+        try:
+            ip_address(address)
+        except ValueError:
+            raise BadSetting(
+                "no address to listen at",
+                where="listen",
+                got=repr(address)[:200],
+                expected="an IP address of this machine, or nothing for all",
+            ) from None
+    return address

@@ -1,0 +1,151 @@
+"""What a hard reset does to the files of a node: session copies go, and all that is merged is trimmed.
+
+It is done when the data process begins, before anything is open; one that hears of a hard reset later ends,
+to be started again. Laws. Before a byte goes it is noted durably which messages it holds that are not merged;
+that all is done is noted last. So a crash on the way leaves nothing undone, and takes nothing that is newer.
+
+    the file `cleared` beside the session copies, JSON:
+    {"epoch", "is_done", "dropped": [[session, id, X, first, end], ...]}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rt.errors import Corrupt, RtError
+from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.read.reader import LogReader
+from rt.log.scan.directory import is_log_directory, list_segments
+from rt.log.write.writer import LogWriter
+from sequencer.sessions.merge_progress import consumed_number
+from sequencer.state.state import ClearedRange, SequencerState
+
+FILE: Final = "cleared"
+
+logger = logging.getLogger("sequencer")
+
+
+class DroppedRange(NamedTuple):
+    """Numbers `first` to `end` of a session's X that this node held durably, and that were not merged."""
+
+    session: str
+    session_id: int
+    x: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardResetRecord:
+    """The last hard reset that this directory knows of."""
+
+    epoch: int = 0
+    is_done: bool = True
+    dropped: tuple[DroppedRange, ...] = ()
+
+
+class HardResetter:
+    """Carries out hard resets on a node's directories. Nothing else has them open meanwhile."""
+
+    def __init__(self, sessions: str, merged: str, stream: str) -> None:
+        """Storage errors; `rt.Corrupt` if the file cannot be read."""
+        self._sessions, self._merged, self._stream = sessions, merged, stream
+        self._path = os.path.join(sessions, FILE)
+        self.done = self._read()
+
+    def is_due(self, state: SequencerState) -> bool:
+        """Whether the cluster was cleared, and this node's directories were not."""
+        done = self.done
+        return state.cleared is not None and (done.epoch, done.is_done) < (state.cleared.epoch, True)
+
+    def clear(self, state: SequencerState) -> None:
+        """Do as `state` says; durable on return. Storage errors."""
+        cleared = state.cleared
+        assert cleared is not None
+        if self.done.epoch < cleared.epoch:
+            self._note(HardResetRecord(cleared.epoch, False, tuple(self._held(state, cleared))))
+        for dropped in self.done.dropped:
+            logger.warning(
+                "reset_dropped session=%s id=%d x=%d first=%d end=%d",
+                *(dropped.session, dropped.session_id, dropped.x, dropped.first, dropped.end),
+            )
+        with storage_errors(self._sessions, "dropping session copies"):
+            for session_id in self._older(cleared):
+                shutil.rmtree(os.path.join(self._sessions, str(session_id)))
+            REAL.sync_directory(self._sessions)
+        self._trim(state.cluster, cleared)
+        self._note(HardResetRecord(cleared.epoch, True, self.done.dropped))
+
+    def _older(self, cleared: ClearedRange) -> list[int]:
+        names = os.listdir(self._sessions)
+        return sorted(int(name) for name in names if name.isdecimal() and int(name) < cleared.session_id)
+
+    def _held(self, state: SequencerState, cleared: ClearedRange) -> Iterator[DroppedRange]:
+        """What copies hold beyond what is merged of their session."""
+        for session_id in self._older(cleared):
+            session = state.sessions.get(session_id)
+            if session is None:
+                continue
+            first = consumed_number(session) or 0
+            end = self._end_of(os.path.join(self._sessions, str(session_id)))
+            if end > first:
+                yield DroppedRange(session.name, session_id, session.fenced_end - 1, first, end)
+
+    def _end_of(self, path: str) -> int:
+        try:
+            with LogReader(path, position="latest", on_event=lambda _: None) as reader:
+                return reader.position
+        except RtError as error:
+            logger.error("dropped_copy_unreadable path=%s error=%r", path, str(error))
+            return 0
+
+    def _trim(self, cluster: bytes, cleared: ClearedRange) -> None:
+        if not is_log_directory(REAL, self._merged):
+            return
+        begin = SegmentId(cleared.epoch, 0)
+        try:
+            writer = LogWriter.open(
+                self._merged, LogIdentity(LogKind.MERGED, cluster, self._stream), resume=True
+            )
+        except Corrupt as error:
+            if any(segment >= begin for segment in list_segments(REAL, self._merged)):
+                raise
+            logger.error("corrupt_log_dropped path=%s error=%r", self._merged, str(error))
+            shutil.rmtree(self._merged)
+            return
+        with contextlib.closing(writer):
+            if writer.active is not None and writer.active.id < begin:
+                writer.seal()
+            writer.trim(begin, TrimReason.RESET)
+
+    def _note(self, done: HardResetRecord) -> None:
+        content = {"epoch": done.epoch, "is_done": done.is_done, "dropped": done.dropped}
+        with storage_errors(self._path, "noting what a reset dropped"):
+            write_whole(REAL, self._path, json.dumps(content).encode())
+        self.done = done
+
+    def _read(self) -> HardResetRecord:
+        try:
+            with storage_errors(self._path, "reading what a reset dropped"), open(self._path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return HardResetRecord()
+        except RtError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return HardResetRecord()
+            raise
+        try:
+            found = json.loads(content)
+            dropped = tuple(DroppedRange(*one) for one in found["dropped"])
+            return HardResetRecord(int(found["epoch"]), bool(found["is_done"]), dropped)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Corrupt(f"it says what it cannot: {error}", path=self._path, offset=0) from error

@@ -1,0 +1,272 @@
+"""The two HTTP ports of a node: REST with certificates, and health and metrics without.
+
+For one event loop. `Node` is where a node is looked at: it copies what may change, so that answers can be
+made beside the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import ssl
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from replicator.pull.server import PullServicer
+from replicator.push.server import PushServicer
+from rt.errors import CertificateError, RtError
+from rt.net.tls import TLS
+from sequencer.config.config import NodeConfig
+from sequencer.data.hold_tracker import HoldTracker
+from sequencer.ipc.client import ControlLink
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.merged.merger import Merger
+from sequencer.raft.transport.peer_auth import TlsContexts
+from sequencer.rest.base.admin_ports import AdminPorts, CommandPort, ResetPort
+from sequencer.rest.base.lease_counter import LeaseCounter
+from sequencer.rest.base.node_snapshot import Counts, DamagedSegment, MergeStatus, NodeSnapshot
+from sequencer.rest.base.trim_counter import TrimCounter
+from sequencer.rest.http.app import App
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.http.listener import Listener
+from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.endpoints import ENDPOINTS
+from sequencer.sessions.client_tracker import ClientTracker
+from sequencer.sessions.sync_timing import Durations
+from sequencer.state.state import SequencerState
+
+LOOK_S: Final = 1.0
+"""How often clients and certificates are looked at."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class DataView(Protocol):
+    """The data process, as far as it is told about."""
+
+    config: NodeConfig
+    replica: StateFollower
+    link: ControlLink
+    trims: TrimCounter
+    lease_counts: LeaseCounter
+
+    @property
+    def commanding(self) -> CommandPort:
+        """What has the cluster carry out commands."""
+
+    @property
+    def resets(self) -> ResetPort:
+        """What resets the cluster."""
+
+    @property
+    def holding(self) -> HoldTracker:
+        """What named subscribers hold back."""
+
+    @property
+    def merger(self) -> Merger | None:
+        """None before the node has joined its cluster."""
+
+    @property
+    def damaged(self) -> tuple[DamagedSegment, ...]:
+        """The segments of the merged log that are damaged."""
+
+    @property
+    def failure(self) -> RtError | None:
+        """Why the process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What serves the node's streams, and what was refused at its door."""
+
+    push: PushServicer
+    pull: PullServicer
+    clients: ClientTracker
+    syncs: Durations
+    refused_calls: Mapping[str, int]
+    """At the door of the gRPC server, by the error's class."""
+
+
+class HttpServers:
+    """The two ports, from `start` to `close`."""
+
+    def __init__(self, data: DataView, services: Services, tls: TLS) -> None:
+        self._data, self._services = data, services
+        self._tls = tls
+        self._contexts = TlsContexts(tls, reload_s=LOOK_S)
+        self._certificate_end_s = 0.0
+        self._started_ns = time.time_ns()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rt-rest")
+        self._looking: asyncio.Task[None] | None = None
+        config = data.config
+        public = [endpoint for endpoint in ENDPOINTS if endpoint.is_public]
+        self.answering: Final = {
+            "rest": Dispatcher(
+                ENDPOINTS,
+                self.look,
+                self._pool,
+                stream=config.stream,
+                actions=ACTIONS,
+                operations=AdminPorts(data.commanding, data.resets),
+            ),
+            "health": Dispatcher(public, self.look, self._pool, stream=None),
+        }
+        """By port."""
+        self._runners: list[web.ServerRunner] = []
+        self.listeners: Final[dict[str, Listener]] = {}
+        """By name, "rest" and "health"; a port that is 0 has none."""
+
+    async def start(self) -> None:
+        """Serve. A port that is taken is tried for again, and stops nothing."""
+        config = self._data.config
+        for name, port in (("rest", config.rest_port), ("health", config.health_port)):
+            if port:
+                await self._serve(name, port)
+        self._looking = asyncio.get_running_loop().create_task(self._look_around())
+
+    async def _serve(self, name: str, port: int) -> None:
+        runner = App(self.answering[name]).runner()
+        await runner.setup()
+        self._runners.append(runner)
+        make = runner.server
+        assert make is not None
+        contexts = self._contexts
+        listener = Listener(
+            name,
+            make,
+            (self._data.config.listen, port),
+            lambda: contexts.server if name == "rest" else None,
+        )
+        self.listeners[name] = listener
+        listener.start()
+
+    async def close(self) -> None:
+        """Stop; answers under way have half a second."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for runner in self._runners:
+            await runner.cleanup()
+        for listener in self.listeners.values():
+            await listener.close()
+        self._pool.shutdown()
+        self._contexts.close()
+
+    async def _look_around(self) -> None:
+        loop = asyncio.get_running_loop()
+        described: ssl.SSLContext | None = None
+        while True:
+            state = self._data.replica.state
+            self._services.clients.look(self._services.pull.pulls, 0 if state is None else state.position)
+            self._contexts.refresh(loop.time())
+            if self._contexts.server is not described:
+                described = self._contexts.server
+                with contextlib.suppress(CertificateError):  # In the middle of a rotation.
+                    loaded = await loop.run_in_executor(self._pool, self._tls.load)
+                    self._certificate_end_s = loaded.not_after.timestamp()
+            await asyncio.sleep(LOOK_S)
+
+    # Looking at the node
+
+    def look(self) -> NodeSnapshot:
+        """The node, now."""
+        data, services = self._data, self._services
+        services.clients.note_pulls(services.pull.pulls)
+        return NodeSnapshot(
+            stream=data.config.stream,
+            node=data.config.name,
+            now_ns=time.time_ns(),
+            started_ns=self._started_ns,
+            standing=data.replica.standing,
+            is_control_up=data.link.is_up,
+            applied_index=data.replica.index,
+            state=None if data.replica.state is None else _copy(data.replica.state),
+            merging=None if data.merger is None else _merging(data.merger),
+            damaged=data.damaged,
+            failure="" if data.failure is None else str(data.failure),
+            reset=data.resets.status(),
+            configured=frozenset(data.config.replicated),
+            clients=services.clients.clients(),
+            counts=self._counts(),
+        )
+
+    def _counts(self) -> Counts:
+        services = self._services
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        refused: Counter[tuple[str, str]] = Counter()
+        sources = [
+            ("push", services.push.refused),
+            ("pull", services.pull.refused),
+            ("grpc", services.refused_calls),
+            *((name, answering.refused) for name, answering in self.answering.items()),
+            *((name, listener.refused) for name, listener in self.listeners.items()),
+        ]
+        for at, counts in sources:
+            refused.update({(at, reason): count for reason, count in counts.items()})
+        return Counts(
+            push_bytes=services.clients.push_bytes,
+            pull_bytes=services.clients.pull_bytes,
+            push_streams=len(services.push.sessions),
+            pull_streams=len(services.pull.pulls),
+            refused=refused,
+            requests={
+                (name, status): count
+                for name, answering in self.answering.items()
+                for status, count in answering.statuses.items()
+            },
+            syncs=services.syncs.histogram(),
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            memory_bytes=_memory_bytes(),
+            certificate_end_s=self._certificate_end_s,
+            trims=self._data.trims,
+            overtaken=services.pull.overtaken,
+            refused_holds=self._data.holding.refused,
+            leases=self._data.lease_counts,
+        )
+
+
+def _copy(state: SequencerState) -> SequencerState:
+    """The state as it is now; what is in it is never changed, only replaced."""
+    merged = replace(state.merged, declared=set())
+    return replace(
+        state,
+        merged=merged,
+        sessions=dict(state.sessions),
+        wanted=dict(state.wanted),
+        segments=state.segments.copy(),
+        holds=dict(state.holds),
+        leases=dict(state.leases),
+        closed=dict(state.closed),
+        forgotten={},
+        by_name={},
+        by_incarnation={},
+        open_of=Counter(),
+    )
+
+
+def _merging(merger: Merger) -> MergeStatus:
+    """Without the merger's lock: it is held while a log is opened."""
+    missing, failure, damage = merger.missing, merger.failure, merger.damage
+    return MergeStatus(
+        instruction=merger.written.instruction,
+        position=merger.written.position,
+        durable_position=merger.durable.position,
+        is_behind_gap=merger.gap is not None,
+        damage="" if damage is None else str(damage),
+        waits_for=""
+        if missing is None
+        else f"session {missing.session_id}, {missing.segment} up to offset {missing.end}",
+        failure="" if failure is None else str(failure),
+    )
+
+
+def _memory_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES

@@ -1,0 +1,46 @@
+"""Telling control how this process stands to what the cluster has merged. For one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from sequencer.config.startup_phase import DataPhases, MergedLogView, Phase
+from sequencer.ipc.data_reports import DISK_S, DataReports
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.merged.catch_up import CatchUp
+from sequencer.merged.merged_log import MergedLog
+
+LOOK_S: Final = 0.5
+
+
+class PhaseReporter:
+    """Looks at merging from `run`, and tells of it: at once if it has changed, else now and then."""
+
+    def __init__(
+        self, replica: StateFollower, merging: MergedLog, catching_up: CatchUp, reports: DataReports
+    ) -> None:
+        self._replica, self._merging, self._catching_up = replica, merging, catching_up
+        self._reports = reports
+        self._steps = DataPhases()
+
+    async def run(self) -> None:
+        """Tell until cancelled. Control may have begun anew: what has not changed is told again as well."""
+        told: Phase | None = None
+        told_s = 0.0
+        while True:
+            step, now_s = self.look(time.monotonic_ns()), time.monotonic()
+            if step != told or now_s - told_s >= DISK_S:
+                told, told_s = step, now_s
+                self._reports.step(step)
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now_ns: int) -> Phase:
+        """Where this process is now."""
+        state, merger = self._replica.state, self._merging.merger
+        if state is None or merger is None:
+            return self._steps.look(None, now_ns)
+        is_cut_off = merger.gap is not None or merger.damage is not None
+        merged = MergedLogView(merger.written.position, state.position, self._catching_up.copied, is_cut_off)
+        return self._steps.look(merged, now_ns)

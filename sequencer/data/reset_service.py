@@ -1,0 +1,175 @@
+"""Resets as an operator has them from any node: asked for, and how they stand. For one event loop.
+
+The law: that one is done is read from the state that the nodes agree on, so all of them say the same, also
+after a restart of either process; what only this process knows is that it asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rt.cluster_epoch import forced_number
+from sequencer.data.hard_reset import HardResetter
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.rest.base.admin_ports import DroppedMessages, ResetKind, ResetStatus
+from sequencer.rest.base.errors import NotReady
+from sequencer.state.command_codec import encode_command
+from sequencer.state.commands import ResetCluster
+from sequencer.state.state import REQUEST_BYTES, LastReset
+
+PROPOSE_AGAIN_S: Final = 0.5
+GIVE_UP_S: Final = 30.0
+"""A reset that was not seen applied after so long is asked for no more; it may still come."""
+UNDER_WAY_S: Final = 2.0
+"""So long a forced one may take to be refused."""
+
+
+@dataclass(slots=True)
+class _PendingReset:
+    command: ResetCluster
+    error: str = ""
+    is_under_way: bool = False
+    """The control process has ended: it goes on in the next epoch."""
+
+
+class ResetService:
+    """`rest.operations.Resets` of a node."""
+
+    def __init__(
+        self,
+        node: str,
+        replica: StateFollower,
+        clearing: HardResetter,
+        propose: Callable[[bytes], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._node, self._replica, self._clearing = node, replica, clearing
+        self._propose, self._spawn = propose, spawn
+        self._asked: _PendingReset | None = None
+        self._ended_ns: dict[int, int] = {}
+        """By epoch: when this process saw that it had begun."""
+
+    def status(self) -> ResetStatus:
+        """See `Resets`."""
+        asked, last = self._asked, self._last
+        if asked is None:
+            return ResetStatus() if last is None else self._status_of(last)
+        command = asked.command
+        if last is not None and (last.request == command.request or last.epoch > command.epoch):
+            return self._status_of(last)
+        return ResetStatus(
+            "failed" if asked.error else "running",
+            "hard" if command.is_hard else "soft",
+            command.epoch,
+            started_ns=command.at_ns,
+            error=asked.error,
+            may_lose=self._may_lose() if command.forced_by else "",
+        )
+
+    async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
+        """See `Resets`."""
+        status, standing = self.status(), self._replica.standing
+        if status.state == "running":
+            raise NotReady("a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status.")
+        state = self._replica.state
+        if state is None or not any(state.cluster):
+            raise NotReady("this node has not joined its cluster yet", hint="Try again, or another node.")
+        is_forced = not standing.leader
+        if is_forced and not force:
+            raise NotReady(
+                "there is no leader, so no majority that could agree on a reset",
+                expected="a majority of the nodes, or force",
+                hint=f"With force the cluster goes on with what {self._node} has. {self._may_lose()}",
+            )
+        epoch = forced_number(standing.epoch) if is_forced else standing.epoch + 1
+        forced_by = self._node if is_forced else ""
+        command = ResetCluster(kind == "hard", epoch, time.time_ns(), os.urandom(REQUEST_BYTES), forced_by)
+        asked = self._asked = _PendingReset(command)
+        self._spawn(self._ask(asked))
+        if is_forced:
+            await self._wait_for_refusal(asked)
+        return self.status()
+
+    def on_refused(self, request: bytes, why: str) -> None:
+        """The control process will not begin a forced epoch."""
+        if self._asked is not None and self._asked.command.request == request:
+            self._asked.error = why
+
+    def on_lost(self) -> None:
+        """The control process has ended, or another one begins."""
+        if self._asked is not None:
+            self._asked.is_under_way = True
+
+    def on_changed(self) -> None:
+        """The state or this node's standing may be another one."""
+        last = self._last
+        if last is not None and self._has_begun(last) and self.status().state == "done":
+            self._ended_ns.setdefault(last.epoch, time.time_ns())
+
+    async def _ask(self, asked: _PendingReset) -> None:
+        """Propose until it is applied, or cannot be any more."""
+        content, begun = encode_command(asked.command), time.monotonic()
+        while not asked.error:
+            last = self._last
+            if last is not None and last.epoch >= asked.command.epoch:
+                if last.request != asked.command.request:
+                    asked.error = "Another reset came first."
+                return
+            if time.monotonic() - begun > GIVE_UP_S:
+                asked.error = "No majority has applied it; it may still come."
+                return
+            self._propose(content)
+            await asyncio.sleep(PROPOSE_AGAIN_S)
+
+    async def _wait_for_refusal(self, asked: _PendingReset) -> None:
+        for _ in range(int(UNDER_WAY_S / 0.05)):
+            last = self._last
+            is_applied = last is not None and last.request == asked.command.request
+            if asked.error or asked.is_under_way or is_applied:
+                break
+            await asyncio.sleep(0.05)
+        if asked.error:
+            self._asked = None
+            raise NotReady("the reset was not begun", got=asked.error, hint=self._may_lose())
+
+    @property
+    def _last(self) -> LastReset | None:
+        state = self._replica.state
+        return None if state is None else state.last_reset
+
+    def _has_begun(self, last: LastReset) -> bool:
+        return self._replica.standing.epoch >= last.epoch
+
+    def _status_of(self, last: LastReset) -> ResetStatus:
+        state = self._replica.state
+        assert state is not None
+        is_cleared = not last.is_hard or not self._clearing.is_due(state)
+        is_done = self._has_begun(last) and is_cleared
+        done = self._clearing.done
+        dropped = done.dropped if last.is_hard and is_done and done.epoch == last.epoch else ()
+        return ResetStatus(
+            "done" if is_done else "running",
+            "hard" if last.is_hard else "soft",
+            last.epoch,
+            started_ns=last.at_ns,
+            ended_ns=self._ended_ns.get(last.epoch, 0) if is_done else 0,
+            dropped=tuple(DroppedMessages(*one) for one in dropped),
+            may_lose=self._lost() if last.forced_by else "",
+        )
+
+    def _may_lose(self) -> str:
+        state = self._replica.state
+        position = 0 if state is None else state.position
+        return (
+            f"What other nodes committed and this one never heard of is lost: positions from {position} on "
+            "may be given to other messages, and messages acknowledged as replicated of which this node has "
+            "no copy come again only from publishers that still have them."
+        )
+
+    def _lost(self) -> str:
+        return "It went on with what one node had: what only others had is lost."

@@ -1,0 +1,1 @@
+"""The Unix socket between the control and the data process of a node."""

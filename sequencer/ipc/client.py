@@ -1,0 +1,77 @@
+"""The connection to the control process. For one event loop.
+
+The law: it is made again for ever; while it is down nothing is acknowledged, for nobody would hear of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from rt.errors import FormatError
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.framing import FrameDecoder, frame
+
+RETRY_S: Final = 0.1
+_READ_BYTES: Final = 1 << 20
+
+logger = logging.getLogger("sequencer")
+
+
+class ControlLink:
+    """Connects to the control process's socket; `hello` is made anew for each connection.
+
+    What `on_message` raises ends `run`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        hello: Callable[[], pb.DataHello],
+        on_message: Callable[[pb.ToData], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._path, self._hello, self._on_message, self._on_lost = path, hello, on_message, on_lost
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the control process is connected."""
+        return self._writer is not None
+
+    def send(self, message: pb.ToControl) -> None:
+        """Send a message; dropped if the connection is down."""
+        # The peer may be gone though `_serve` has not read so yet: a closed transport takes no write.
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message.SerializeToString()))
+
+    async def run(self) -> None:
+        """Keep the connection until cancelled."""
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_unix_connection(self._path)
+                try:
+                    await self._serve(reader, writer)
+                finally:
+                    self._writer = None
+                    writer.close()
+                    self._on_lost()
+            await asyncio.sleep(RETRY_S)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.send(pb.ToControl(hello=self._hello()))
+        unframer = FrameDecoder()
+        while data := await reader.read(_READ_BYTES):
+            try:
+                messages = [pb.ToData.FromString(content) for content in unframer.feed(data)]
+            except (FormatError, DecodeError) as error:
+                logger.error("control_link_broken error=%r", str(error))
+                return
+            for message in messages:
+                self._on_message(message)

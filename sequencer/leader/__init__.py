@@ -1,0 +1,1 @@
+"""What a leader proposes. Pure but for `leader`."""

@@ -1,0 +1,93 @@
+"""What a cluster on one machine needs: ports that are free, and certificates for the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+from rt.errors import Timeout
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
+
+BLOCK: Final = 250
+"""How many ports a process has for itself."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now, outside those that the system gives to who dials.
+
+    Each process that asks has a block of ports for its life and goes round in it, so that of tests and
+    benchmarks that run side by side no two meet between finding a port free and listening on it.
+    """
+    return list(islice(_ports_of(os.getpid()), count))
+
+
+def free_port() -> int:
+    """One of `free_ports`."""
+    return free_ports(1)[0]
+
+
+@cache
+def _ports_of(_process: int) -> Iterator[int]:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    blocks = range(max(1024, low - 20_000), low - BLOCK, BLOCK)
+    start = int.from_bytes(os.urandom(4))
+    for turn in range(len(blocks)):
+        first = blocks[(start + turn) % len(blocks)]
+        if mark := _mark(first):
+            return _free(first, mark)
+    raise Timeout("other processes have all blocks of ports")
+
+
+def _mark(first: int) -> socket.socket | None:
+    """What shows others that the block is taken, while it is open. Its names end where the ports do."""
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        mark.bind(f"\0rt: {BLOCK} ports from {first}")
+    except OSError:
+        mark.close()
+        return None
+    return mark
+
+
+def _free(first: int, mark: socket.socket) -> Iterator[int]:
+    """Round and round the block's ports, those that are listened on left out."""
+    with mark:
+        taken = 0
+        for port in cycle(range(first, first + BLOCK)):
+            if _is_free(port):
+                taken = 0
+                yield port
+            elif (taken := taken + 1) == BLOCK:
+                _ports_of.cache_clear()
+                raise Timeout(f"all of the {BLOCK} ports from {first} are listened on")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def issued_at() -> datetime:
+    """When certificates of a cluster begin: before now, for a node's clock may be set back."""
+    return datetime.now(UTC) - timedelta(days=2)
+
+
+def make_certificates(directory: Path, stream: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """A CA and a pair for each node, on loopback: `TLS(*paths)`."""
+    now = issued_at()
+    init_ca(directory, now=now)
+    issued = {
+        name: issue(directory, Identity(stream, "node", name), loopback=True, now=now) for name in names
+    }
+    return {name: [str(path) for path in paths] for name, paths in issued.items()}

@@ -1,0 +1,361 @@
+"""A cluster of real `rt node` processes on the loopback, with a PKI of its own: for demos, tests, benchmarks.
+
+Laws. What is asked of a node is done when the call returns: a killed one is gone, with its children. No
+process outlives the `LocalCluster` that started it, nor the process that holds that. Nodes are told apart by
+name ("n1", "n2", ...); each logs to `<root>/<name>.log` and keeps everything else below `<root>/<name>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, Literal, NoReturn, Self, TypeAlias
+
+from rt.errors import LogNotFound, Timeout
+from rt.log.check.compare import Comparison, compare
+from rt.log.check.status import read_status
+from rt.log.scan.directory import merged_directory
+from rt.net.dev_pki import issue
+from rt.net.identity import Identity, Role
+from rt.net.tls import TLS
+from sequencer.localcluster.loopback import free_ports, issued_at, make_certificates
+from sequencer.localcluster.node_log import NodeLog
+from sequencer.localcluster.processes import ProcessEnded
+
+Part: TypeAlias = Literal["node", "control", "data"]
+"""A whole node, or one of its two child processes, which the node starts again."""
+
+WAIT_S: Final = 120.0
+_POLL_S: Final = 0.02
+_STOP_S: Final = 60.0
+"""A node gives each of its two children 10 s."""
+
+
+class LocalCluster:
+    """`count` nodes of the cluster of `stream`, below `root`, none of them running yet.
+
+    `root` must be a short path: a Unix socket in `<root>/<name>` has less than 100 bytes. `flags` are passed
+    on to each `rt node`. With `with_rest` the nodes serve REST and health at ports of their own.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        count: int = 3,
+        *,
+        stream: str = "s",
+        flags: Sequence[str] = (),
+        with_rest: bool = False,
+    ) -> None:
+        self.root, self.stream, self._flags = root.absolute(), stream, list(flags)
+        self.names = [f"n{number}" for number in range(1, count + 1)]
+        self._pki = self.root / "pki"
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._certificates = make_certificates(self._pki, stream, self.names)
+        ports = iter(free_ports(4 * count))
+        self.raft_ports, self.data_ports, rest, health = (
+            dict(zip(self.names, ports, strict=False)) for _ in range(4)
+        )
+        self.rest_ports, self.health_ports = (rest, health) if with_rest else ({}, {})
+        self._logs = {name: NodeLog(self.root / f"{name}.log") for name in self.names}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill(*self._running)
+
+    # What there is
+
+    @property
+    def running(self) -> list[str]:
+        """The nodes that were started, and neither stopped nor killed since."""
+        return list(self._running)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where publishers and subscribers reach the nodes."""
+        return [f"127.0.0.1:{port}" for port in self.data_ports.values()]
+
+    def certificate(
+        self, role: Role, name: str, *, dedup_ids: Collection[str] = (), lease_groups: Collection[str] = ()
+    ) -> TLS:
+        """A certificate of the cluster's CA; that of a node was made with the cluster."""
+        if role == "node":
+            return TLS(*self._certificates[name])
+        directory = self._pki / role
+        directory.mkdir(exist_ok=True)
+        identity = Identity(self.stream, role, name, frozenset(dedup_ids), frozenset(lease_groups))
+        # Issued beside the CA, where a certificate of that name may be another role's.
+        paths = issue(self._pki, identity, renew=True, now=issued_at())
+        return TLS(*(shutil.copy(path, directory) for path in paths))
+
+    def directory(self, name: str) -> Path:
+        """Where a node keeps everything."""
+        return self.root / name
+
+    def merged_directory(self, name: str) -> Path:
+        """A node's merged log."""
+        return Path(merged_directory(self.directory(name), self.stream))
+
+    def merged_position(self, name: str) -> int:
+        """One past the last message in a node's merged log; 0 if it has none yet."""
+        try:
+            return read_status(self.merged_directory(name)).end
+        except LogNotFound:
+            return 0
+
+    def compare(self, *others: Path) -> Comparison:
+        """Compare the merged logs of all nodes byte by byte, and of `others`."""
+        return compare([*map(self.merged_directory, self.names), *others])
+
+    def leader(self) -> str | None:
+        """The node that leads, as the nodes' logs say; None if none does, as far as they know."""
+        for log in self._logs.values():
+            log.read()
+        last = max(log.term for log in self._logs.values())
+        leading = [name for name in self._running if self._logs[name].leads == last]
+        return leading[0] if leading and last else None
+
+    def last_words(self, name: str, lines: int = 10) -> str:
+        """The end of a node's log."""
+        return self._logs[name].last_words(lines)
+
+    # What can be done to it
+
+    def start(self, *names: str) -> None:
+        """Start these nodes, all if none is named; they are on their way when this returns."""
+        for name in names or self.names:
+            assert name not in self._running, name
+            self._logs[name].begin()
+            with self._logs[name].path.open("ab") as log:
+                self._running[name] = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "sequencer.localcluster.nodes",
+                        "node",
+                        *self._arguments(name),
+                    ],
+                    env={key: value for key, value in os.environ.items() if not key.startswith("RT_")},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                )
+
+    def stop(self, *names: str) -> dict[str, int]:
+        """Have these nodes (default: all that run) stop in good order, at once; their exit statuses.
+
+        `rt.Timeout` if one does not; it is killed then.
+        """
+        stopping = {name: self._running[name] for name in names or self.running}
+        for process in stopping.values():
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        for name, process in stopping.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.kill(*(set(stopping) & set(self._running)))
+                raise Timeout("a node does not stop", where=name, got=self.last_words(name)) from None
+            self._forget(name)
+        return {name: process.returncode for name, process in stopping.items()}
+
+    def kill(self, *names: str, part: Part = "node") -> None:
+        """Kill -9, all at nearly the same time. Of a whole node nothing runs on; a part is started again."""
+        with contextlib.ExitStack() as opened:
+            gone = [
+                fd
+                for name in names
+                for pid in self.pids(name, part)
+                if (fd := _opened(pid, opened)) is not None
+            ]
+            for fd in gone:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            for fd in gone:
+                select.select([fd], [], [])
+        if part == "node":
+            for name in names:
+                self._running[name].wait()
+                self._forget(name)
+
+    def pause(self, name: str, part: Part = "node") -> None:
+        """Stop it where it is, its connections open."""
+        self._signal(name, signal.SIGSTOP, part)
+
+    def resume(self, name: str, part: Part = "node") -> None:
+        """Let it go on."""
+        self._signal(name, signal.SIGCONT, part)
+
+    def wipe(self, name: str) -> None:
+        """Lose the disk of a node that does not run."""
+        assert name not in self._running, name
+        shutil.rmtree(self.directory(name))
+
+    def pids(self, name: str, part: Part = "node") -> list[int]:
+        """The processes of a node that runs, itself first; or the one that is `part`, if it is there now."""
+        process = self._running[name].pid
+        children = _children(process)
+        return (
+            [process, *children] if part == "node" else [pid for pid in children if _last_word(pid) == part]
+        )
+
+    # Waiting
+
+    def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = WAIT_S) -> None:
+        """Until the condition holds; `ProcessEnded` if a node ends meanwhile, `rt.Timeout`, both with last
+        words.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not is_met():
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise Timeout(f"waited for {what}", got=self._all_last_words(), expected=f"{timeout_s:g} s")
+            time.sleep(_POLL_S)
+
+    def wait_ready(self, *, timeout_s: float = WAIT_S) -> str:
+        """Until all nodes that run listen and one leads; that one. `ProcessEnded` too if a part of a node
+        fails.
+        """
+        ports = [self.data_ports[name] for name in self.running]
+
+        def is_ready() -> bool:
+            for name in self.running:
+                if self._logs[name].has_failed:
+                    raise ProcessEnded("a node cannot start", where=name, got=self.last_words(name))
+            return self.leader() is not None and all(map(_listens, ports))
+
+        self.wait(is_ready, "the nodes to listen, and one to lead", timeout_s=timeout_s)
+        leader = self.leader()
+        return self.wait_ready(timeout_s=timeout_s) if leader is None else leader
+
+    def wait_merged(self, position: int, *names: str, timeout_s: float = WAIT_S) -> None:
+        """Until these nodes (default: all that run) have merged all below `position`."""
+        behind = list(names or self.running)
+
+        def is_there() -> bool:
+            behind[:] = [name for name in behind if self.merged_position(name) < position]
+            return not behind
+
+        self.wait(is_there, f"merged logs that end at {position} or later", timeout_s=timeout_s)
+
+    def wait_ended(self, name: str, *, timeout_s: float = WAIT_S) -> int:
+        """Until a node that cannot go on has ended by itself; its exit status."""
+        process = self._running[name]
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise Timeout("a node does not end", where=name, got=self.last_words(name)) from None
+        self._forget(name)
+        return process.returncode
+
+    def check_alive(self) -> None:
+        """Raise `ProcessEnded` if a node ended that nobody stopped or killed."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                words = f"status {process.returncode}: {self.last_words(name)}"
+                raise ProcessEnded("a node ended by itself", where=name, got=words)
+
+    def _arguments(self, name: str) -> list[str]:
+        ca, cert, key = self._certificates[name]
+        members = [
+            word
+            for each, (raft, data) in self._seen_by(name).items()
+            for word in ("--member", f"{each}={raft},{data}")
+        ]
+        return [
+            *("--stream", self.stream, "--name", name, "--directory", str(self.directory(name))),
+            *("--ca", ca, "--cert", cert, "--key", key, *members, "--bootstrap", "--listen", "127.0.0.1"),
+            *("--raft-port", str(self.raft_ports[name]), "--data-port", str(self.data_ports[name])),
+            *("--rest-port", str(self.rest_ports.get(name, 0))),
+            *("--health-port", str(self.health_ports.get(name, 0))),
+            *self._flags,
+        ]
+
+    def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
+        """Where this node dials each member: its addresses for Raft and for data."""
+        del name  # All dial each other directly.
+        return {
+            each: (f"127.0.0.1:{self.raft_ports[each]}", f"127.0.0.1:{self.data_ports[each]}")
+            for each in self.names
+        }
+
+    def _signal(self, name: str, number: signal.Signals, part: Part) -> None:
+        for pid in self.pids(name, part):
+            with contextlib.suppress(ProcessLookupError):  # A part has just ended.
+                os.kill(pid, number)
+
+    def _forget(self, name: str) -> None:
+        process = self._running.pop(name)
+        assert process.stdin is not None
+        process.stdin.close()
+
+    def _all_last_words(self) -> str:
+        return "\n".join(f"{name}: {self.last_words(name, 5)}" for name in self.names)
+
+
+def _opened(pid: int, opened: contextlib.ExitStack) -> int | None:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _children(parent: int) -> list[int]:
+    """The processes that `parent` has started and that have not ended."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            state, ppid = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(ppid) == parent and state != "Z":
+                found.append(int(entry))
+    return found
+
+
+def _last_word(pid: int) -> str:
+    """Of its command line: a node's children are told by it what they are."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2].decode()
+    except OSError:
+        return ""
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main() -> NoReturn:
+    """The command `rt`, but it is killed when its standard input ends: whoever started it is gone."""
+    from rt.cli.main import main as rt
+
+    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    sys.exit(rt(sys.argv[1:]))
+
+
+def _watch_parent() -> None:
+    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    with contextlib.suppress(OSError):
+        while os.read(0, 65536):
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Nodes as processes of their own, which answer questions on their standard input.
+
+The law: no child outlives its parent, however that ends, nor its `Process` once that was closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from rt.errors import RtError, Timeout
+
+Answer: TypeAlias = dict[str, Any]
+_READ_BYTES = 65536
+_LOOK_S = 0.2
+
+
+class ProcessEnded(RtError):
+    """The process is gone, though it was not to go."""
+
+
+class Process:
+    """A child that runs `python -m module`; what it writes to stderr goes to the end of a file."""
+
+    def __init__(self, module: str, settings: Mapping[str, Any], stderr: Path) -> None:
+        self.stderr = stderr
+        with stderr.open("ab") as file:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps(dict(settings))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                bufsize=0,
+                process_group=0,
+            )
+        self._read = b""
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """Negative for a signal; None while it runs."""
+        return self._child.poll()
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing if it has ended. After SIGSTOP it has stopped."""
+        if self._child.poll() is None:
+            self._child.send_signal(number)
+            if number == signal.SIGSTOP:
+                # The kernel wakes and hangs up what a dead parent left stopped, not what is about to stop.
+                os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def kill(self) -> None:
+        """Kill -9, and return when it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def terminate(self, timeout_s: float) -> int:
+        """SIGTERM; its exit status. It is killed when it does not end in time."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
+        finally:
+            self.kill()
+
+    def ask(self, do: str, *, timeout_s: float = 30.0, **arguments: Any) -> Answer:
+        """Have something done; the answer to it. `rt.Timeout`, `ProcessEnded`."""
+        self.post(do, **arguments)
+        return self.answer(timeout_s)
+
+    def post(self, do: str, **arguments: Any) -> None:
+        """Have something done, whose `answer` is fetched later."""
+        self._asked += 1
+        line = json.dumps({"do": do, "ask": self._asked, **arguments}).encode() + b"\n"
+        stdin = self._child.stdin
+        assert stdin is not None
+        try:
+            stdin.write(line)
+        except OSError as error:
+            raise self._ended() from error
+
+    def answer(self, timeout_s: float) -> Answer:
+        """The answer to what was posted last; earlier ones that were not fetched are dropped."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            while b"\n" not in self._read:
+                self._fill(deadline)
+            line, _, self._read = self._read.partition(b"\n")
+            answer: Answer = json.loads(line)
+            if answer.pop("ask") == self._asked:
+                return answer
+
+    def _fill(self, deadline: float) -> None:
+        stdout = self._child.stdout
+        assert stdout is not None
+        ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise Timeout("no answer from a process", where=self.stderr)
+        piece = stdout.read(_READ_BYTES)
+        if not piece:
+            raise self._ended()
+        self._read += piece
+
+    def _ended(self) -> ProcessEnded:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(5)
+        return ProcessEnded(
+            "a process ended", where=self.stderr, got=f"status {self.exit_status}: {self.last_words()}"
+        )
+
+    def last_words(self, count: int = 2000) -> str:
+        """The end of what it wrote to stderr."""
+        return self.stderr.read_bytes()[-count:].decode(errors="replace")
+
+
+def serve(answer: Callable[[str, Answer], Answer]) -> None:
+    """In a child: answer what the parent asks, in order, until SIGTERM; dies with the parent.
+
+    What `answer(do, arguments)` raises ends the process.
+    """
+    asked: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: asked.put(None))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to heed.
+    threading.Thread(target=_listen, args=[asked], name="stdin", daemon=True).start()
+    while (question := _next(asked)) is not None:
+        do, number = question.pop("do"), question.pop("ask")
+        reply = {"ask": number, **answer(do, question)}
+        os.write(1, json.dumps(reply).encode() + b"\n")
+
+
+def _next(asked: queue.SimpleQueue[Answer | None]) -> Answer | None:
+    """What is asked next. A signal just before a wait is heard only behind it, so none is long."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return asked.get(timeout=_LOOK_S)
+
+
+def _listen(asked: queue.SimpleQueue[Answer | None]) -> None:
+    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    read = b""
+    while piece := os.read(0, _READ_BYTES):
+        *lines, read = (read + piece).split(b"\n")
+        for line in lines:
+            asked.put(json.loads(line))
+    os.kill(os.getpid(), signal.SIGKILL)  # The parent is gone.

@@ -1,0 +1,1 @@
+"""The merged log on a node: merge, catch up, scrub, repair."""

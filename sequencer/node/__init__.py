@@ -1,0 +1,1 @@
+"""`rt node`: the command, the supervisor and the entry point of its processes."""

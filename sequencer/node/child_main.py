@@ -1,0 +1,150 @@
+"""The two processes of a node: `python -m sequencer.node.child_main control|data`, started by `rt node`.
+
+The settings come as one line of JSON on stdin, which stays open: its end means that the parent is gone, and
+ends this process at once; so does the parent's death, by the kernel. SIGTERM stops in good order. How a
+process ends is told by its exit status, by one table for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import Final, NoReturn
+
+from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtError
+from rt.sidecar.restart_backoff import spare_what_is_loaded
+from sequencer.config import logging_setup
+from sequencer.config.config import BadSetting, NodeConfig
+from sequencer.config.restart_policy import ExitStatus, RestartLater
+
+STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
+    (Diverged, ExitStatus.DIVERGED),
+    # Files and settings stay as they are, however often they are read again.
+    (FormatError, ExitStatus.FAILED),
+    (ClusterMismatch, ExitStatus.FAILED),
+    (BadSetting, ExitStatus.FAILED),
+    (InvalidName, ExitStatus.FAILED),
+    (RestartLater, ExitStatus.RESET),
+)
+"""The first that fits counts. Whatever else it was (a disk that failed or is full, a port or a directory that
+an earlier child still holds, a certificate in the middle of its rotation, a fault of ours) a new start may
+mend: FELL."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_HANDOVER_BYTES_MAX: Final = 1 << 20
+_READ_BYTES: Final = 1 << 16
+
+logger = logging.getLogger("sequencer.node.child_main")
+
+
+def exit_status(error: BaseException) -> ExitStatus:
+    """What a process ends with that `error` has stopped."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), ExitStatus.FELL)
+
+
+def main() -> NoReturn:
+    """Be the child that the command line names, until SIGTERM or a failure."""
+    die_with_parent()
+    allow_many_files()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to heed.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    role = sys.argv[1]
+    config = NodeConfig.from_json(read_handover())
+    logging_setup.configure(role, config.log_level, config.log_format)
+    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    try:
+        run_control(config) if role == "control" else run_data(config)
+    except BaseException as error:  # noqa: BLE001  # Whatever it was, the parent is told.
+        _leave(error)
+    logger.info("process_stopped")
+    _end(ExitStatus.STOPPED)
+
+
+def run_control(config: NodeConfig) -> None:
+    """Serve as the control process until SIGTERM."""
+    from sequencer.control.process import ControlProcess
+
+    spare_what_is_loaded()
+    control = ControlProcess(config, on_failure=_leave, on_epoch_over=lambda _: _end(ExitStatus.RESET))
+    signal.signal(signal.SIGTERM, lambda *_: control.stop())
+    control.run()
+
+
+def run_data(config: NodeConfig) -> None:
+    """Serve as the data process until SIGTERM."""
+    import uvloop
+
+    from sequencer.data.process import DataProcess
+
+    spare_what_is_loaded()
+
+    async def serve() -> None:
+        data = DataProcess(config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, data.stop)
+        await data.run()
+
+    uvloop.run(serve())
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    A parent that was gone before this call is found out by the end of stdin.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: each session has five, and it is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def read_handover() -> str:
+    """The first line of stdin. Nothing behind it is read."""
+    read = b""
+    while not read.endswith(b"\n"):
+        piece = os.read(0, _READ_BYTES)
+        if not piece or len(read) > _HANDOVER_BYTES_MAX:
+            raise BadSetting("no settings on stdin", expected="one line of JSON", hint="Run `rt node`.")
+        read += piece
+    return read.decode()
+
+
+def _watch_parent() -> None:
+    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    with contextlib.suppress(OSError):
+        while os.read(0, _READ_BYTES):
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave(error: BaseException) -> NoReturn:
+    """Say why, and end at once, from any thread: nothing may follow what failed."""
+    status = exit_status(error)
+    if isinstance(error, RestartLater):
+        logger.warning("process_restarting reason=%r", str(error))
+    elif isinstance(error, RtError | OSError):
+        logger.critical("process_failed status=%d error=%r", status, str(error))
+    else:
+        logger.critical("process_failed status=%d error=%r", status, repr(error), exc_info=error)
+    _end(status)
+
+
+def _end(status: ExitStatus) -> NoReturn:
+    """Without the interpreter's own end, which would wait for threads that may hang on a broken disk."""
+    logging.shutdown()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

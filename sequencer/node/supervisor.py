@@ -1,0 +1,228 @@
+"""Runs the child processes of a node: starts them, waits for their ends and for signals, stops them.
+
+Laws. No child outlives its `Supervisor`: it gets its settings on a pipe that stays open, whose end means that
+the parent is gone, and asks the kernel to be killed with it. Nothing secret stands in its arguments or
+environment. All waiting is in one place; what is done about it is decided in `supervision`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rt.errors import StorageError
+from rt.log.disk import REAL, Lock, storage_errors
+from sequencer.config.config import NodeConfig
+from sequencer.config.restart_policy import (
+    FINAL,
+    Action,
+    ExitStatus,
+    RestartPolicy,
+    RestartTimes,
+    SignalChild,
+    StartChild,
+)
+
+# In the order in which they are started; they stop in the other one.
+COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+    # -P: what lies in the working directory is no module of ours.
+    role: (sys.executable, "-P", "-m", "sequencer.node.child_main", role)
+    for role in ("control", "data")
+}
+DIVERGED_HINT: Final = (
+    "This replica differs from the others. Keep its directory to find out why; start the node with an empty "
+    "one to have it join again."
+)
+
+logger = logging.getLogger("sequencer.node.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    """Readable when the process has ended."""
+
+
+class Supervisor:
+    """`commands` by child, in the order of their starts; each reads `handover`, one line, on its stdin.
+
+    `run` belongs to the main thread: it takes SIGTERM and SIGINT for itself, and ignores SIGHUP.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        handover: str,
+        *,
+        times: RestartTimes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert "\n" not in handover, "one line"
+        self._commands, self._handover, self._clock = commands, handover.encode() + b"\n", clock
+        self._decisions = RestartPolicy(tuple(commands), times or RestartTimes())
+        self._running: dict[str, _Running] = {}
+        self._told_read, self._told_write = -1, -1
+
+    def run(self) -> ExitStatus:
+        """Supervise until a signal or a child ends it; returns when no child runs any more."""
+        with self._signals(), self._no_survivors():
+            self._do(self._decisions.begin(self._clock()))
+            while (result := self._decisions.result) is None:
+                self._wait()
+                self._do(self._decisions.tick(self._clock()))
+        logger.info("node_stopped status=%d", result)
+        return result
+
+    def _wait(self) -> None:
+        """Take up one round of what happened; return also when there is something to be done by the clock."""
+        poll = select.poll()
+        poll.register(self._told_read, select.POLLIN)
+        children = {running.pidfd: name for name, running in self._running.items()}
+        for pidfd in children:
+            poll.register(pidfd, select.POLLIN)
+        wake_at_s = self._decisions.wake_at_s
+        # One more ms: poll's own may come short of the clock's.
+        wait_ms = None if wake_at_s is None else max(0.0, wake_at_s - self._clock()) * 1000 + 1
+        for descriptor, _ in poll.poll(wait_ms):
+            if descriptor == self._told_read:
+                for number in os.read(self._told_read, 64):
+                    logger.info("node_stopping signal=%s", signal.Signals(number).name)
+                    self._do(self._decisions.stop(self._clock()))
+            else:
+                self._on_ended(children[descriptor])
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartChild(child):
+                    self._start(child)
+                case SignalChild(child, number):
+                    level = logging.WARNING if number == signal.SIGKILL else logging.INFO
+                    logger.log(level, "child_signalled child=%s signal=%s", child, number.name)
+                    self._running[child].process.send_signal(number)
+
+    def _start(self, child: str) -> None:
+        try:
+            # In a group of its own: a terminal's interrupts are for the node to heed.
+            process = subprocess.Popen(
+                self._commands[child], stdin=subprocess.PIPE, bufsize=0, process_group=0
+            )
+        except OSError as error:
+            logger.error("child_not_started child=%s error=%r", child, str(error))
+            self._decide_on(child, ExitStatus.FELL)
+            return
+        self._running[child] = _Running(process, os.pidfd_open(process.pid))
+        logger.info("child_started child=%s pid=%d", child, process.pid)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # It has ended already; that is seen next.
+            process.stdin.write(self._handover)
+
+    def _on_ended(self, child: str) -> None:
+        running = self._running.pop(child)
+        status = running.process.wait()
+        _close(running)
+        how = f"status={status}" if status >= 0 else f"signal={_signal_name(-status)}"
+        level = logging.INFO if self._decisions.is_stopping else logging.WARNING
+        logger.log(level, "child_ended child=%s %s", child, how)
+        self._decide_on(child, status)
+
+    def _decide_on(self, child: str, status: int) -> None:
+        now_s = self._clock()
+        is_new = not self._decisions.is_stopping
+        actions = self._decisions.ended(child, status, now_s)
+        if status == ExitStatus.DIVERGED:
+            logger.critical("node_diverged child=%s hint=%r", child, DIVERGED_HINT)
+        elif is_new and status in FINAL:
+            logger.critical(
+                "node_failed child=%s status=%d hint=%r", child, status, "Its last lines say why."
+            )
+        elif is_new and (wake_at_s := self._decisions.restart_at_s(child)) is not None:
+            logger.info("child_restart_scheduled child=%s pause_s=%.1f", child, wake_at_s - now_s)
+        self._do(actions)
+
+    @contextlib.contextmanager
+    def _no_survivors(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for running in self._running.values():
+                running.process.kill()
+                running.process.wait()
+                _close(running)
+            self._running.clear()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        self._told_read, self._told_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Handlers run between two steps of Python: a signal just before a wait would be heard only after it.
+        wakeup_fd = signal.set_wakeup_fd(self._told_write, warn_on_full_buffer=False)
+        before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, _told)}
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, _told)
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Children inherit that.
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup_fd)
+            os.close(self._told_read)
+            os.close(self._told_write)
+
+
+def _told(_number: int, _frame: object) -> None:
+    """The interpreter has written the number to the wake-up descriptor."""
+
+
+def _close(running: _Running) -> None:
+    os.close(running.pidfd)
+    assert running.process.stdin is not None
+    running.process.stdin.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def lock_directory(config: NodeConfig) -> Lock:
+    """Make the node's directory if it is missing, and lock it; held until closed.
+
+    `rt.DirectoryLocked` if another node runs on it, `rt.StorageError` if it cannot be written.
+    """
+    try:
+        os.makedirs(config.directory, mode=0o700, exist_ok=True)
+        with storage_errors(config.lock_file, "locking the node's directory"):
+            return REAL.lock(config.lock_file)
+    except OSError as error:
+        raise _unwritable(config, error) from error
+    except StorageError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise _unwritable(config, error.__cause__) from error
+        raise
+
+
+def _unwritable(config: NodeConfig, error: OSError) -> StorageError:
+    return StorageError(
+        "the node's directory cannot be written",
+        where=config.directory,
+        got=error.strerror,
+        hint="Give it to the user that the node runs as, or set another directory.",
+    )
+
+
+def supervise(config: NodeConfig) -> ExitStatus:
+    """Run the node of a directory that the caller has locked, until it ends; see `Supervisor.run`."""
+    return Supervisor(COMMANDS, config.to_json()).run()

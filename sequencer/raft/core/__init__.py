@@ -1,0 +1,1 @@
+"""The Raft protocol; the only code that knows PySyncObj."""

@@ -1,0 +1,151 @@
+"""A leader's followers: what each is sent, as far as its window allows. (Raft paper, sections 5.3 and 7.)"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sequencer.raft.core.ports import Network
+from sequencer.raft.core.progress import FollowerProgress, Mode
+from sequencer.raft.model.cluster_state import ClusterState
+from sequencer.raft.model.messages import (
+    AppendEntries,
+    AppendEntriesReply,
+    InstallSnapshotReply,
+    LogIndex,
+    RaftEntry,
+)
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.snapshot_sender import SnapshotSender
+from sequencer.raft.storage.snapshots import SnapshotReader
+
+APPEND_BYTES: Final = 256 * 1024
+"""Bytes of entries in one message: small enough that a follower works on one while the next arrives."""
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class Replication:
+    """The other members, while this node leads. What it sends is queued, and leaves behind the next sync."""
+
+    def __init__(
+        self, log: DurableLog, network: Network, open_snapshot: Callable[[], SnapshotReader]
+    ) -> None:
+        self._log, self._network, self._open_snapshot = log, network, open_snapshot
+        self._progress: dict[str, FollowerProgress] = {}
+        self._senders: dict[str, SnapshotSender] = {}
+        self._latest: AppendEntries | None = None
+
+    def begin(self, peer: str, *, matched: int) -> None:
+        """A peer connected, or this node began to lead: find out where the peer's log agrees.
+
+        What it acknowledged in this term (`matched`) it is asked for first.
+        """
+        self._drop_sender(peer)
+        self._progress[peer] = FollowerProgress((matched or self._log.last.index) + 1, matched)
+
+    def match_index(self, peer: str) -> int | None:
+        """How far a peer's log is known to agree; None if it never was connected."""
+        progress = self._progress.get(peer)
+        return progress.match if progress is not None else None
+
+    def pump(
+        self, peers: Iterable[str], term: int, committed: int, state: ClusterState, *, is_heartbeat: bool
+    ) -> None:
+        """Send peers that are connected what they lack and, if that is nothing, word of what is committed."""
+        for peer in peers:
+            self._pump(peer, term, committed, state, is_heartbeat=is_heartbeat)
+        self._latest = None
+
+    def keep_from(self, peers: Iterable[str]) -> int | None:
+        """The first index that a peer will need, once it has what is under way to it; None: nobody does."""
+        progress = (self._progress[peer] for peer in peers)
+        return min((one.next for one in progress if one.mode is not Mode.PROBE), default=None)
+
+    def has_lost(self, peer: str, reply: AppendEntriesReply) -> bool:
+        """Whether the answer proves that the peer's disk lost what it acknowledged in this term."""
+        return not reply.matched and self._progress[peer].has_lost(reply.prev)
+
+    def on_append_reply(self, peer: str, reply: AppendEntriesReply) -> int:
+        """Take the answer in; how far the peer's synced log agrees."""
+        progress = self._progress[peer]
+        if reply.matched:
+            progress.on_matched(min(reply.index, self._log.last.index))
+            if progress.mode is not Mode.SNAPSHOT:
+                self._drop_sender(peer)
+        else:
+            progress.on_refused(reply.prev, reply.index)
+        return progress.match
+
+    def on_chunk_reply(self, peer: str, reply: InstallSnapshotReply) -> int:
+        """Take the answer in; how far the peer's synced log agrees."""
+        progress, sender = self._progress[peer], self._senders.get(peer)
+        if sender is not None and progress.snapshot == reply.snapshot:
+            sender.on_reply(reply)
+            if reply.installed:
+                self._drop_sender(peer)
+                progress.on_matched(reply.snapshot.index)
+        return progress.match
+
+    def stop_sending(self, peer: str | None = None) -> None:
+        """Give back the snapshot that was under way to a peer, or to all."""
+        for name in list(self._senders) if peer is None else [peer]:
+            self._drop_sender(name)
+
+    def _pump(self, peer: str, term: int, committed: int, state: ClusterState, *, is_heartbeat: bool) -> None:
+        progress, log = self._progress[peer], self._log
+        if progress.mode is not Mode.SNAPSHOT and progress.next <= log.base.index:
+            self._begin_snapshot(peer, progress)
+        if progress.mode is Mode.SNAPSHOT:
+            self._pump_snapshot(peer, term, is_heartbeat=is_heartbeat)
+        has_sent = False
+        while progress.next <= log.last.index and not progress.is_full:
+            entries = tuple(log.entries(progress.next, bytes_max=APPEND_BYTES))
+            self._send(peer, progress, term, committed, state, entries)
+            progress.on_sent(entries[-1].index, sum(len(entry.content) for entry in entries))
+            has_sent = True
+        is_behind = progress.mode is Mode.STREAM and progress.commit_sent < committed
+        if not has_sent and (is_heartbeat or is_behind):
+            self._send(peer, progress, term, committed, state, (), wants_reply=is_heartbeat)
+
+    def _send(
+        self,
+        peer: str,
+        progress: FollowerProgress,
+        term: int,
+        committed: int,
+        state: ClusterState,
+        entries: tuple[RaftEntry, ...],
+        *,
+        wants_reply: bool = True,
+    ) -> None:
+        following = progress.next - 1
+        prev = progress.snapshot or LogIndex(following, self._log.term_at(following) or 0)
+        applied = state.applied.index
+        message = AppendEntries(term, prev, committed, applied, state.chain, entries, wants_reply)
+        if message == self._latest:
+            message = self._latest  # What several peers get is one object: the network encodes it once.
+        self._latest = message
+        self._network.send(peer, message)
+        progress.commit_sent = committed
+
+    def _begin_snapshot(self, peer: str, progress: FollowerProgress) -> None:
+        self._drop_sender(peer)
+        sender = self._senders[peer] = SnapshotSender(self._open_snapshot())
+        meta = sender.meta
+        progress.on_snapshot(meta.place)
+        logger.info("snapshot_send_started peer=%s index=%d bytes=%d", peer, meta.place.index, meta.length)
+
+    def _pump_snapshot(self, peer: str, term: int, *, is_heartbeat: bool) -> None:
+        sender = self._senders[peer]
+        for chunk in sender.chunks(term):
+            self._network.send(peer, chunk)
+        if is_heartbeat:
+            for question in sender.on_heartbeat(term):
+                self._network.send(peer, question)
+
+    def _drop_sender(self, peer: str) -> None:
+        sender = self._senders.pop(peer, None)
+        if sender is not None:
+            sender.close()

@@ -1,0 +1,1 @@
+"""Bootstrap, snapshot transfer, epochs and forced quorum."""

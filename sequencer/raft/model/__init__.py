@@ -1,0 +1,1 @@
+"""Raft's messages, entries and configuration, and the Consensus protocol. Pure."""

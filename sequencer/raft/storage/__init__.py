@@ -1,0 +1,1 @@
+"""The Raft log, snapshots and identity on disk."""

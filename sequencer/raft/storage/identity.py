@@ -1,0 +1,217 @@
+"""The file `identity` in a node's directory: who this disk is.
+
+The law: a disk that lost its identity gets no second one while a node's files are on it. A node that votes,
+or counts entries as synced, on what an unknown disk holds could undo what it promised in an earlier life.
+The caller holds the directory's lock.
+
+The identity of a disk as bytes: which member of which stream writes here, and what its disk may say.
+
+The file `identity` is replaced whole, so that a crash leaves the old or the new one; it fills one sector.
+
+    offset  bytes  field
+         0      8  magic "RTDISKID"
+         8      2  version
+        10      2  flags: 0
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-511
+        16     16  disk id
+        32     16  cluster id, zeros while the disk is blank
+        48      8  epoch of the cluster
+        56      8  index of the join that admitted the disk, 0 if it has not applied it
+        64      8  term of that join
+        72      8  run number: how often a node was started here
+        80      2  bytes of the member's name
+        82      2  bytes of the stream's name
+        84     12  0
+        96    128  name of the member (ASCII), then zeros
+       224    128  name of the stream (ASCII), then zeros
+       352    160  0
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rt.errors import ClusterMismatch, Corrupt, UnknownVersion
+from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.format.checksum import around, sealed
+from rt.log.format.constants import NEWER_HINT, VERSION
+from rt.names import check_name
+from sequencer.raft.model.messages import ID_BYTES, NO_ID, NOWHERE, DiskClaim, LogIndex
+
+__all__ = ["IDENTITY_FILE", "DiskIdentity", "open_identity", "store_identity"]
+
+IDENTITY_FILE: Final = "identity"
+
+_NODE_FILES: Final = ("log.", "snapshot.")
+
+
+def _random_id() -> bytes:
+    return os.urandom(ID_BYTES)
+
+
+def open_identity(
+    directory: str, *, stream: str, name: str, disk: Disk = REAL, new_id: Callable[[], bytes] = _random_id
+) -> DiskIdentity:
+    """Start a run of the member `name` of `stream` in `directory`; creates both if missing.
+
+    Returns when the new run number is durable. No two returned pairs of disk id and run number are equal.
+
+    Raises `rt.Corrupt` if the identity cannot be read, or is missing where there are a node's files,
+    `rt.UnknownVersion`, and `rt.ClusterMismatch` if another member or stream writes here: no file is changed
+    then. Raises `rt.StorageError` as `store_identity` does.
+    """
+    path = os.path.join(directory, IDENTITY_FILE)
+    with storage_errors(directory, "opening a node's directory"):
+        disk.make_directory(directory)
+        names = disk.list_directory(directory)
+    if IDENTITY_FILE in names:
+        identity = _read(disk, path)
+        _check_owner(identity, stream, name, path)
+    else:
+        _check_unused(names, path)
+        identity = DiskIdentity(stream, name, new_id(), NO_ID, 0, NOWHERE, 0)
+    identity = replace(identity, life=identity.life + 1)
+    store_identity(directory, identity, disk=disk)
+    return identity
+
+
+def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL) -> None:
+    """Replace the identity; returns when the new one is durable. A crash leaves the old or the new one.
+
+    Raises `rt.DiskFull` with the old one in place, and `rt.StorageFailed`: which of both is there is open.
+    """
+    path = os.path.join(directory, IDENTITY_FILE)
+    with storage_errors(path, "writing the identity"):
+        write_whole(disk, path, encode_identity(identity))
+
+
+def _read(disk: Disk, path: str) -> DiskIdentity:
+    with storage_errors(path, "reading the identity"):
+        file = disk.open(path)
+        try:
+            data = file.pread(IDENTITY_BYTES + 1, 0)  # One more, to see a file that is too long.
+        finally:
+            file.close()
+    return decode_identity(data, path=path)
+
+
+def _check_owner(identity: DiskIdentity, stream: str, name: str, path: str) -> None:
+    if (identity.stream, identity.name) != (stream, name):
+        raise ClusterMismatch(
+            "the directory belongs to another node",
+            where=path,
+            got=f"member {identity.name} of stream {identity.stream}",
+            expected=f"member {name} of stream {stream}",
+            hint="Use a separate directory for each node.",
+        )
+
+
+def _check_unused(names: Iterable[str], path: str) -> None:
+    """The identity is written first. If other files exist without it, it was lost."""
+    others = sorted(name for name in names if name.startswith(_NODE_FILES))
+    if others:
+        raise Corrupt(
+            "the identity file is missing in the directory of a node",
+            path=path,
+            offset=0,
+            got=", ".join(others[:4]),
+            hint=WIPE_HINT,
+        )
+
+
+IDENTITY_BYTES: Final = 512
+IDENTITY_MAGIC: Final = b"RTDISKID"
+WIPE_HINT: Final = "Wipe the directory and let the node rejoin."
+
+_IDENTITY = struct.Struct("<8sHHI16s16sQQQQHH12x128s128s160x")
+_NUMBER_END: Final = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class DiskIdentity:
+    """Who this disk is. Its id is made with it and never changes; a wiped disk gets another one."""
+
+    stream: str
+    name: str
+    """The member whose node writes here."""
+    disk: bytes
+    cluster: bytes
+    """`NO_ID` while the disk is blank: no cluster has been made here or has taken it in."""
+    epoch: int
+    joined: LogIndex
+    """The join that admitted this disk, once it has applied it; a blank disk has none."""
+    life: int
+    """How often a node was started here, this time included."""
+
+    def __post_init__(self) -> None:
+        check_name(self.stream, kind="stream")
+        check_name(self.name, kind="member")
+        if len(self.disk) != ID_BYTES or len(self.cluster) != ID_BYTES or self.disk == NO_ID:
+            raise ValueError(f"disk id {self.disk.hex()}, cluster id {self.cluster.hex()}")
+        if not all(0 <= number < _NUMBER_END for number in (self.epoch, *self.joined, self.life)):
+            raise ValueError(f"out of range: epoch {self.epoch}, {self.joined}, life {self.life}")
+        if self.is_blank and self.joined != NOWHERE:
+            raise ValueError(f"a blank disk that has joined at {self.joined}")
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the disk belongs to no cluster yet."""
+        return self.cluster == NO_ID
+
+    @property
+    def claim(self) -> DiskClaim:
+        """What this disk says of itself in every message that counts."""
+        return DiskClaim(self.disk, self.joined)
+
+
+def encode_identity(identity: DiskIdentity) -> bytes:
+    """The 512 bytes of the file."""
+    name, stream = identity.name.encode(), identity.stream.encode()
+    numbers = (identity.epoch, *identity.joined, identity.life)
+    fields = (VERSION, 0, 0, identity.disk, identity.cluster, *numbers, len(name), len(stream), name, stream)
+    return sealed(_IDENTITY.pack(IDENTITY_MAGIC, *fields))
+
+
+def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
+    """Read the whole file `path`.
+
+    `rt.UnknownVersion` if it is of a version or has flags that a newer rt wrote, `rt.Corrupt` for anything
+    else that `encode_identity` does not write.
+    """
+    if len(data) < IDENTITY_BYTES:
+        raise _damaged("truncated identity file", path, len(data), IDENTITY_BYTES)
+    head = data[:IDENTITY_BYTES]
+    magic, version, flags, checksum, *fields = _IDENTITY.unpack(head)
+    if magic != IDENTITY_MAGIC:
+        raise _damaged("wrong magic in an identity file", path, magic, IDENTITY_MAGIC)
+    if checksum != around(head):
+        raise _damaged("wrong checksum of an identity file", path, checksum, around(head))
+    if version != VERSION:
+        raise UnknownVersion(
+            "unknown version of an identity file", where=path, got=version, expected=VERSION, hint=NEWER_HINT
+        )
+    if flags:
+        raise UnknownVersion(
+            "unknown flags in an identity file", where=path, got=flags, expected=0, hint=NEWER_HINT
+        )
+    if len(data) != IDENTITY_BYTES:
+        raise _damaged("wrong size of an identity file", path, len(data), IDENTITY_BYTES)
+    disk, cluster, epoch, index, term, life, name_bytes, stream_bytes, name, stream = fields
+    try:
+        names = stream[:stream_bytes].decode("ascii"), name[:name_bytes].decode("ascii")
+        identity = DiskIdentity(*names, disk, cluster, epoch, LogIndex(index, term), life)
+    except ValueError as error:  # InvalidName and UnicodeDecodeError are some.
+        raise Corrupt(
+            f"invalid value in an identity file: {error}", path=path, offset=0, hint=WIPE_HINT
+        ) from error
+    if encode_identity(identity) != head:
+        raise _damaged("nonzero reserved bytes in an identity file", path, None, None)
+    return identity
+
+
+def _damaged(what: str, path: str, got: object, wanted: object) -> Corrupt:
+    return Corrupt(what, path=path, offset=0, got=got, expected=wanted, hint=WIPE_HINT)

@@ -1,0 +1,360 @@
+"""The durable Raft log: entries, term and vote of one node, in segment files of its directory.
+
+Laws. Changes are queued, and `sync` makes all of them durable as one group, with one write and one fsync:
+after a crash either the whole group counts or nothing of it. `synced` never says more than an fsync has
+returned for. A failed fsync is final. What recovery accepted is on the medium when `open` returns. The
+formats are in `record`, what a crash left is judged in `log_recovery`.
+
+An fsync behind a write that grows the file waits for the file system's journal; one behind a write over
+blocks that were written before does not. So segments are filled with zeros ahead: the newest on opening, the
+next one as a spare that another thread makes (`prepare_spare`). Where that fails the log is only slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from rt.errors import Closed, DiskFull, RtError, StorageError, StorageFailed
+from rt.log.disk import REAL, Disk, File, storage_error, storage_errors, write_whole
+from rt.log.format.constants import Buffer
+from sequencer.raft.model.messages import ID_BYTES, NOWHERE, LogIndex, RaftEntry
+from sequencer.raft.storage.log_entries import Entries
+from sequencer.raft.storage.log_format import (
+    GROUP_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    SYNCED_END_FILE,
+    VOTE_BYTES_MAX,
+    RaftSegmentHeader,
+    RecordKind,
+    SyncedEnd,
+    add_entries,
+    add_record,
+    encode_group_header,
+    encode_segment_header,
+    encode_synced_end,
+)
+from sequencer.raft.storage.log_recovery import Replay, recover_log, segment_numbers
+from sequencer.raft.storage.preallocation import SpareSegment
+
+SEGMENT_BYTES = 8 << 20
+"""Above this a segment is followed by the next: small enough to read, and to keep a while longer, whole."""
+
+
+class TornTailCut(NamedTuple):
+    """A torn tail that recovery cut: `torn_bytes` at `offset` of the file `path`, not known to be synced."""
+
+    path: str
+    offset: int
+    torn_bytes: int
+
+
+class DurableLog(Entries):
+    """The log of one node. Make it with `DurableLog.open`; one thread uses it, under the node's lock.
+
+    Every change is in memory, and can be read, as soon as it is queued. After `rt.StorageFailed` every
+    change and every sync raises it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        replay: Replay,
+        synced: SyncedEnd,
+        segment_bytes: int,
+        fill_bytes: int,
+    ) -> None:
+        super().__init__(replay.entries.base, replay.entries.entries(replay.entries.base.index + 1))
+        self.directory = directory
+        self.term = replay.term
+        self.voted_for = replay.voted_for
+        self.synced = self.last
+        """`last` as of the last sync, or an older place: a cut below it takes it down at once."""
+        self.cut: TornTailCut | None = None
+        """What recovery cut, for the line in the node's log."""
+        self._disk = disk
+        self._spare_disk = disk  # The same; only a simulation of threads looks at it apart.
+        self._segment_bytes = segment_bytes
+        self._fill_bytes = fill_bytes
+        self._spare: SpareSegment | None = None
+        self._header = replay.header
+        self._seed = replay.header.seed
+        self._path = os.path.join(directory, replay.header.file_name)
+        self._offset = replay.end
+        self._group = replay.group
+        oldest = replay.header.number - len(replay.bases) + 1
+        self._segments = list(enumerate(replay.bases, oldest))  # number and base of each, the active one last
+        self._queued: list[bytes] = []
+        self._synced_end = synced
+        self._unusable: RtError | None = None
+        self._file: File = disk.open(self._path, write=True)
+        self._synced_end_file: File = disk.open(os.path.join(directory, SYNCED_END_FILE), write=True)
+        if replay.torn_bytes:
+            self.cut = TornTailCut(self._path, replay.end, replay.torn_bytes)
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        disk: Disk = REAL,
+        create_at: LogIndex | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        fill_bytes: int = 0,
+        new_id: Callable[[], bytes] = lambda: os.urandom(ID_BYTES),
+    ) -> DurableLog:
+        """Open the log in a directory that the caller has locked, and make what recovery accepted durable.
+
+        Where there never was one, a new log begins behind `create_at`, or `rt.LogNotFound` is raised if that
+        is None. `base` may stand above what a compaction left: the caller compares it with its snapshot.
+        Segments are filled up to `fill_bytes`, best as much as `segment_bytes`; 0: they grow.
+        `rt.Corrupt` and `rt.UnknownVersion` leave the files as they are; storage errors.
+        """
+        with storage_errors(directory, "opening the Raft log"):
+            replay, synced = recover_log(disk, directory, create_at, new_id, fill_bytes)
+            return cls(disk, directory, replay, synced, segment_bytes, fill_bytes)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self._queued)
+
+    # Changes, queued
+
+    def set_term(self, term: int, voted_for: str | None) -> None:
+        """Go to `term`, or vote in it: a term never falls, and a vote in it never changes."""
+        self._check_usable()
+        assert term >= self.term, (term, self.term)
+        if term == self.term:
+            if voted_for == self.voted_for:
+                return
+            assert self.voted_for is None, (term, self.voted_for, voted_for)
+        vote = b"" if voted_for is None else voted_for.encode()
+        assert voted_for is None or 0 < len(vote) <= VOTE_BYTES_MAX, voted_for
+        add_record(self._queued, RecordKind.TERM, 0, term, vote)
+        self.term, self.voted_for = term, voted_for
+
+    def append(self, entry: RaftEntry) -> None:
+        """Add the entry that follows `last`; its term is not below the last one's."""
+        self._check_usable()
+        super().append(entry)
+        add_entries(self._queued, (entry,))
+
+    def extend(self, entries: Sequence[RaftEntry]) -> None:
+        """Add entries, of which the first follows `last`."""
+        self._check_usable()
+        super().extend(entries)
+        add_entries(self._queued, entries)
+
+    def truncate(self, index: int) -> None:
+        """Drop the entries from `index` on, which is behind `base`; nothing if there are none."""
+        self._check_usable()
+        before = self.last
+        super().truncate(index)
+        last = self.last
+        if last != before:
+            add_record(self._queued, RecordKind.TRUNCATE, last.index, last.term)
+            self.synced = min(self.synced, last)
+
+    def reset(self, base: LogIndex) -> None:
+        """Drop every entry and go on behind `base`, which an installed snapshot covers durably."""
+        self._check_usable()
+        super().reset(base)
+        add_record(self._queued, RecordKind.RESET, base.index, base.term)
+        self.synced = NOWHERE
+
+    # Durability
+
+    def sync(self) -> bool:
+        """Return when everything queued is on the medium; False if nothing was.
+
+        `rt.DiskFull`: all of it stays queued, none of it counts, and a later sync may succeed. Else
+        `rt.StorageFailed`, now and for ever.
+        """
+        self._check_usable()
+        if not self._queued:
+            return False
+        with self._broken_off_is_final():
+            payload = b"".join(self._queued)
+            header = encode_group_header(self._seed, self._group, self._offset, payload)
+            self._write((header, payload), GROUP_HEADER_BYTES + len(payload))
+            self._sync_file()
+            self._offset += GROUP_HEADER_BYTES + len(payload)
+            self._group += 1
+            self._queued.clear()
+            self.synced = self.last
+            if self._offset >= self._segment_bytes:
+                with contextlib.suppress(DiskFull):  # Nothing is lost: the next sync tries again.
+                    self._begin_segment()
+        return True
+
+    def roll(self) -> None:
+        """Sync, and go on in a new segment, so that `compact` may take all before. Raises as `sync` does."""
+        self.sync()
+        if self._offset > SEGMENT_HEADER_BYTES:
+            with self._broken_off_is_final():
+                self._begin_segment()
+
+    def prepare_spare(self) -> Callable[[], None] | None:
+        """Work, for any thread, that makes the file of the next segment; None if it is not time for it.
+
+        It is time once the segment is half full, unless there is a spare, or work on one is under way. A
+        storage error of the work is no failure of the log, which goes on without; the work is offered again.
+        The caller stops its worker before it closes the log.
+        """
+        if self._unusable is not None or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
+            return None
+        if self._spare is not None and not self._spare.has_failed:
+            return None
+        self._spare = SpareSegment(self._spare_disk, self.directory, self._fill_bytes)
+        return self._spare.prepare
+
+    def compact(self, keep_from: int) -> None:
+        """Let whole old segments go, from the disk and from memory, that hold only entries below `keep_from`.
+
+        A durable snapshot covers those entries. What segments an earlier compaction left go too. May be
+        called again after `rt.DiskFull`, which some file systems raise even here.
+        """
+        self._check_usable()
+        assert keep_from <= self.last.index + 1, (keep_from, self.last)
+        if keep_from <= self.base.index:
+            return
+        # All that came before a segment is summed up by its header, whatever was cut or reset since.
+        covered = (number for number, base in reversed(self._segments) if base.index < keep_from)
+        first = next(covered, self._segments[0][0])
+        with self._broken_off_is_final():
+            try:
+                self._remove_segments(first)
+            except OSError as error:
+                raise self._failed(error, self.directory, "compacting the Raft log") from error
+            self._segments = [segment for segment in self._segments if segment[0] >= first]
+            base = self._segments[0][1].index
+            if base > self.base.index:
+                term = self.term_at(base)
+                assert term is not None, (base, self.base, self.last)
+                self.forget(LogIndex(base, term))
+
+    def close(self) -> None:
+        """Release the files, and remove the spare; nothing is synced. Closing twice is allowed."""
+        if self._unusable is None:
+            self._unusable = Closed("the Raft log is closed", where=self.directory)
+        self._file.close()
+        self._synced_end_file.close()
+        if self._spare is not None:
+            self._spare.drop()
+            self._spare = None
+
+    # Steps
+
+    def _write(self, buffers: Sequence[Buffer], size: int) -> None:
+        """Write the group whole at the end of the file, or nothing of it."""
+        try:
+            written = self._file.pwritev(buffers, self._offset)
+            while written < size:
+                rest = memoryview(b"".join(buffers))[written:]
+                count = self._file.pwritev((rest,), self._offset + written)
+                if count == 0:
+                    raise OSError(errno.ENOSPC, "nothing more could be written")
+                written += count
+        except OSError as error:
+            failed = self._failed(error, self._path, "writing to the Raft log")
+            if isinstance(failed, DiskFull):
+                try:
+                    self._file.truncate(self._offset)
+                except OSError as second:
+                    doing = "cutting what did not fit"
+                    raise self._failed(second, self._path, doing, is_final=True) from second
+            raise failed from error
+
+    def _sync_file(self) -> None:
+        try:
+            if not self._file.is_linked():
+                raise FileNotFoundError(errno.ENOENT, "the segment was removed under its writer")
+            self._file.sync()
+        except OSError as error:
+            raise self._failed(error, self._path, "syncing the Raft log", is_final=True) from error
+
+    def note_synced(self) -> None:
+        """Note beside the log how far it is synced, if that is not noted.
+
+        Recovery tells a torn last group from a damaged one by it; of all others the next one tells. It is a
+        lower bound: nobody waits for it, nothing syncs it, a write that fails leaves the older one.
+        """
+        header, known = self._header, self._synced_end
+        if (known.segment, known.offset) == (header.number, self._offset) or self._unusable is not None:
+            return
+        end = SyncedEnd(known.sequence + 1, header.number, self._offset, self._group - 1, header.log)
+        with contextlib.suppress(OSError):
+            self._synced_end_file.pwritev((encode_synced_end(end),), end.file_offset)
+            self._synced_end = end
+
+    def _begin_segment(self) -> None:
+        """Go on in the next segment; its header and its name are durable before anything is written to it."""
+        assert not self._queued, "a header sums up what is synced"
+        number = self._header.number + 1
+        header = RaftSegmentHeader(
+            number, self._header.log, self.last, self.term, self.voted_for, self._group
+        )
+        path = os.path.join(self.directory, header.file_name)
+        try:
+            file = self._make_segment(path, encode_segment_header(header))
+        except OSError as error:
+            raise self._failed(error, path, "beginning a segment of the Raft log") from error
+        self._file.close()
+        self._file, self._path = file, path
+        self._header, self._seed, self._offset = header, header.seed, SEGMENT_HEADER_BYTES
+        self._segments.append((number, header.base))
+
+    def _make_segment(self, path: str, header: bytes) -> File:
+        """The file of a new segment: the spare if there is one, else one that will grow."""
+        spare = self._spare
+        if spare is not None and spare.file is not None:
+            self._spare = None
+            return spare.become(path, header)
+        write_whole(self._disk, path, header)
+        try:
+            return self._disk.open(path, write=True)
+        except OSError as error:
+            # It has its name already: this is nothing that could be tried again.
+            raise OSError(errno.EIO, f"opening it: {error.strerror}") from error
+
+    def _remove_segments(self, first: int) -> None:
+        """Remove every segment below number `first`, oldest first."""
+        for number in segment_numbers(self._disk, self.directory):
+            if number < first:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.remove(os.path.join(self.directory, f"log.{number}"))
+
+    # Failure
+
+    def _check_usable(self) -> None:
+        if self._unusable is not None:
+            raise self._unusable
+
+    @contextlib.contextmanager
+    def _broken_off_is_final(self) -> Iterator[None]:
+        """Memory and disk may say different things afterwards: opening the log again finds out."""
+        try:
+            yield
+        except RtError:
+            raise
+        except BaseException as error:
+            got, hint = type(error).__name__, "Open it again; what was synced is safe."
+            what = "broken off while changing the Raft log"
+            self._unusable = StorageFailed(what, where=self._path, got=got, hint=hint)
+            raise
+
+    def _failed(self, error: OSError, path: str, doing: str, *, is_final: bool = False) -> StorageError:
+        """A full disk may be tried again (unless `is_final`); any other failure is the end of this object."""
+        found = storage_error(error, path, doing)
+        if isinstance(found, DiskFull) and not is_final:
+            return found
+        if not isinstance(found, StorageFailed):
+            hint = "Open it again; what was synced is safe."
+            found = StorageFailed(found.what, where=found.where, got=found.got, hint=hint)
+        self._unusable = found
+        return found

@@ -1,0 +1,142 @@
+"""A snapshot's file: written aside, and read. Which of them counts, `snapshots` knows."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+from rt.errors import Corrupt
+from rt.log.disk import Disk, File, storage_errors
+from rt.log.format.constants import Buffer
+from sequencer.raft.storage.snapshot_format import (
+    SNAPSHOT_HEADER_BYTES,
+    WIPE_HINT,
+    SnapshotMeta,
+    encode_snapshot_header,
+)
+
+_CALL_BYTES_MAX: Final = 1 << 30
+"""Bytes of one read or write call: Linux moves no more than 2 GiB less a page."""
+
+
+class AsideFile:
+    """A snapshot that does not count yet: header, then what was appended. Raises `OSError`.
+
+    It ends with `placed`, once the caller has given it its name, or with `discard`; both are final.
+    """
+
+    def __init__(self, disk: Disk, path: str, meta: SnapshotMeta) -> None:
+        self.path = path
+        self.meta = meta
+        self.size = 0  # of the content
+        self.is_over = False
+        self._disk = disk
+        self._file = disk.create(path)
+        with self.discarded_on_error():
+            _write_all(self._file, encode_snapshot_header(meta), 0)
+
+    def append(self, data: Buffer) -> None:
+        """Write `data` behind what is there."""
+        with self.discarded_on_error():
+            _write_all(self._file, data, SNAPSHOT_HEADER_BYTES + self.size)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Return when all of it is on the medium; the name is not."""
+        with self.discarded_on_error(), synced():
+            self._file.sync()
+
+    def content(self) -> bytes:
+        """What was appended, read back."""
+        with self.discarded_on_error():
+            return read_exactly(self._file, self.size, SNAPSHOT_HEADER_BYTES)
+
+    def placed(self) -> None:
+        """The file has its name: let go of it."""
+        self.is_over = True
+        self._file.close()
+
+    def discard(self) -> None:
+        """Remove it, so that it takes no space. Where that fails, the next start removes it."""
+        if not self.is_over:
+            self.is_over = True
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                self._disk.remove(self.path)
+
+    @contextlib.contextmanager
+    def discarded_on_error(self) -> Iterator[None]:
+        """Discard it when what is done inside fails. A power cut is no `Exception`: it discards nothing."""
+        try:
+            yield
+        except Exception:
+            self.discard()
+            raise
+
+
+class SnapshotReader:
+    """One snapshot, readable until `close` even when a newer one has taken its place. For one thread."""
+
+    def __init__(self, meta: SnapshotMeta, path: str, file: File) -> None:
+        self.meta = meta
+        self.path = path
+        self._file = file
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`size` bytes of the content from `offset`, fewer only at its end. The digest is not verified.
+
+        `rt.Corrupt` if the file ends before the content does.
+        """
+        if offset < 0 or size < 0:
+            raise ValueError(f"{size} bytes at {offset}")
+        wanted = min(size, max(0, self.meta.length - offset))
+        with storage_errors(self.path, "reading a snapshot"):
+            data = read_exactly(self._file, wanted, SNAPSHOT_HEADER_BYTES + offset)
+        if len(data) < wanted:
+            end = SNAPSHOT_HEADER_BYTES + offset + len(data)
+            raise Corrupt(
+                "truncated snapshot",
+                path=self.path,
+                offset=end,
+                got=len(data),
+                expected=wanted,
+                hint=WIPE_HINT,
+            )
+        return data
+
+    def close(self) -> None:
+        """Release the file. Closing twice is allowed."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def synced() -> Iterator[None]:
+    """A sync: no failure of it means that it may be tried again, a full disk neither."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(errno.EIO, f"sync: {error.strerror}") from error
+
+
+def read_exactly(file: File, size: int, offset: int) -> bytes:
+    """`size` bytes from `offset`; fewer only where the file ends."""
+    data = file.pread(min(size, _CALL_BYTES_MAX), offset)
+    if len(data) == size or not data:
+        return data
+    pieces, done = [data], len(data)
+    while done < size and (data := file.pread(min(size - done, _CALL_BYTES_MAX), offset + done)):
+        pieces.append(data)
+        done += len(data)
+    return b"".join(pieces)
+
+
+def _write_all(file: File, data: Buffer, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        count = file.pwritev([left[:_CALL_BYTES_MAX]], offset)
+        if count == 0:
+            raise OSError(errno.ENOSPC, "nothing could be written")
+        left, offset = left[count:], offset + count

@@ -1,0 +1,120 @@
+"""Snapshot files: their names, their header, and what a snapshot says of itself.
+
+A snapshot is `snapshot.I`, where I is the index of the last entry it covers: a header, then the content (the
+node's whole replicated state). It appears by rename after its fsync, so what bears such a name was whole: if
+it is not now, it is damaged. While it is written it is `snapshot.I.N.new`, and counts for nothing.
+
+    offset  bytes  field
+         0      8  magic "RTSNAPST"
+         8      2  version
+        10      2  flags: 0
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-95
+        16     16  cluster id
+        32      8  epoch of the cluster
+        40      8  index of the last entry covered
+        48      8  term of that entry
+        56      8  length of the content, bytes
+        64     32  SHA-256 of the content
+        96         content
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from rt.errors import Corrupt, UnknownVersion
+from rt.log.format.checksum import around, sealed
+from rt.log.format.constants import NEWER_HINT, VERSION, Buffer
+from sequencer.raft.model.messages import DIGEST_BYTES, ID_BYTES, LogIndex
+
+SNAPSHOT_HEADER_BYTES: Final = 96
+SNAPSHOT_MAGIC: Final = b"RTSNAPST"
+WIPE_HINT: Final = "Wipe the directory and let the node rejoin."
+
+_HEADER = struct.Struct("<8sHHI16sQQQQ32s")
+_NAME = re.compile(r"snapshot\.(0|[1-9][0-9]{0,19})", re.ASCII)
+_ASIDE = re.compile(r"snapshot\.[0-9]{1,20}\.[0-9]+\.new", re.ASCII)
+_NUMBER_END: Final = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMeta:
+    """Which snapshot it is: whose, how far it covers the Raft log, and what its content must be."""
+
+    cluster: bytes
+    epoch: int
+    place: LogIndex
+    """The last entry it covers."""
+    length: int
+    """Bytes of the content."""
+    digest: bytes
+    """SHA-256 of the content."""
+
+    def __post_init__(self) -> None:
+        if len(self.cluster) != ID_BYTES or len(self.digest) != DIGEST_BYTES:
+            raise ValueError(f"cluster id of {len(self.cluster)} bytes, digest of {len(self.digest)}")
+        if not all(0 <= number < _NUMBER_END for number in (self.epoch, *self.place, self.length)):
+            raise ValueError(f"out of range: epoch {self.epoch}, {self.place}, {self.length} bytes")
+
+
+def snapshot_name(index: int) -> str:
+    """The file name of the snapshot that covers the log up to `index`."""
+    return f"snapshot.{index}"
+
+
+def aside_name(index: int, number: int) -> str:
+    """The name of a snapshot that is being written; `number` differs for each of one process."""
+    return f"snapshot.{index}.{number}.new"
+
+
+def parse_snapshot_name(name: str) -> int | None:
+    """The index in a file name; None if it is no snapshot's (leading zeros, signs, anything else)."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) < _NUMBER_END else None
+
+
+def is_aside_name(name: str) -> bool:
+    """Whether it is the name of a snapshot that was being written."""
+    return _ASIDE.fullmatch(name) is not None
+
+
+def encode_snapshot_header(meta: SnapshotMeta) -> bytes:
+    """The 96 bytes a snapshot starts with."""
+    fields = (VERSION, 0, 0, meta.cluster, meta.epoch, *meta.place, meta.length, meta.digest)
+    return sealed(_HEADER.pack(SNAPSHOT_MAGIC, *fields))
+
+
+def decode_snapshot_header(data: Buffer, *, path: str, index: int, size: int) -> SnapshotMeta:
+    """Read the first 96 bytes of the file `path`, which is named for `index` and holds `size` bytes.
+
+    `rt.UnknownVersion` if it is of a version or has flags that a newer rt wrote, `rt.Corrupt` for anything
+    else that is not the header of this file, and if the content is not as long as it says.
+    """
+    if len(data) < SNAPSHOT_HEADER_BYTES:
+        raise _damaged("truncated snapshot header", path, len(data), SNAPSHOT_HEADER_BYTES)
+    head = bytes(data[:SNAPSHOT_HEADER_BYTES])
+    magic, version, flags, checksum, cluster, epoch, at, term, length, digest = _HEADER.unpack(head)
+    if magic != SNAPSHOT_MAGIC:
+        raise _damaged("wrong magic in a snapshot", path, magic, SNAPSHOT_MAGIC)
+    if checksum != around(head):
+        raise _damaged("wrong checksum of a snapshot header", path, checksum, around(head))
+    if version != VERSION:
+        raise UnknownVersion(
+            "unknown snapshot version", where=path, got=version, expected=VERSION, hint=NEWER_HINT
+        )
+    if flags:
+        raise UnknownVersion("unknown snapshot flags", where=path, got=flags, expected=0, hint=NEWER_HINT)
+    if at != index:
+        raise _damaged("the snapshot's index differs from its file name", path, at, index)
+    if size != SNAPSHOT_HEADER_BYTES + length:
+        raise _damaged(
+            "the snapshot's size differs from its header", path, size, SNAPSHOT_HEADER_BYTES + length
+        )
+    return SnapshotMeta(cluster, epoch, LogIndex(at, term), length, digest)
+
+
+def _damaged(what: str, path: str, got: object, wanted: object) -> Corrupt:
+    return Corrupt(what, path=path, offset=0, got=got, expected=wanted, hint=WIPE_HINT)

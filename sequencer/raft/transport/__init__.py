@@ -1,0 +1,1 @@
+"""The TLS mesh between the nodes, and its codec."""

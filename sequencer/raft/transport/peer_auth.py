@@ -1,0 +1,159 @@
+"""Who may be at the other end of a Raft connection, and the TLS contexts that see to it.
+
+Law: a peer is a node of this stream, by a certificate that is checked again at least as often as connections
+are made anew; files that cannot be used never replace credentials that can.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from rt.errors import CertificateError
+from rt.names import check_name
+from rt.net.cert_files import CertFiles
+from rt.net.identity import Identity
+from rt.net.tls import TLS
+from sequencer.raft.transport.dialer import split_address
+
+LOG_PAUSE_S: Final = 1.0
+"""Refusals for the same reason are logged this often; all are counted."""
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class PeerLost(Exception):
+    """The connection has ended, or must; `reason` is one word, for counting."""
+
+    def __init__(self, reason: str, detail: object = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class PeerRejected(PeerLost):
+    """The peer did what no member of this cluster does."""
+
+
+class RejectionCounts:
+    """Counts what is refused, and logs it: for each reason once in `LOG_PAUSE_S`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log_again_s: dict[str, float] = {}
+
+    def note(self, refused: PeerRejected, address: str, now_s: float) -> None:
+        """A connection from or to that address was refused."""
+        self.counts[refused.reason] += 1
+        if now_s >= self._log_again_s.get(refused.reason, 0.0):
+            self._log_again_s[refused.reason] = now_s + LOG_PAUSE_S
+            detail = str(refused.detail)[:300]
+            logger.warning(
+                "connection_refused reason=%s address=%s detail=%r", refused.reason, address, detail
+            )
+
+
+class _Loaded(NamedTuple):
+    credentials: CertFiles
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+class TlsContexts:
+    """The TLS contexts for new connections, made anew when the files have changed.
+
+    Files that cannot be used leave the old ones in force, and are logged once. Loading may have to wait for
+    a rotation to finish, so it happens on a thread of its own.
+    """
+
+    due_s = 0.0
+    """When to call `refresh`, by the caller's clock."""
+
+    def __init__(self, tls: TLS, *, reload_s: float) -> None:
+        self._tls = tls
+        self._reload_s = reload_s
+        self._loaded = self._load()
+        self._loading: threading.Thread | None = None
+        self._trouble = ""
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """For connections that are accepted."""
+        return self._loaded.server
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """For connections that are dialled."""
+        return self._loaded.client
+
+    def refresh(self, now_s: float) -> None:
+        """Look, at most every `reload_s` seconds, whether the files have changed."""
+        if now_s < self.due_s:
+            return
+        self.due_s = now_s + self._reload_s
+        is_loading = self._loading is not None and self._loading.is_alive()
+        if not is_loading and self._tls.changed(self._loaded.credentials):
+            self._loading = threading.Thread(target=self._reload, name="raft certificates", daemon=True)
+            self._loading.start()
+
+    def close(self) -> None:
+        """Return when no thread is left: within the half second that a reload takes at most."""
+        if self._loading is not None:
+            self._loading.join()
+
+    def _load(self) -> _Loaded:
+        # The credentials first: contexts that are newer than these only cause one more reload.
+        return _Loaded(self._tls.load(), self._tls.ssl_server_context(), self._tls.ssl_client_context())
+
+    def _reload(self) -> None:
+        try:
+            self._loaded = self._load()
+        except (CertificateError, OSError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logger.error("certificates_not_reloaded error=%r", self._trouble)
+        else:
+            self._trouble = ""
+            credentials = self._loaded.credentials
+            logger.info(
+                "certificates_reloaded fingerprint=%s not_after=%s",
+                credentials.fingerprint,
+                credentials.not_after.isoformat(),
+            )
+
+
+def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None:
+    """`rt.CertificateError` unless `identity` is the node `name`'s, ValueError for members without sense."""
+    for member, address in members.items():
+        check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
+        split_address(address)
+    if name not in members:
+        raise ValueError(f"name {name!r:.200} is not in members {sorted(members)}")
+    if identity.role != "node" or identity.name != name:
+        raise CertificateError(
+            "the certificate belongs to another member",
+            got=identity.uri,
+            expected=f"rt://{identity.stream}/node/{name}",
+            hint="Issue one with `rt certs issue`.",
+        )
+
+
+def check_peer(identity: Identity, *, own: Identity, members: Collection[str], dialled: str | None) -> None:
+    """Raise `PeerRejected` unless `own` speaks Raft with `identity` on such a connection; pure.
+
+    Of each pair the member with the greater name dials, so that there is one connection.
+    """
+    if identity.stream != own.stream:
+        raise PeerRejected("stream", f"{identity.uri}, expected one of {own.stream}")
+    if identity.role != "node":
+        raise PeerRejected("role", f"{identity.uri}, expected a node")
+    if identity.name not in members or identity.name == own.name:
+        raise PeerRejected("member", f"{identity.uri}, expected another member")
+    if dialled is not None and identity.name != dialled:
+        raise PeerRejected("name", f"{identity.uri}, expected {dialled}")
+    if dialled is None and identity.name < own.name:
+        raise PeerRejected("direction", f"{identity.uri} is dialled by {own.name}, never the other way round")

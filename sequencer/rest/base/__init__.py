@@ -1,0 +1,1 @@
+"""Requests, parameters, errors and counters of the REST interface."""

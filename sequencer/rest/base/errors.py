@@ -1,0 +1,75 @@
+"""Errors of REST, and the HTTP form of every `RtError`. Pure.
+
+Invariant: a response contains the parts of the error, truncated, and no other detail of the process.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rt.errors import RtError
+
+TEXT_MAX: Final = 400
+"""Characters of each part of an error in a response, so that a long request is not echoed."""
+
+_STATUS: Final = {
+    "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 403,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 503,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
+
+class NoSuchPath(RtError):
+    """The path does not exist."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class MethodNotAllowed(RtError):
+    """The path exists, for other methods."""
+
+    grpc_status = "UNIMPLEMENTED"
+
+
+class BadRequest(RtError, ValueError):
+    """A parameter or body that is unknown or malformed."""
+
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class NotReady(RtError):
+    """This node cannot answer yet. Retry, or use another node."""
+
+    grpc_status = "UNAVAILABLE"
+    retriable = True
+
+
+class TooLarge(BadRequest):
+    """A body above the size limit."""
+
+
+class WrongMediaType(BadRequest):
+    """Not application/json. Requiring it prevents cross-site requests from a browser."""
+
+
+class Conflict(RtError):
+    """The request conflicts with the cluster's state or settings. Nothing was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+_BY_CLASS: Final = {MethodNotAllowed: 405, TooLarge: 413, WrongMediaType: 415, Conflict: 409}
+
+
+def http_status(error: RtError) -> int:
+    status = _BY_CLASS.get(type(error))
+    return _STATUS.get(error.grpc_status, 500) if status is None else status
+
+
+def error_body(error: RtError) -> dict[str, str | None]:
+    parts = {name: getattr(error, name) for name in ("what", "where", "got", "expected", "hint")}
+    cut = {name: None if part is None else str(part)[:TEXT_MAX] for name, part in parts.items()}
+    return {"error": type(error).__name__, **cut}

@@ -1,0 +1,77 @@
+"""Metrics as values, and their Prometheus text format 0.0.4. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from sequencer.rest.base.node_snapshot import Histogram
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Value: TypeAlias = float | Histogram
+"""A number, or the observations of a histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. The keys of `samples` are label values, in the order of `labels`."""
+
+    name: str
+    kind: Kind
+    unit: str
+    """In full; "0 or 1" for a condition."""
+    help: str
+    labels: tuple[str, ...] = ()
+    samples: Mapping[tuple[str, ...], Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for values in self.samples:
+            assert len(values) == len(self.labels), (self.name, values)
+
+
+def gauge(name: str, unit: str, text: str, value: float) -> Metric:
+    return Metric(name, "gauge", unit, text, (), {(): value})
+
+
+def counter(name: str, unit: str, text: str, value: float) -> Metric:
+    return Metric(name, "counter", unit, text, (), {(): value})
+
+
+def exposition(found: Iterable[Metric]) -> str:
+    lines: list[str] = []
+    for metric in found:
+        lines.append(f"# HELP {metric.name} {_escaped(metric.help)}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        for values, value in metric.samples.items():
+            labels = dict(zip(metric.labels, values, strict=True))
+            if isinstance(value, Histogram):
+                lines += _histogram(metric.name, labels, value)
+            else:
+                lines.append(_sample(metric.name, labels, value))
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(name: str, labels: Mapping[str, str], value: Histogram) -> Iterator[str]:
+    below = 0
+    for bound, count in zip((*map(_number, value.bounds), "+Inf"), value.counts, strict=True):
+        below += count
+        yield _sample(f"{name}_bucket", {**labels, "le": bound}, below)
+    yield _sample(f"{name}_sum", labels, value.total)
+    yield _sample(f"{name}_count", labels, below)
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    pairs = ",".join(f'{key}="{_escaped(text, quote=True)}"' for key, text in labels.items())
+    braces = f"{{{pairs}}}" if pairs else ""
+    return f"{name}{braces} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if isinstance(value, int) else repr(value)
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quote else text

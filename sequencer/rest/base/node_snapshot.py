@@ -1,0 +1,164 @@
+"""An immutable snapshot of a node, from which all views are made. Pure.
+
+`state` is the cluster's: the same on every node at the same instruction. The rest is this node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rt.net.identity import Identity
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
+from sequencer.rest.base.lease_counter import NO_LEASES, LeaseCounter
+from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.trim_counter import NO_TRIMS, TrimCounter
+from sequencer.state.state import SequencerState
+
+LAG_BYTES_MAX: Final = 64 * 2**20
+"""A node whose merged log lags more than this is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One connection of a publisher or a puller to this node. Times are ns, 0: never."""
+
+    identity: Identity
+    address: str
+    """host:port; empty: not known."""
+    session: str | None
+    """The session that is pushed; None for pulls."""
+    connected_ns: int
+    ended_ns: int = 0
+    last_ns: int = 0
+    """When bytes were last received or sent."""
+    total_bytes: int = 0
+    rate: float = 0.0
+    """Recent bytes per second."""
+    position: int = 0
+    """Pushes: one past the last number durable here. Pulls: one past the last position pulled."""
+    merged: int = 0
+    """Pushes: one past the last number merged."""
+    is_of_merged: bool = True
+    """Pulls: of the merged log, not of a session's copy."""
+    lag_ns: int = 0
+    """Data has waited at least this long to be merged or pulled. 0: nothing waits."""
+    incarnation: bytes = b""
+    """Pushes: incarnation of the session."""
+    session_id: int | None = None
+    """Pulls of a session's copy: its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is above all bounds."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts since this process started."""
+
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    push_streams: int = 0
+    pull_streams: int = 0
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By where (push, pull, grpc, rest, health) and by the error's class."""
+    requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Answers by port (rest, health) and HTTP status."""
+    syncs: Histogram = Histogram()
+    """Seconds of each fsync of session copies."""
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    certificate_end_s: float = 0.0
+    """When the node's certificate expires, seconds since 1970; 0: it has none."""
+    trims: TrimCounter = NO_TRIMS
+    refused_holds: Mapping[str, str] = field(default_factory=dict)
+    """Name of a subscriber of this node: why its hold was refused."""
+    leases: LeaseCounter = NO_LEASES
+    overtaken: int = 0
+    """Subscribers that had to skip forward because the data they needed next was trimmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeStatus:
+    instruction: int
+    position: int
+    durable_position: int
+    is_behind_gap: bool = False
+    """The merger copies the bytes before its next instruction from another node."""
+    damage: str = ""
+    """Why the merged log cannot be opened before it is repaired."""
+    waits_for: str = ""
+    """The input that the merger waits for; empty: none."""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSegment:
+    """A segment of this node's merged log that fails verification from `offset` on.
+
+    It contains positions [first, end). `tries`: number of rounds in which no peer had good bytes.
+    """
+
+    name: str
+    offset: int
+    first: int
+    end: int
+    tries: int
+    is_growing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    stream: str
+    node: str
+    now_ns: int
+    started_ns: int
+    standing: pb.Standing
+    """As the control process last reported; never changed in place."""
+    is_control_up: bool = True
+    applied_index: int = 0
+    state: SequencerState | None = None
+    """A copy; None before the first snapshot."""
+    merging: MergeStatus | None = None
+    damaged: tuple[DamagedSegment, ...] = ()
+    failure: str = ""
+    """Why the data process failed; empty: it has not."""
+    reset: ResetStatus = NO_RESET
+    configured: frozenset[str] = frozenset()
+    """Fields of the replicated configuration that this node's settings set. REST cannot change them."""
+    clients: tuple[Client, ...] = ()
+    counts: Counts = Counts()
+
+    @property
+    def lag(self) -> tuple[int, int]:
+        """Committed messages, and approximately bytes, that this node has not merged."""
+        if self.state is None:
+            return 0, 0
+        position = 0 if self.merging is None else self.merging.position
+        return max(self.state.position - position, 0), RetainedSize(self.state).bytes_from(position)
+
+
+def obstacles(node: NodeSnapshot) -> list[str]:
+    """Why this node is not ready; empty: it is ready. Constant texts, because they are public."""
+    standing = node.standing
+    reasons: list[tuple[bool, str]] = [
+        (bool(node.failure), "the data process has failed"),
+        (not node.is_control_up, "the control process is not connected"),
+        (not standing.leader, "no leader is known"),
+        (standing.role not in {"leader", "follower"}, "this node is neither leader nor follower"),
+        (not standing.is_caught_up, "no entry of the current term was applied yet"),
+        (node.state is None or node.merging is None, "the state of the cluster was not received yet"),
+        (node.merging is not None and bool(node.merging.failure), "the merger has failed"),
+        (node.merging is not None and bool(node.merging.damage), "the merged log is corrupt"),
+        (node.merging is not None and node.merging.is_behind_gap, "the merged log is being copied"),
+        (node.lag[1] > LAG_BYTES_MAX, "the merged log lags too far"),
+    ]
+    return [reason for is_so, reason in reasons if is_so]

@@ -1,0 +1,1 @@
+"""HTTP servers: listener, connections, dispatcher, gRPC tunnel."""

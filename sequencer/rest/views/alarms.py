@@ -1,0 +1,246 @@
+"""Alarms of a node, computed from one snapshot.
+
+Pure and stateless: an alarm is active while its condition holds. Critical: the stream has stopped, will stop
+soon, or would stop after one more fault. Warning: something may become critical. Each text names a next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from archiver.policy import RetentionPolicy
+from archiver.retention import plan_trim
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.base.node_snapshot import NodeSnapshot
+from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, NS_PER_S, rfc3339
+from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
+
+_MEND: Final = {
+    True: "The node fetches good bytes from a peer. If that takes long, check the node's log.",
+    False: "No other node has this file. Replace it with a good one from a backup or a subscriber's copy "
+    "(same name and bytes); the node uses it at once. Or discard all data: POST /hard-reset.",
+}
+
+Severity: TypeAlias = Literal["critical", "warning"]
+
+MERGE_LAG_BYTES: Final = 256 * 2**20
+"""A few seconds at full speed; members report their progress every second."""
+CLIENT_LAG_S: Final = 30.0
+"""An election or a node's restart takes a few seconds."""
+CERTIFICATE_WARNING_S: Final = 14 * 24 * 3600
+CERTIFICATE_CRITICAL_S: Final = 3 * 24 * 3600
+SOON_PERCENT: Final = 80
+"""A segment is due soon when it has used this share of a retention limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    name: str
+    """A constant word."""
+    severity: Severity
+    text: str
+    """One to three sentences."""
+
+
+def alarms_of(node: NodeSnapshot) -> list[Alarm]:
+    """Critical alarms first."""
+    found = [*_of_consensus(node), *_of_members(node), *_of_this_node(node)]
+    if node.state is not None and any(node.state.cluster):
+        found += [*_of_lags(node, node.state), *_of_holds(node, node.state), *_of_readers(node, node.state)]
+    return sorted(found, key=lambda one: one.severity == "warning")
+
+
+# The cluster
+
+
+def _of_consensus(node: NodeSnapshot) -> Iterator[Alarm]:
+    if not node.is_control_up:
+        text = f"The control process of {node.node} is not connected. The reported cluster state is stale."
+        yield Alarm("control-down", "critical", f"{text} Check the node's log.")
+    elif not node.standing.leader:
+        text = f"{node.node} knows no leader. Nothing is merged. Check that a majority of the members runs."
+        yield Alarm("no-leader", "critical", text)
+
+
+def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
+    members = sorted(node.standing.nodes, key=lambda one: one.name)
+    away = [one for one in members if not (one.is_connected or one.name == node.node)]
+    spare = len(members) - len(away) - (len(members) // 2 + 1)
+    for one in away:
+        text = f"{node.node} is not connected to {one.name}"
+        if spare > 0:
+            yield Alarm("member-unreachable", "warning", f"{text}. The stream continues without it.")
+        else:
+            less = "the cluster has no majority" if spare < 0 else "one more failure would stop the stream"
+            yield Alarm("member-unreachable", "critical", f"{text}: {less}. Start it, or check its network.")
+    for one in members:
+        if one.summary.merged.stopped:
+            yield Alarm(
+                "member-halted",
+                "critical",
+                f"{one.name} has stopped merging: {one.summary.merged.stopped}. Keep its directory for "
+                "analysis, then start it with an empty one.",
+            )
+        yield from _of_disk(node, one)
+
+
+def _of_disk(node: NodeSnapshot, member: pb.NodeStanding) -> Iterator[Alarm]:
+    """Warning above the retention limit; critical above the middle between the limit and 100 %."""
+    total, free = member.summary.disk_bytes, member.summary.disk_free_bytes
+    state = node.state or SequencerState(b"")
+    policy = state.configuration.retention_disk_percent or DISK_PERCENT
+    used = 100 * (total - free) / total if total else 0.0
+    if used <= policy:
+        return
+    severity: Severity = "critical" if used > (policy + 100) / 2 else "warning"
+    text = f"The disk of {member.name} is {used:.1f} % full (limit {policy} %): {free / 1e9:.1f} GB are free."
+    yield Alarm(
+        "disk", severity, f"{text} Check what else uses it. Lower the retention limits, or add space."
+    )
+
+
+def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
+    failure = node.failure or (node.merging.failure if node.merging is not None else "")
+    stands = [one.summary.merged.stopped for one in node.standing.nodes if one.name == node.node]
+    if failure and not any(stands):
+        yield Alarm("node-failed", "critical", f"{node.node} has failed: {failure}.")
+    if node.merging is not None and node.merging.damage:
+        has_peers = len(node.standing.nodes) > 1
+        yield Alarm(
+            "log-corrupt",
+            "critical",
+            f"{node.node} cannot merge: {node.merging.damage}. {_MEND[has_peers]}",
+        )
+    yield from _of_damage(node)
+    end_s = node.counts.certificate_end_s
+    left_s = end_s - node.now_ns / NS_PER_S
+    if end_s and left_s < CERTIFICATE_WARNING_S:
+        severity: Severity = "critical" if left_s < CERTIFICATE_CRITICAL_S else "warning"
+        day = rfc3339(int(end_s) * NS_PER_S)[:10]
+        text = (
+            f"The certificate of {node.node} expired on {day}."
+            if left_s <= 0
+            else f"The certificate of {node.node} expires on {day}, in {_duration(left_s)}."
+        )
+        yield Alarm("certificate", severity, f"{text} Replace it. No restart is needed.")
+
+
+def _of_damage(node: NodeSnapshot) -> Iterator[Alarm]:
+    """Corrupt merged segments; critical if no other node has good bytes."""
+    for one in node.damaged:
+        text = (
+            f"{one.name} of {node.node} is corrupt from offset {one.offset} on. "
+            f"It holds positions {one.first} to {one.end - 1}."
+        )
+        if len(node.standing.nodes) > 1 and not one.tries:
+            yield Alarm(
+                "segment-corrupt", "warning", f"{text} The node fetches good bytes from the other nodes."
+            )
+            continue
+        sealing = 'Seal it first: POST /configuration {"rollMinutes": 1}. ' if one.is_growing else ""
+        yield Alarm(
+            "segment-corrupt",
+            "critical",
+            f"{text} No other node has good bytes. Readers wait at the corrupt block. Replace the file with "
+            "a good one from a backup or from a subscriber's copy (same name and bytes). Or give up all "
+            f'positions below {one.end}: {sealing}POST /trim {{"position": {one.end}}}.',
+        )
+
+
+# Lags
+
+
+def _of_lags(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
+    for member in node.standing.nodes:
+        behind = state.merged.total_bytes - member.summary.merged.bytes
+        is_there = member.is_connected or member.name == node.node
+        if is_there and behind > MERGE_LAG_BYTES:
+            text = f"{member.name} has {behind / 1e6:,.0f} MB of committed data to merge."
+            yield Alarm("merge-lag", "warning", f"{text} Check for a slow disk, and waitsFor in its /status.")
+    for client in node.clients:
+        late_s = client.lag_ns / NS_PER_S
+        if client.session is not None and not client.ended_ns and late_s > CLIENT_LAG_S:
+            text = f"Messages of session {client.session} have waited {_duration(late_s)} to be merged"
+            yield Alarm("replication-lag", "warning", f"{text}. See waitsFor in /sessions.")
+
+
+def _of_holds(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
+    """Holds that were overridden or refused, and a total near the limit for holds."""
+    start, limit = state.log_start, state.configuration.hold_bytes_max
+    for name, hold in sorted(state.holds.items()):
+        if hold.position < start:
+            text = (
+                f'Subscriber "{name}" has read up to {hold.position}; positions {hold.position} to '
+                f"{start - 1} were trimmed before it read them."
+            )
+            hint = "Check that it runs. If it is retired: POST /release-hold."
+            yield Alarm("hold-overridden", "warning", f"{text} {hint}")
+    for name, why in sorted(node.counts.refused_holds.items()):
+        text = f'The hold of subscriber "{name}" was refused: {why}.'
+        yield Alarm(
+            "hold-refused", "warning", f"{text} Release holds of retired subscribers: POST /release-hold."
+        )
+    if not limit or not state.holds:
+        return
+    least, name = min((hold.position, name) for name, hold in state.holds.items())
+    held = sum(one.size_bytes for one in due_segments(node, state) if one.end > least)
+    if held >= limit * SOON_PERCENT / 100:
+        text = (
+            f"Holds keep {held / 1e9:.2f} GB that would be trimmed otherwise (limit {limit / 1e9:.2f} GB). "
+            f'Subscriber "{name}" is furthest behind. Data above the limit is trimmed despite holds.'
+        )
+        yield Alarm("hold-limit", "warning", text)
+
+
+def due_segments(node: NodeSnapshot, state: SequencerState) -> list[MergedSegment]:
+    """The segments that age or size would trim if there were no holds; by this node's clock."""
+    configuration = state.configuration
+    kept = [one for one in state.segments if not one.is_trimmed]
+    size = state.merged.offset if state.merged.segment is not None else 0
+    policies = (
+        RetentionPolicy(retention_minutes=configuration.retention_minutes, retention_disk_percent=0),
+        RetentionPolicy(
+            retention_minutes=0, retention_bytes=configuration.retention_bytes, retention_disk_percent=0
+        ),
+    )
+    plans = [plan_trim(kept, size, policy, [node.now_ns], [], {}, members=1) for policy in policies]
+    return kept[: max(0 if plan is None else plan.segments for plan in plans)]
+
+
+def _of_readers(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
+    """Subscribers that still read the oldest segment while it is due to be trimmed soon."""
+    oldest = next((one for one in state.segments if not one.is_trimmed), None)
+    if oldest is None or not _is_due_soon(node, state, oldest):
+        return
+    holding = state.holds if state.configuration.hold_bytes_max else {}
+    readers = {
+        one.identity.name: one.position
+        for one in node.clients
+        if one.session is None and one.is_of_merged and not one.ended_ns and one.identity.role == "subscriber"
+    }
+    for name, position in sorted(readers.items()):
+        if position < oldest.end and name not in holding:
+            text = f'Subscriber "{name}" is at {position}; positions below {oldest.end} will be trimmed soon.'
+            yield Alarm("subscriber-lag", "warning", f"{text} Check that it runs and keeps up.")
+
+
+def _is_due_soon(node: NodeSnapshot, state: SequencerState, oldest: MergedSegment) -> bool:
+    policy = state.configuration
+    age = (node.now_ns - oldest.sealed_ns) / NS_PER_MINUTE
+    by_time = policy.retention_minutes and age >= policy.retention_minutes * SOON_PERCENT / 100
+    by_size = (
+        policy.retention_bytes
+        and RetainedSize(state).total_bytes >= policy.retention_bytes * SOON_PERCENT / 100
+    )
+    return bool(by_time or by_size)
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are two or more."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

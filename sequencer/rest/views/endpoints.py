@@ -1,0 +1,211 @@
+"""The read endpoints: the only list from which routes and OpenAPI are made.
+
+Invariants:
+- A path that is neither here nor in `admin_actions` does not exist.
+- A role that an endpoint does not name gets no answer.
+- Endpoints only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rt.net.identity import ROLES, Role
+from sequencer.rest.base.exposition import CONTENT_TYPE
+from sequencer.rest.base.query_params import (
+    LIMIT,
+    OFFSET,
+    Parameter,
+    bound,
+    certificate_name,
+    choice,
+    session_name,
+    truth,
+)
+from sequencer.rest.base.request import JSON
+from sequencer.rest.base.schema_kinds import Schema, text
+from sequencer.rest.page import PAGE_FILES, POLICY, PageFile
+from sequencer.rest.views import admin_schemas, cluster_schemas
+from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.admin_views import configuration, dedup_clients, holds, leases, reset_status
+from sequencer.rest.views.cluster_views import (
+    clients,
+    latest_out_position,
+    liveness,
+    log_history,
+    readiness,
+    sessions,
+    status,
+)
+from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.log_history import STATES
+from sequencer.rest.views.node_metrics import metrics
+from sequencer.rest.views.openapi import docs_page, document
+
+View: TypeAlias = Callable[[RequestContext], Response]
+HTML: Final = "text/html; charset=utf-8"
+OPERATORS: Final[frozenset[Role]] = frozenset({"operator"})
+EVERYBODY: Final[frozenset[Role]] = frozenset(ROLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One path, read with GET or HEAD."""
+
+    path: str
+    summary: str
+    view: View
+    schema: Schema
+    roles: frozenset[Role] = OPERATORS
+    parameters: tuple[Parameter, ...] = ()
+    content_type: str = JSON
+    may_be_503: bool = False
+    """The 503 response has the same schema; otherwise it is an error."""
+    is_public: bool = False
+    """Also on the port without certificates."""
+    may_be_large: bool = False
+    """The view runs in the thread pool, not in the event loop."""
+    policy: str = ""
+    """Content-Security-Policy of a page. Empty: the policy of a page without scripts."""
+
+
+def _openapi(_: RequestContext) -> Response:
+    return Response(document(ENDPOINTS, ACTIONS))
+
+
+def _docs(_: RequestContext) -> Response:
+    return Response(docs_page(ENDPOINTS, ACTIONS))
+
+
+def _page_file(file: PageFile) -> Endpoint:
+    return Endpoint(
+        file.path,
+        file.summary,
+        lambda _: Response(file.text),
+        text("A file of the status page."),
+        content_type=file.content_type,
+        policy=POLICY,
+    )
+
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        "/log-history",
+        "Merged segments, oldest first, trimmed ones included. The same on every node.",
+        log_history,
+        cluster_schemas.LOG_HISTORY,
+        EVERYBODY,
+        (
+            bound("from", "Only segments with data at or after this position or time."),
+            bound("to", "Only segments with data before this position or time."),
+            choice("state", "Only segments in this state.", STATES),
+            LIMIT,
+            OFFSET,
+        ),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/latest-out-position",
+        "Position of the last merged message.",
+        latest_out_position,
+        cluster_schemas.LATEST_OUT_POSITION,
+        EVERYBODY,
+    ),
+    Endpoint("/status", "Status of the cluster and of this node.", status, cluster_schemas.STATUS),
+    Endpoint(
+        "/sessions",
+        "Sessions of publishers that the cluster knows.",
+        sessions,
+        cluster_schemas.SESSIONS,
+        parameters=(session_name("name", "Only incarnations of this session."), LIMIT, OFFSET),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/rt-clients",
+        "Publishers and subscribers of this node; ended connections are listed for 24 hours. "
+        "Callers other than operators see their own.",
+        clients,
+        cluster_schemas.CLIENTS,
+        EVERYBODY,
+        (
+            choice("kind", "Only clients with this role in their certificate.", ROLES),
+            certificate_name("name", "Only clients with this name in their certificate."),
+            truth("active", "true: only connected clients. false: only ended connections."),
+            LIMIT,
+            OFFSET,
+        ),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/dedup-rt-clients",
+        "Sessions by shared dedup id, with the next message id to merge. "
+        "Callers other than operators see their own.",
+        dedup_clients,
+        admin_schemas.DEDUP_CLIENTS,
+        EVERYBODY,
+        (session_name("name", "Only this dedup id."), LIMIT, OFFSET),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/holds",
+        "Holds of named subscribers. Callers other than operators see their own.",
+        holds,
+        admin_schemas.HOLDS,
+        EVERYBODY,
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/leases",
+        "Held leases and their owners.",
+        leases,
+        admin_schemas.LEASES,
+        parameters=(LIMIT, OFFSET),
+        may_be_large=True,
+    ),
+    Endpoint("/configuration", "The replicated configuration.", configuration, admin_schemas.CONFIGURATION),
+    Endpoint(
+        "/reset-status",
+        "State of the last reset; 503 while it runs.",
+        reset_status,
+        admin_schemas.RESET_STATUS,
+        may_be_503=True,
+    ),
+    Endpoint(
+        "/readiness",
+        "200 if this node leads or follows with a majority, merges, and lags little.",
+        readiness,
+        cluster_schemas.READINESS,
+        EVERYBODY,
+        may_be_503=True,
+        is_public=True,
+    ),
+    Endpoint(
+        "/liveness",
+        "200 while the data process works.",
+        liveness,
+        cluster_schemas.LIVENESS,
+        EVERYBODY,
+        may_be_503=True,
+        is_public=True,
+    ),
+    Endpoint(
+        "/metrics",
+        "Metrics for Prometheus.",
+        metrics,
+        text("Prometheus text format."),
+        content_type=CONTENT_TYPE,
+        is_public=True,
+        may_be_large=True,
+    ),
+    Endpoint("/openapi.json", "This API as OpenAPI 3.1.", _openapi, {"type": "object"}),
+    Endpoint(
+        "/docs",
+        "This API as a page.",
+        _docs,
+        text("An HTML page."),
+        content_type=HTML,
+    ),
+    *map(_page_file, PAGE_FILES),
+)

@@ -1,0 +1,1 @@
+"""Session replicas on a node: ingest, progress of merging, fetching from peers."""

@@ -1,0 +1,108 @@
+"""The durable batch boundaries of a session's copy, which reports and merging are made of.
+
+Pure. Kept in arrays, and thinned out where there are very many: what is missing then is read back from the
+file. The caller guards it against other threads.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
+from sequencer.control.reporter import COARSE_BYTES
+
+MARKS_MAX: Final = 1 << 18
+"""Boundaries of a segment that are kept all: 12 MB. Of more, the older half is thinned out as in reports: a
+node that begins anew reports what it kept, and the others must have the same."""
+
+
+class RangeInfo(NamedTuple):
+    """What is known of a range of whole batches: the segment's chain behind it, its messages' times, and the
+    content checksums before and behind it.
+    """
+
+    chain_end: int
+    timestamp_low_ns: int
+    timestamp_high_ns: int
+    content: Checksums
+
+
+def _array(code: str) -> array[int]:
+    return array(code)
+
+
+@dataclass(slots=True)
+class BatchIndex:
+    """Boundaries of one segment, ascending. The times of one cover all since the one before it."""
+
+    offsets: array[int] = field(default_factory=lambda: _array("Q"))
+    numbers: array[int] = field(default_factory=lambda: _array("Q"))
+    chains: array[int] = field(default_factory=lambda: _array("I"))
+    lows_ns: array[int] = field(default_factory=lambda: _array("q"))
+    highs_ns: array[int] = field(default_factory=lambda: _array("q"))
+    contents: array[int] = field(default_factory=lambda: _array("I"))
+
+    def add(self, marks: Iterable[ChecksummedBoundary]) -> None:
+        """Boundaries behind those that are known; others are known already."""
+        last = self.offsets[-1] if self.offsets else -1
+        for mark in marks:
+            if mark.offset > last:
+                self.offsets.append(mark.offset)
+                self.numbers.append(mark.number)
+                self.chains.append(mark.chain)
+                self.lows_ns.append(mark.timestamp_low_ns)
+                self.highs_ns.append(mark.timestamp_high_ns)
+                self.contents.append(mark.content)
+        if len(self.offsets) > MARKS_MAX:
+            self._thin_out()
+
+    def stretch(self, start: int, end: int) -> RangeInfo | None:
+        """What is between two boundaries; None if one of them is not known here."""
+        low, high = bisect_left(self.offsets, start), bisect_left(self.offsets, end)
+        if high == len(self.offsets) or self.offsets[high] != end or self.offsets[low] != start:
+            return None
+        times = slice(low + 1, high + 1)
+        content = Checksums(self.contents[low], self.contents[high])
+        return RangeInfo(self.chains[high], min(self.lows_ns[times]), max(self.highs_ns[times]), content)
+
+    @property
+    def end(self) -> int:
+        """The furthest boundary; 0 if there is none."""
+        return self.offsets[-1] if self.offsets else 0
+
+    def before(self, offset: int) -> ChecksummedBoundary | None:
+        """The last boundary at or before `offset`."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self._mark(at) if at >= 0 else None
+
+    def __iter__(self) -> Iterator[ChecksummedBoundary]:
+        return map(self._mark, range(len(self.offsets)))
+
+    def forget_below(self, offset: int) -> None:
+        """Nothing that begins below is asked for any more."""
+        below = bisect_left(self.offsets, offset)
+        for values in self._columns():
+            del values[:below]
+
+    def _mark(self, at: int) -> ChecksummedBoundary:
+        return ChecksummedBoundary(*(values[at] for values in self._columns()))
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.offsets, self.numbers, self.chains, self.lows_ns, self.highs_ns, self.contents
+
+    def _thin_out(self) -> None:
+        """Of the older half keep the first, and the last in front of every multiple of `COARSE_BYTES`."""
+        half = len(self.offsets) // 2
+        coarse = [offset // COARSE_BYTES for offset in self.offsets[: half + 1]]
+        kept = [0, *(at for at in range(1, half) if coarse[at] != coarse[at + 1])]
+        lows = [self.lows_ns[0], *(min(self.lows_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, half]))]
+        highs = [self.highs_ns[0], *(max(self.highs_ns[a + 1 : b + 1]) for a, b in pairwise([*kept, half]))]
+        self.lows_ns[: half + 1] = array("q", lows)
+        self.highs_ns[: half + 1] = array("q", highs)
+        for values in (self.offsets, self.numbers, self.chains, self.contents):
+            values[: half + 1] = array(values.typecode, [values[at] for at in [*kept, half]])

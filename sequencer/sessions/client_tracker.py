@@ -1,0 +1,247 @@
+"""Who pushes to this node and pulls from it, and who did within a day.
+
+Laws. What is remembered is bounded: of connections that ended, the last of each client, for 24 hours, and
+4,096 in all. Watching takes nothing away: a stream runs as it would without.
+
+`TrackedStores` stands before the node's stores and sees each push; pulls are looked at now and then, so of
+one that ends between two looks the last bytes, or all of it, go uncounted. For one event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from replicator.protocol.handshake import PullMerged, PushHello, PushProgress, PushStart
+from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.pull.server import Pull
+from replicator.push.server import SessionIntake, SessionReplicaStore
+from rt.net.identity import Identity
+from sequencer.rest.base.node_snapshot import Client
+from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, NS_PER_S
+
+KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
+ENDED_MAX: Final = 4096
+
+_Key: TypeAlias = tuple[str, str]
+"""What tells clients apart: the certificate's identity, and what is pushed or pulled."""
+
+
+class PushActivity:
+    """One stream of a publisher, while it runs and after."""
+
+    def __init__(self, identity: Identity, hello: PushHello, now_ns: int) -> None:
+        self.identity, self.hello, self.connected_ns = identity, hello, now_ns
+        self.total_bytes = 0
+        self.last_ns = 0
+        self.progress = PushProgress()
+
+
+class _Known:
+    """A stream that was seen."""
+
+    def __init__(self, stream: PushActivity | Pull, address: str) -> None:
+        self.stream = stream
+        self.address = address
+        self.ended_ns = 0
+        self.rate = 0.0
+        self.looked_ns = 0
+        self.looked_bytes = 0
+        self._mark = 0
+        self._marked_ns = 0
+
+    @property
+    def total_bytes(self) -> int:
+        stream = self.stream
+        return stream.total_bytes if isinstance(stream, PushActivity) else stream.sent_bytes
+
+    @property
+    def key(self) -> _Key:
+        stream = self.stream
+        if isinstance(stream, PushActivity):
+            return stream.identity.uri, f"push {stream.hello.session}"
+        wanted = stream.wanted
+        return stream.identity.uri, "merged" if isinstance(wanted, PullMerged) else f"{wanted.session_id}"
+
+    def look(self, now_ns: int, end: int) -> None:
+        """Work out the rate since the last look, and whether it keeps up; `end` is the merged log's."""
+        size = self.total_bytes
+        since_ns = self.looked_ns or self.stream.connected_ns
+        if now_ns > since_ns:
+            self.rate = max(size - self.looked_bytes, 0) * NS_PER_S / (now_ns - since_ns)
+        self.looked_ns, self.looked_bytes = now_ns, size
+        goal, reached = self._way(end)
+        if reached >= self._mark:
+            self._mark, self._marked_ns = goal, now_ns
+
+    def lag_ns(self, now_ns: int) -> int:
+        """So long ago, at least, it was where something still waits; 0: nothing does."""
+        _, reached = self._way(0)
+        return max(now_ns - self._marked_ns, 0) if reached < self._mark else 0
+
+    def _way(self, end: int) -> tuple[int, int]:
+        """Where it shall get to now, and where it is."""
+        stream = self.stream
+        if isinstance(stream, PushActivity):
+            return stream.progress.durable_number, stream.progress.merged_number
+        position, wanted = stream.has.position, stream.wanted
+        # Who reads a range says nothing of how far it is, and nothing waits for it.
+        is_copy = isinstance(wanted, PullMerged) and wanted.range is None
+        return (end if is_copy else position), position
+
+    def client(self, now_ns: int) -> Client:
+        stream = self.stream
+        rate = 0.0 if self.ended_ns else self.rate
+        lag_ns = 0 if self.ended_ns else self.lag_ns(now_ns)
+        if isinstance(stream, PushActivity):
+            return Client(
+                stream.identity,
+                self.address,
+                stream.hello.session,
+                stream.connected_ns,
+                self.ended_ns,
+                stream.last_ns,
+                stream.total_bytes,
+                rate,
+                stream.progress.durable_number,
+                stream.progress.merged_number,
+                lag_ns=lag_ns,
+                incarnation=stream.hello.incarnation,
+            )
+        wanted = stream.wanted
+        return Client(
+            stream.identity,
+            self.address,
+            None,
+            stream.connected_ns,
+            self.ended_ns,
+            stream.sent_ns,
+            stream.sent_bytes,
+            rate,
+            stream.has.position,
+            is_of_merged=isinstance(wanted, PullMerged),
+            lag_ns=lag_ns,
+            session_id=None if isinstance(wanted, PullMerged) else wanted.session_id,
+        )
+
+
+class ClientTracker:
+    """The streams of a node. `clock` is in ns since the epoch."""
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        self._clock = clock
+        self._pushes: dict[PushActivity, _Known] = {}
+        self._pulls: dict[int, _Known] = {}
+        self._ended: dict[_Key, _Known] = {}
+        """In the order in which they ended."""
+        self._ended_push_bytes = 0
+        self._ended_pull_bytes = 0
+
+    @property
+    def push_bytes(self) -> int:
+        """Brought by publishers, ever."""
+        return self._ended_push_bytes + sum(known.total_bytes for known in self._pushes.values())
+
+    @property
+    def pull_bytes(self) -> int:
+        """Given to pullers, ever, as far as it was seen."""
+        return self._ended_pull_bytes + sum(known.total_bytes for known in self._pulls.values())
+
+    def begin_push(self, identity: Identity, hello: PushHello) -> PushActivity:
+        """A publisher's stream begins."""
+        push = PushActivity(identity, hello, self._clock())
+        self._pushes[push] = _Known(push, "")
+        return push
+
+    def end_push(self, push: PushActivity) -> None:
+        """It has ended."""
+        known = self._pushes.pop(push)
+        self._ended_push_bytes += known.total_bytes
+        self._keep(known)
+
+    def look(self, pulls: Mapping[int, Pull], end: int = 0) -> None:
+        """See which pulls run now, and how fast all goes, to the merged log's `end`; about once a second."""
+        now_ns = self._clock()
+        self.note_pulls(pulls)
+        for known in (*self._pushes.values(), *self._pulls.values()):
+            known.look(now_ns, end)
+        for key in [key for key, known in self._ended.items() if now_ns - known.ended_ns > KEPT_NS]:
+            del self._ended[key]
+
+    def note_pulls(self, pulls: Mapping[int, Pull]) -> None:
+        """See which pulls run now."""
+        for key in [key for key in self._pulls if key not in pulls]:
+            known = self._pulls.pop(key)
+            self._ended_pull_bytes += known.total_bytes
+            self._keep(known)
+        for key, pull in pulls.items():
+            if key not in self._pulls:
+                self._pulls[key] = _Known(pull, _host_and_port(pull.peer))
+
+    def clients(self) -> tuple[Client, ...]:
+        """Everybody who is connected, and of the others the last connection."""
+        now_ns = self._clock()
+        live = [*self._pushes.values(), *self._pulls.values()]
+        connected = {known.key for known in live}
+        ended = [known for key, known in self._ended.items() if key not in connected]
+        return tuple(known.client(now_ns) for known in (*live, *ended))
+
+    def _keep(self, known: _Known) -> None:
+        known.ended_ns = self._clock()
+        self._ended.pop(known.key, None)
+        self._ended[known.key] = known
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+
+class TrackedStores:
+    """The stores of a node (`replicator.push.server.SessionReplicaStore`), and in `clients` who uses them."""
+
+    def __init__(self, stores: SessionReplicaStore, clients: ClientTracker) -> None:
+        self._stores, self._clients = stores, clients
+
+    @property
+    def cluster(self) -> bytes:
+        """See the protocol."""
+        return self._stores.cluster
+
+    async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
+        """See the protocol."""
+        intake = await self._stores.accept(hello, identity)
+        return _TrackedIntake(intake, self._clients, self._clients.begin_push(identity, hello))
+
+
+class _TrackedIntake:
+    """An intake whose bytes are counted."""
+
+    def __init__(self, intake: SessionIntake, clients: ClientTracker, push: PushActivity) -> None:
+        self._intake, self._clients, self._push = intake, clients, push
+
+    @property
+    def start(self) -> PushStart:
+        return self._intake.start
+
+    async def open_life(self, life: Run) -> None:
+        await self._intake.open_life(life)
+
+    async def take(self, item: Chunk | SegmentSealed) -> None:
+        await self._intake.take(item)
+        if isinstance(item, Chunk):
+            self._push.total_bytes += len(item.data)
+            self._push.last_ns = time.time_ns()
+
+    async def next_progress(self, told: PushProgress | None) -> PushProgress:
+        self._push.progress = progress = await self._intake.next_progress(told)
+        return progress
+
+    async def close(self) -> None:
+        try:
+            await self._intake.close()
+        finally:
+            self._clients.end_push(self._push)
+
+
+def _host_and_port(peer: str) -> str:
+    """What gRPC calls "ipv4:127.0.0.1:1", without the kind."""
+    return peer.partition(":")[2]

@@ -1,0 +1,74 @@
+"""The file `disk` in the directory of session copies: which disk they are on.
+
+The law: the id is durable before the first copy is, and is lost with the copies. So a node that shows another
+one has lost what it said to hold, and has no say about the ends of lives that were open then.
+
+    0  id        16 bytes, random
+   16  checksum  u32, CRC-32C of the id
+   20  zeros
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from rt.errors import Corrupt
+from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.format.checksum import crc32c
+from sequencer.state.commands import DISK_BYTES
+
+DISK_FILE: Final = "disk"
+
+_LAYOUT: Final = struct.Struct(f"<{DISK_BYTES}sI4x")
+
+
+def _random_id() -> bytes:
+    return os.urandom(DISK_BYTES)
+
+
+def open_disk_id(directory: str, *, disk: Disk = REAL, new_id: Callable[[], bytes] = _random_id) -> bytes:
+    """The id of the disk that `directory` is on, made with it if missing; returns when it is durable.
+
+    Raises `rt.Corrupt` if it cannot be read, storage errors.
+    """
+    path = os.path.join(directory, DISK_FILE)
+    with storage_errors(path, "reading which disk this is"):
+        disk.make_directory(directory)
+        if DISK_FILE in disk.list_directory(directory):
+            known = _read(disk, path)
+            disk.sync_directory(directory)  # Whoever made it may have been killed right before.
+        else:
+            known = new_id()
+            write_whole(disk, path, _LAYOUT.pack(known, crc32c(known)))
+        disk.sync_directory(os.path.dirname(directory))
+    return known
+
+
+def forget_disk_id(directory: str, *, disk: Disk = REAL) -> None:
+    """Some of what is on the disk was lost: the next start gives it another id. Durable on return."""
+    with storage_errors(directory, "forgetting which disk this is"):
+        if DISK_FILE in disk.list_directory(directory):
+            disk.remove(os.path.join(directory, DISK_FILE))
+        disk.sync_directory(directory)
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        data = file.pread(_LAYOUT.size + 1, 0)
+    finally:
+        file.close()
+    if len(data) == _LAYOUT.size:
+        known, checksum = _LAYOUT.unpack(data)
+        if crc32c(known) == checksum:
+            return bytes(known)
+    raise Corrupt(
+        "the name of this disk cannot be read",
+        path=path,
+        offset=0,
+        got=f"{len(data)} bytes",
+        hint="Is the disk sound? Then remove the file: the node's copies count again once they are whole.",
+    )

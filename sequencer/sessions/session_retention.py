@@ -1,0 +1,40 @@
+"""How long a node keeps session bytes that the cluster has merged.
+
+Pure. Invariants:
+- A node keeps the input of an instruction until its own merged log and those of a majority hold it durably.
+- A low watermark only moves forward. What it was derived from stays true when nodes go away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def low_watermark(merged: Iterable[int], members: int) -> int:
+    """The last instruction that a majority of `members` nodes has merged durably.
+
+    `merged` is the last one of each node that is known. A node that is not known has merged nothing.
+    """
+    known = sorted(merged, reverse=True)
+    majority = members // 2 + 1
+    return known[majority - 1] if len(known) >= majority else 0
+
+
+class SessionRetention:
+    """The instruction up to which this node, one of `members`, need not keep the input."""
+
+    def __init__(self, node: str, members: int) -> None:
+        self._node, self._members = node, members
+        self._merged: dict[str, int] = {}
+        self._low = 0
+
+    def on_merged(self, merged: Mapping[str, int]) -> None:
+        """Nodes reported the last instruction that they have merged durably."""
+        for node, instruction in merged.items():
+            self._merged[node] = max(instruction, self._merged.get(node, 0))
+
+    def released(self, own: int) -> int:
+        """The last instruction whose input may go, now that this node has merged `own` durably."""
+        self._merged[self._node] = max(own, self._merged.get(self._node, 0))
+        self._low = max(self._low, low_watermark(self._merged.values(), self._members))
+        return min(own, self._low)

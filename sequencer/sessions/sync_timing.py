@@ -1,0 +1,79 @@
+"""How long syncs of session copies take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from typing import Final
+
+from replicator.receive.group_commit import GroupCommit, OnFailed, OnSynced, Syncable
+from rt.log.write.writer import SyncPoint
+from sequencer.rest.base.node_snapshot import Histogram
+
+BOUNDS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0)
+
+
+class Durations:
+    """Counts durations by size; any thread may `add`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        with self._lock:
+            self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+            self._total_s += seconds
+
+    def histogram(self) -> Histogram:
+        """What was counted by now."""
+        with self._lock:
+            return Histogram(BOUNDS_S, tuple(self._counts), self._total_s)
+
+
+class TimedGroupCommit(GroupCommit):
+    """A `GroupCommit` that counts how long each sync of a receiver takes, also one that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.durations: Final = Durations()
+        self._timed: dict[Syncable, _Timed] = {}
+
+    def add(self, receiver: Syncable, on_synced: OnSynced, on_failed: OnFailed) -> None:
+        """See `GroupCommit`."""
+        timed = self._timed[receiver] = _Timed(receiver, self.durations)
+        super().add(timed, on_synced, on_failed)
+
+    def discard(self, receiver: Syncable) -> None:
+        """See `GroupCommit`."""
+        timed = self._timed.pop(receiver, None)
+        if timed is not None:
+            super().discard(timed)
+
+    def note(self, receiver: Syncable) -> None:
+        """See `GroupCommit`."""
+        timed = self._timed.get(receiver)
+        if timed is not None:
+            super().note(timed)
+
+
+class _Timed:
+    """A receiver whose syncs are timed."""
+
+    def __init__(self, receiver: Syncable, durations: Durations) -> None:
+        self._receiver, self._durations = receiver, durations
+        self.sync_point = receiver.sync_point
+
+    @property
+    def path(self) -> str:
+        return self._receiver.path
+
+    def sync_to(self, point: SyncPoint) -> None:
+        begun_s = time.perf_counter()
+        try:
+            self._receiver.sync_to(point)
+        finally:
+            self._durations.add(time.perf_counter() - begun_s)

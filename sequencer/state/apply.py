@@ -1,0 +1,125 @@
+"""What a committed command does to the state.
+
+Pure, total and the same on every node: a command that is stale or cannot be changes nothing and says why;
+of what an operator asked for it is noted that it was decided.
+The law: positions are dense, a message is merged once and in its session's order, and whatever a merged file
+holds follows from the command and the state alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from sequencer.state import leases
+from sequencer.state.apply_result import (
+    CommandRejected,
+    ConfigurationChanged,
+    DiskJoined,
+    DiskRestored,
+    Outcome,
+    RequestLapsed,
+)
+from sequencer.state.commands import (
+    CloseRun,
+    CloseSession,
+    Command,
+    Configure,
+    DecideRequest,
+    FenceRun,
+    Forget,
+    HoldPosition,
+    JoinDisk,
+    MergeInstruction,
+    OpenRun,
+    ReleaseHold,
+    ResetCluster,
+    RestoreDisk,
+    Roll,
+    SubmitRequest,
+    TrimSegments,
+)
+from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.merge import merge, roll
+from sequencer.state.operator_requests import ask, decide
+from sequencer.state.resets import reset
+from sequencer.state.retention import hold, release, trim
+from sequencer.state.run_lifecycle import close_life, close_session, fence_life, forget_sessions, open_life
+from sequencer.state.state import NodeDisk, SequencerState
+
+
+def apply(state: SequencerState, command: Command) -> Outcome:
+    """Do what the command says, or say why not."""
+    match command:
+        case MergeInstruction():
+            return merge(state, command)
+        case OpenRun():
+            return open_life(state, command)
+        case FenceRun():
+            return fence_life(state, command)
+        case CloseRun():
+            return close_life(state, command)
+        case CloseSession():
+            return close_session(state, command)
+        case Forget():
+            return forget_sessions(state, command)
+        case Roll():
+            return roll(state, command)
+        case Configure():
+            return _configure(state, command)
+        case JoinDisk():
+            return _join(state, command)
+        case RestoreDisk():
+            return _restore(state, command)
+        case TrimSegments():
+            return trim(state, command)
+        case HoldPosition():
+            return hold(state, command)
+        case ReleaseHold():
+            return release(state, command)
+        case AcquireLeases():
+            return leases.acquire(state, command)
+        case RenewLeases():
+            return leases.renew(state, command)
+        case ReleaseLeases():
+            return leases.release(state, command)
+        case ExpireLeases():
+            return leases.expire(state, command)
+        case SubmitRequest():
+            return ask(state, command)
+        case DecideRequest():
+            decided = decide(state, command)
+            return decided if isinstance(decided, CommandRejected | RequestLapsed) else apply(state, decided)
+        case ResetCluster():
+            return reset(state, command)
+    assert_never(command)
+
+
+# Configuration
+
+
+def _configure(state: SequencerState, command: Configure) -> Outcome:
+    state.configuration = replace(state.configuration, **command.changes)
+    return ConfigurationChanged()
+
+
+# Disks
+
+
+def _join(state: SequencerState, command: JoinDisk) -> Outcome:
+    known = state.disks.get(command.node)
+    if known is not None and known.id == command.disk:
+        return CommandRejected(f"the disk of {command.node} has joined")
+    state.joins += 1
+    # The first one of a node forgot nothing, and so did one before which nothing was open or merged.
+    is_whole = known is None or not (state.instruction or state.open_count)
+    state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole)
+    return DiskJoined(command.node)
+
+
+def _restore(state: SequencerState, command: RestoreDisk) -> Outcome:
+    known = state.disks.get(command.node)
+    if known is None or known.id != command.disk or known.is_whole:
+        return CommandRejected(f"that disk of {command.node} {'is whole' if known else 'has not joined'}")
+    state.disks[command.node] = known._replace(is_whole=True)
+    return DiskRestored(command.node)

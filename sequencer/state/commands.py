@@ -1,0 +1,355 @@
+"""The commands of the Raft log, as values: one that is not well-formed cannot be made.
+
+Pure. Whether a command fits the state, `apply` says; `command_codec` turns them into bytes and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import SEGMENT_HEADER_BYTES
+from rt.log.format.segment_table import TrimReason
+from rt.names import check_dedup_id, check_name, check_session_name
+from sequencer.state.lease_commands import (
+    AcquireLeases,
+    ExpireLeases,
+    ReleaseLeases,
+    RenewLeases,
+)
+from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
+
+RANGES_MAX: Final = 1024
+FORGET_MAX: Final = 1024
+"""Sessions in one command."""
+COUNT_MAX: Final = 2**32 - 1
+"""Messages of one range: all of them may have to be skipped, and a block header counts those in 32 bits."""
+INCARNATION_BYTES: Final = 16
+LIFE_BYTES: Final = 8
+DISK_BYTES: Final = 16
+_UINT32_END: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRange:
+    """Whole batches of one segment of a session: `start` to `end`, messages `first` to `first + count`.
+
+    `chain_start` and `chain_end` are the segment's chain at the two offsets.
+    """
+
+    session_id: int
+    x: int
+    y: int
+    start: int
+    end: int
+    first: int
+    count: int
+    chain_start: int
+    chain_end: int
+
+    def __post_init__(self) -> None:
+        if not SEGMENT_HEADER_BYTES <= self.start < self.end < NUMBER_MAX or self.start % 8 or self.end % 8:
+            raise ValueError(f"no range of a segment: offsets {self.start} to {self.end}")
+        if not 1 <= self.count <= COUNT_MAX or not 0 <= self.first < self.first + self.count < NUMBER_MAX:
+            raise ValueError(f"no range of numbers: {self.count} from {self.first}")
+
+    @property
+    def end_number(self) -> int:
+        """One past its last message."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class MergeInstruction:
+    """A merge instruction: which ranges come next, ordered by session id, at most one of a session."""
+
+    number: int
+    sequenced_ns: int
+    ranges: tuple[MergeRange, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.ranges) <= RANGES_MAX or not 1 <= self.number < NUMBER_MAX:
+            raise ValueError(f"no instruction: number {self.number}, {len(self.ranges)} ranges")
+        ids = [one.session_id for one in self.ranges]
+        if any(earlier >= later for earlier, later in pairwise(ids)):
+            raise ValueError(f"ranges are not ordered by session: {ids}")
+        if not 0 <= self.sequenced_ns < 2**63:
+            raise ValueError(f"sequenced at {self.sequenced_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A publisher begins session number `x` of a session's incarnation, in the life with that random id."""
+
+    session: str
+    incarnation: bytes
+    dedup_id: str | None
+    x: int
+    life: bytes
+    newest: int = 0
+    """The id of the newest incarnation that the proposer knew of the session; 0: none."""
+
+    def __post_init__(self) -> None:
+        check_session_name(self.session)
+        if self.dedup_id is not None:
+            check_dedup_id(self.dedup_id)
+        if len(self.incarnation) != INCARNATION_BYTES or len(self.life) != LIFE_BYTES:
+            raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.life)}")
+        if not 0 <= self.x < _UINT32_END or not 0 <= self.newest < _UINT32_END:
+            raise ValueError(f"session number {self.x}")
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRun:
+    """From where this is applied on no node takes a further byte of the session's X."""
+
+    session_id: int
+    x: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRun:
+    """The session's X ends at `offset` of segment `y`, in front of message `number`."""
+
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    number: int
+
+    def __post_init__(self) -> None:
+        is_boundary = SEGMENT_HEADER_BYTES <= self.offset < NUMBER_MAX and self.offset % 8 == 0
+        if not is_boundary or not 0 <= self.number < NUMBER_MAX:
+            raise ValueError(f"no end of a session: offset {self.offset}, number {self.number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """An instruction that merges nothing: it seals the merged segment (x, y), and begins the next one."""
+
+    number: int
+    x: int
+    y: int
+    sequenced_ns: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number < NUMBER_MAX or not 0 <= self.sequenced_ns < 2**63:
+            raise ValueError(f"no instruction: number {self.number}, at {self.sequenced_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Change the replicated configuration, by its names; None leaves a value as it is."""
+
+    roll_bytes: int | None = None
+    roll_minutes: int | None = None
+    """0: never by age."""
+    session_bytes_max: int | None = None
+    retention_minutes: int | None = None
+    """0: nothing is trimmed by age."""
+    retention_bytes: int | None = None
+    """0: nothing is trimmed by size."""
+    retention_disk_percent: int | None = None
+    """0: nothing is trimmed for want of space."""
+    hold_bytes_max: int | None = None
+    """0: holds hold nothing back."""
+    sessions_max: int | None = None
+    sessions_per_name_max: int | None = None
+    session_idle_minutes: int | None = None
+    """0: never."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.changes.items():
+            least, end = CONFIGURABLE[name]
+            if not least <= value < end:
+                raise ValueError(f"a configuration with {name} {value}, not {least} to {end - 1}")
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """What it changes, by name."""
+        values = ((name, getattr(self, name)) for name in CONFIGURABLE)
+        return {name: value for name, value in values if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinDisk:
+    """A node keeps its session copies on that disk from now on."""
+
+    node: str
+    disk: bytes
+
+    def __post_init__(self) -> None:
+        _check_disk(self.node, self.disk)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreDisk:
+    """The node's disk holds again what was lost with the one before: see `sequencer.leader.session_close`."""
+
+    node: str
+    disk: bytes
+
+    def __post_init__(self) -> None:
+        _check_disk(self.node, self.disk)
+
+
+@dataclass(frozen=True, slots=True)
+class TrimSegments:
+    """Every sealed merged segment that ends at `up_to` or before is trimmed, as far as the reason holds."""
+
+    up_to: int
+    reason: TrimReason
+    trimmed_ns: int
+    """For age: the time that a majority's clocks have reached. Else only a label."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.up_to < NUMBER_MAX:
+            raise ValueError(f"no position: {self.up_to}")
+        if self.reason not in TRIM_REASONS:
+            raise ValueError(f"a trim of the merged log for reason {self.reason.name}")
+        if not 1 <= self.trimmed_ns < 2**63:
+            raise ValueError(f"trimmed at {self.trimmed_ns} ns")
+
+
+TRIM_REASONS: Final = frozenset(
+    {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
+)
+"""Why a cluster trims its merged log."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPosition:
+    """A named subscriber has everything below `position`; what follows is held back for it."""
+
+    name: str
+    position: int
+    at_ns: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+        if not 0 <= self.position < NUMBER_MAX or not 0 <= self.at_ns < 2**63:
+            raise ValueError(f"a hold at position {self.position}, {self.at_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHold:
+    """Nothing is held back any more for the subscriber of that name."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_name(self.name, kind="subscriber")
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """The newest session of that name is closed: of the start that is open nothing more is taken."""
+
+    session: str
+
+    def __post_init__(self) -> None:
+        check_session_name(self.session)
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The records of these closed sessions go, which a majority has merged durably."""
+
+    session_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.session_ids) <= FORGET_MAX:
+            raise ValueError(f"{len(self.session_ids)} sessions to forget: 1 to {FORGET_MAX}")
+
+    @property
+    def brief(self) -> str:
+        """What logs say of it."""
+        return f"Forget({len(self.session_ids)} sessions, the first {self.session_ids[0]})"
+
+
+Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession
+"""What operators ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """An operator asks for a command: see `sequencer.state.operator_requests`."""
+
+    id: bytes
+    until_ns: int
+    """By the nodes' clocks; later it is not carried out."""
+    operation: Operation
+
+    def __post_init__(self) -> None:
+        _check_request(self.id, self.until_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class DecideRequest:
+    """The leader has what was asked for carried out, if it is not too late by the nodes' clocks."""
+
+    id: bytes
+    at_ns: int
+
+    def __post_init__(self) -> None:
+        _check_request(self.id, self.at_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCluster:
+    """The cluster goes on in another epoch; a hard one lets go of all that is merged and was to be."""
+
+    is_hard: bool
+    epoch: int
+    """The one that begins."""
+    at_ns: int
+    """When it was asked for, by the clock of the node that was asked."""
+    request: bytes
+    """Names the request."""
+    forced_by: str = ""
+    """The node that decided it by itself, without a majority; empty if a majority did."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.epoch < _UINT32_END or not 0 <= self.at_ns < 2**63:
+            raise ValueError(f"a reset to epoch {self.epoch} at {self.at_ns} ns")
+        if len(self.request) != REQUEST_BYTES:
+            raise ValueError(f"request id of {len(self.request)} bytes")
+        if self.forced_by:
+            check_name(self.forced_by, kind="node")
+
+
+def _check_request(request: bytes, at_ns: int) -> None:
+    if len(request) != REQUEST_BYTES or not 1 <= at_ns < 2**63:
+        raise ValueError(f"request id of {len(request)} bytes, at {at_ns} ns")
+
+
+def _check_disk(node: str, disk: bytes) -> None:
+    check_name(node, kind="node")
+    if len(disk) != DISK_BYTES:
+        raise ValueError(f"disk id of {len(disk)} bytes")
+
+
+Command: TypeAlias = (
+    MergeInstruction
+    | OpenRun
+    | FenceRun
+    | CloseRun
+    | Roll
+    | Configure
+    | JoinDisk
+    | RestoreDisk
+    | TrimSegments
+    | HoldPosition
+    | ReleaseHold
+    | CloseSession
+    | Forget
+    | SubmitRequest
+    | DecideRequest
+    | ResetCluster
+    | AcquireLeases
+    | RenewLeases
+    | ReleaseLeases
+    | ExpireLeases
+)

@@ -1,0 +1,200 @@
+"""Merging an instruction: what it does to the state, and the order that says where each byte goes.
+
+Pure. The law: the headers of an order, and where segments end, follow from the state and the command alone,
+so that all nodes write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Declaration, encode_block_header
+from rt.log.format.block import encode_declaration as encode_declaration_block
+from rt.log.format.checksum import batch_seed, crc32c, segment_seed
+from rt.log.format.constants import VERSION
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
+from sequencer.state.apply_result import CommandRejected, Outcome, RangesMerged
+from sequencer.state.commands import MergeInstruction, Roll
+from sequencer.state.merge_range import ResolvedRange, take
+from sequencer.state.state import MergedEnd, MergedSegment, SequencerState
+from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
+
+
+def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
+    """Merge all ranges of an instruction, or none."""
+    if (why := _does_not_follow(state, command)) is not None:
+        return CommandRejected(why)
+    taken: list[ResolvedRange] = []
+    wanted = dict[str, int]()
+    for one in command.ranges:
+        session = state.sessions.get(one.session_id)
+        dedup_id = session.dedup_id if session is not None else None
+        known = None if dedup_id is None else wanted.get(dedup_id, state.wanted.get(dedup_id))
+        result = take(state, one, known)
+        if isinstance(result, str):
+            return CommandRejected(result)
+        if dedup_id is not None and result.wanted is not None:
+            wanted[dedup_id] = result.wanted
+        taken.append(result)
+    state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
+    state.wanted.update(wanted)
+    order = _order(state, command, taken)
+    for result in taken:
+        state.put(result.session)
+    return RangesMerged(order)
+
+
+def roll(state: SequencerState, command: Roll) -> Outcome:
+    """Seal the growing merged segment, and begin the next one, which holds nothing yet."""
+    if (why := _does_not_follow(state, command)) is not None:
+        return CommandRejected(why)
+    merged = state.merged
+    if merged.segment != (command.x, command.y) or merged.offset <= SEGMENT_HEADER_BYTES:
+        return CommandRejected(f"log.{command.x}.{command.y} is not the growing merged segment, or is empty")
+    state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
+    begun = _begin_segment(state, command.sequenced_ns)
+    assert begun.segment is not None
+    return RangesMerged(
+        WritePlan(
+            command.number,
+            command.sequenced_ns,
+            begun.segment,
+            0,
+            state.position,
+            state.position,
+            (),
+            begun.chain,
+            begun.total_bytes,
+            begun.offset,
+            (),
+        )
+    )
+
+
+def _does_not_follow(state: SequencerState, command: MergeInstruction | Roll) -> str | None:
+    if command.number != state.instruction + 1:
+        return f"instruction {command.number} where {state.instruction + 1} must follow"
+    if command.sequenced_ns <= state.sequenced_ns:
+        return f"instruction {command.number} is not later than the one before"
+    return None
+
+
+def _order(state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]) -> WritePlan:
+    merged, first_position = state.merged, state.position
+    writes = any(result.count for result in taken)
+    begins = writes and (merged.segment is None or _is_full(state))
+    if begins:
+        merged = _begin_segment(state, command.sequenced_ns)
+    offset = 0 if begins or merged.segment is None else merged.offset
+    blocks = tuple(_blocks(state, command, taken))
+    end_offset = merged.offset if merged.segment is not None else 0
+    return WritePlan(
+        command.number,
+        command.sequenced_ns,
+        merged.segment or _segment_behind(state, None),
+        offset,
+        first_position,
+        state.position,
+        blocks,
+        merged.chain,
+        merged.total_bytes,
+        end_offset,
+        tuple(
+            SessionEnd(one.session_id, one.x, one.y, one.end, one.end_number)
+            for one in (result.one for result in taken)
+        ),
+    )
+
+
+def _is_full(state: SequencerState) -> bool:
+    """Whether the present segment is, or a reset wants the log to go on in another one."""
+    merged = state.merged
+    if merged.segment is not None and merged.next_x > merged.segment.x:
+        return True
+    return SEGMENT_HEADER_BYTES < merged.offset >= state.configuration.roll_bytes
+
+
+def _begin_segment(state: SequencerState, sequenced_ns: int) -> MergedEnd:
+    merged, last = state.merged, state.merged.segment
+    if last is not None:
+        state.segments.append(
+            MergedSegment(last, merged.first, state.position, merged.offset, merged.created_ns, sequenced_ns)
+        )
+    state.merged = MergedEnd(
+        segment=_segment_behind(state, last),
+        first=state.position,
+        created_ns=sequenced_ns,
+        chain=merged.chain,
+        total_bytes=merged.total_bytes + SEGMENT_HEADER_BYTES,
+    )
+    return state.merged
+
+
+def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
+    """Where the merged log goes on: hard and forced resets raise its X."""
+    if last is None:
+        return SegmentId(state.merged.next_x if state.cleared is None else state.cleared.x, 0)
+    return (
+        SegmentId(state.merged.next_x, 0) if state.merged.next_x > last.x else SegmentId(last.x, last.y + 1)
+    )
+
+
+def _blocks(
+    state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]
+) -> Iterator[BlockWrite]:
+    merged = state.merged
+    assert merged.segment is not None or not any(result.count for result in taken)
+    seed = segment_seed(state.cluster, *merged.segment) if merged.segment is not None else 0
+    index = 0
+    for result in taken:
+        if not result.count:
+            continue
+        one, session = result.one, result.session
+        header = BlockHeader(
+            version=VERSION,
+            kind=BlockKind.BATCHES,
+            instruction_index=index,
+            instruction=command.number,
+            session_id=session.id,
+            source_x=one.x,
+            source_y=one.y,
+            skip=result.skip,
+            source_offset=one.start,
+            length_bytes=one.end - one.start,
+            first_position=state.position,
+            message_count=result.count,
+            sequenced_ns=command.sequenced_ns,
+            chain_start=one.chain_start,
+            chain_end=one.chain_end,
+        )
+        if session.id not in merged.declared:
+            merged.declared.add(session.id)
+            who = Declaration(session.name, session.incarnation, session.dedup_id)
+            head = encode_declaration_block(header, who, batch_seed(seed, merged.offset))
+            yield _written(merged, BlockWrite(head, is_declaration=True))
+            index += 1
+            header = header._replace(instruction_index=index)
+        head = encode_block_header(header, batch_seed(seed, merged.offset))
+        assert len(head) == BLOCK_HEADER_BYTES
+        yield _written(
+            merged,
+            BlockWrite(
+                head,
+                session_id=session.id,
+                x=one.x,
+                y=one.y,
+                start=one.start,
+                end=one.end,
+                chain_end=one.chain_end,
+                message_count=result.count,
+            ),
+        )
+        index += 1
+        state.position += result.count
+
+
+def _written(merged: MergedEnd, block: BlockWrite) -> BlockWrite:
+    merged.offset += block.size_bytes
+    merged.total_bytes += block.size_bytes
+    merged.chain = crc32c(block.head, merged.chain)
+    return block

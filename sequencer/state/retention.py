@@ -1,0 +1,97 @@
+"""What is kept of the merged log, and for whom: trims and holds.
+
+Pure. The law: what is trimmed is a prefix of the sealed segments, never the growing one; for age or size only
+what the policy and the holds let go when it is applied, whatever they were when it was proposed. A hold only
+moves forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice, takewhile
+
+from archiver.policy import RetentionPolicy
+from archiver.retention import due
+from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
+from sequencer.state import commands
+from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, Outcome, SegmentsTrimmed
+from sequencer.state.state import HOLDS_MAX, Configuration, MergedSegment, SequencerState, SubscriberHold
+
+
+def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:
+    """Trim sealed segments; of those trimmed long ago even the entries are forgotten.
+
+    To an operator a trim of what is gone is one that was done.
+    """
+    if command.up_to > state.position:
+        return CommandRejected(
+            f"position {command.up_to} is beyond the merged log, which ends at {state.position}"
+        )
+    known = sum(1 for _ in takewhile(lambda one: one.is_trimmed, state.segments))
+    kept = list(islice(state.segments, known, None))
+    gone = [one for one in kept[: _count_allowed(state, kept, command)] if one.end <= command.up_to]
+    if not gone and command.reason is not TrimReason.REQUEST:
+        return CommandRejected(f"nothing up to {command.up_to} is to go for {command.reason.name} any more")
+    for at, one in enumerate(gone, start=known):
+        state.segments[at] = one.trimmed(command.reason, command.trimmed_ns)
+    for _ in range(known + len(gone) - TRIMMED_ENTRIES_MAX):
+        state.segments.popleft()
+    return SegmentsTrimmed(
+        command.reason,
+        command.trimmed_ns,
+        state.log_start,
+        len(gone),
+        sum(one.size_bytes for one in gone),
+        tuple(name for name, one in sorted(state.holds.items()) if one.position < state.log_start),
+    )
+
+
+def _count_allowed(
+    state: SequencerState, kept: Sequence[MergedSegment], command: commands.TrimSegments
+) -> int:
+    """How many of the sealed segments may go for that reason."""
+    match command.reason:
+        case TrimReason.TIME | TrimReason.SIZE:
+            clocks, holds = [command.trimmed_ns], held_positions(state)
+            policy = policy_of(state.configuration)
+            found = due(kept, state.merged.offset, policy, clocks, holds, members=1)
+            return found.by_time if command.reason is TrimReason.TIME else found.by_size
+        case TrimReason.DISK:  # Of disks only who proposed it knew.
+            return len(kept) if state.configuration.retention_disk_percent else 0
+        case _:
+            return len(kept)
+
+
+def policy_of(said: Configuration) -> RetentionPolicy:
+    """What is to be kept, as the configuration says."""
+    return RetentionPolicy(
+        said.retention_minutes, said.retention_bytes, said.retention_disk_percent, said.hold_bytes_max
+    )
+
+
+def held_positions(state: SequencerState) -> dict[str, int]:
+    """By name of the subscriber: what it needs nothing below of."""
+    return {name: hold.position for name, hold in state.holds.items()}
+
+
+def hold(state: SequencerState, command: commands.HoldPosition) -> Outcome:
+    """Note how far a subscriber is."""
+    known = state.holds.get(command.name)
+    if known is None and len(state.holds) >= HOLDS_MAX:
+        return CommandRejected(f"{HOLDS_MAX} subscribers hold data back, and {command.name} is one more")
+    if known is not None and command.position < known.position:
+        return CommandRejected(
+            f"{command.name} has acknowledged up to {known.position}, not {command.position}"
+        )
+    if command.position > state.position:
+        return CommandRejected(f"position {command.position} of {command.name} is beyond {state.position}")
+    at_ns = command.at_ns if known is None else max(known.at_ns, command.at_ns)
+    state.holds[command.name] = SubscriberHold(command.position, at_ns)
+    return HoldMoved(command.name, command.position)
+
+
+def release(state: SequencerState, command: commands.ReleaseHold) -> Outcome:
+    """Forget a subscriber's hold."""
+    if state.holds.pop(command.name, None) is None:
+        return CommandRejected(f"{command.name} holds nothing back")
+    return HoldReleased(command.name)

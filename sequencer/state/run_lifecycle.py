@@ -1,0 +1,170 @@
+"""The lives of publishers in the state: opened, fenced, closed, and what is merged next of a session.
+
+Pure. The law: an X is merged only behind every X before it, and an incarnation only behind the one that it
+took over from; what was taken over from never comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from rt.names import session_owner
+from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome, RunClosed, RunFenced, RunOpened
+from sequencer.state.commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun
+from sequencer.state.state import BEGIN, LIVES_MAX, ActiveRun, End, SequencerState, Session
+
+FORGOTTEN: Final = "the session was closed long ago, and its record is gone"
+
+
+def open_life(state: SequencerState, command: OpenRun) -> Outcome:
+    """A publisher began: in a directory that is known, or in one that takes over from it."""
+    newest = state.session_of(command.session)
+    if newest is not None and newest.incarnation == command.incarnation:
+        return _open_known(state, newest, command)
+    if (command.session, command.incarnation) in state.by_incarnation:
+        return CommandRejected("a newer incarnation of the session was opened", is_fenced=True)
+    if state.is_forgotten(command.session, command.incarnation):
+        return CommandRejected(FORGOTTEN, is_fenced=True)
+    if command.newest != (0 if newest is None else newest.id):
+        # It was on its way while another directory took over, which may be the newer one.
+        return CommandRejected(f"another incarnation than session {command.newest} is the newest")
+    why = _why_no_room(state, command.session)
+    # One that takes over from another is let in: that one is closed, and this one waits for it.
+    if why is not None and not (newest is not None and newest.lives and not waits(state, newest)):
+        return CommandRejected(why, is_full=True)
+    waits_for = 0
+    if newest is not None:
+        waits_for = newest.id
+        state.put(replace(newest, is_superseded=True))
+    session = Session(
+        state.next_session_id, command.session, command.incarnation, command.dedup_id, waits_for=waits_for
+    )
+    state.next_session_id += 1
+    return _add_life(state, session, command)
+
+
+def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
+    if session.dedup_id != command.dedup_id:
+        return CommandRejected(f"the session's dedup id is {session.dedup_id}, not {command.dedup_id}")
+    known = session.life_of(command.x)
+    if known is not None:
+        if known.life == command.life:
+            return RunOpened(session.id, command.x)
+        return CommandRejected(f"session number {command.x} is open with another life", is_fenced=True)
+    if command.x <= session.last_x:
+        why = f"session number {command.x} is over: {session.last_x} was opened"
+        # Who brings what is merged already is late, as slow nodes are: its next start says where to go on.
+        is_merged = session.done is not None and session.fenced_end <= command.x <= session.done[0]
+        return CommandRejected(why, is_fenced=not is_merged)
+    if len(session.lives) >= LIVES_MAX:
+        return CommandRejected(f"{LIVES_MAX} lives of the session wait to be merged")
+    full = None if session.lives else _why_no_room(state, session.name)
+    if full is not None:
+        return CommandRejected(full, is_full=True)
+    return _add_life(state, session, command)
+
+
+def _add_life(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
+    life = ActiveRun(command.x, command.life)
+    state.put(replace(session, last_x=command.x, lives=(*session.lives, life)))
+    return RunOpened(session.id, command.x)
+
+
+def why_full(state: SequencerState, name: str) -> str | None:
+    """Why a publisher cannot open a session of that name now; None if it may."""
+    session = state.session_of(name)
+    if session is not None and session.lives:
+        return None  # It is open, or `open_life` decides whether another one takes over from it.
+    return _why_no_room(state, name)
+
+
+def _why_no_room(state: SequencerState, name: str) -> str | None:
+    """Why one more session of that name cannot be open; None if it can."""
+    config, owner = state.configuration, session_owner(name)
+    if state.open_of[owner] >= config.sessions_per_name_max:
+        return f"{config.sessions_per_name_max} sessions of {owner} are open (sessionsPerNameMax)"
+    if state.open_count >= config.sessions_max:
+        return f"{config.sessions_max} sessions are open (sessionsMax)"
+    return None
+
+
+def close_session(state: SequencerState, command: CloseSession) -> Outcome:
+    """An operator ends what is open of a session: nothing more is taken of it."""
+    session = state.session_of(command.session)
+    if session is None:
+        return CommandRejected(f"there is no session {command.session}")
+    if session.life is None:
+        return CommandRejected(f"session {command.session} is closed")
+    if len(session.lives) > 1:
+        return CommandRejected(
+            f"{len(session.lives)} starts of session {command.session} wait: try again later"
+        )
+    if not session.life.is_fenced:
+        state.put(session.with_life(replace(session.life, is_fenced=True)))
+    return RunFenced(session.id, session.life.x, is_given_up=True)
+
+
+def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
+    """Drop the records of sessions that are closed."""
+    gone = tuple(session_id for session_id in command.session_ids if session_id in state.closed)
+    for session_id in gone:
+        state.forget(session_id)
+    return Forgotten(gone) if gone else CommandRejected("none of these sessions is closed")
+
+
+def fence_life(state: SequencerState, command: FenceRun) -> Outcome:
+    """Nothing more is taken of a life."""
+    session = state.sessions.get(command.session_id)
+    life = session.life_of(command.x) if session is not None else None
+    if session is None or life is None:
+        return CommandRejected(f"session {command.session_id} has no session number {command.x} to fence")
+    state.put(session.with_life(replace(life, is_fenced=True)))
+    return RunFenced(session.id, life.x)
+
+
+def close_life(state: SequencerState, command: CloseRun) -> Outcome:
+    """A fenced life ends there."""
+    session = state.sessions.get(command.session_id)
+    life = session.life if session is not None else None
+    if session is None or life is None or life.x != command.x:
+        return CommandRejected(
+            f"session number {command.x} of session {command.session_id} is not what is merged"
+        )
+    end = End(command.y, command.offset, command.number)
+    # An end that is lost everywhere is followed by a nearer one: see `sequencer.leader.session_close`.
+    if not life.is_fenced or (life.end is not None and end[:2] >= life.end[:2]):
+        return CommandRejected(
+            f"session number {command.x} is {'closed' if life.is_fenced else 'not fenced'}"
+        )
+    if waits(state, session):
+        return CommandRejected(f"an older incarnation, session {session.waits_for}, is not merged whole")
+    if session.consumed is not None:
+        done = session.consumed.end
+        if end.number < done.number or end[:2] < done[:2]:
+            return CommandRejected(f"session number {command.x} is merged beyond {end}, up to {done}")
+        if end.number > done.number and end[:2] == done[:2]:
+            return CommandRejected(f"session number {command.x} has no messages between {done} and {end}")
+    state.put(advanced(session.with_life(replace(life, end=end))))
+    return RunClosed(session.id, command.x, end)
+
+
+def advanced(session: Session) -> Session:
+    """Go on with the next life if the present one is closed and merged whole."""
+    life = session.life
+    if life is None or life.end is None:
+        return session
+    consumed = session.consumed
+    is_whole = life.end[:2] == BEGIN if consumed is None else consumed.end.number == life.end.number
+    if not is_whole:
+        return session
+    return replace(session, lives=session.lives[1:], consumed=None, done=(life.x, life.end))
+
+
+def waits(state: SequencerState, session: Session) -> bool:
+    """Whether an older incarnation of the name is not merged whole.
+
+    To look at the one before is enough: as it had to wait in its turn, it ends after those before it.
+    """
+    older = state.sessions.get(session.waits_for)
+    return older is not None and bool(older.lives)

@@ -1,0 +1,125 @@
+"""Merge orders: an instruction as every node carries it out, byte for byte.
+
+Pure. `apply` makes them, the merger follows them, a snapshot carries those not merged durably yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rt.log.format.segment import SegmentId
+from rt.v1 import sequencer_pb2 as pb
+
+
+class SessionEnd(NamedTuple):
+    """A place of a session: offset of `log.x.y`, in front of message `number`."""
+
+    session_id: int
+    x: int
+    y: int
+    offset: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    """A declaration (`head` is all of it), or the header of a block and the source range that follows it."""
+
+    head: bytes
+    is_declaration: bool = False
+    session_id: int = 0
+    x: int = 0
+    y: int = 0
+    start: int = 0
+    end: int = 0
+    chain_end: int = 0
+    message_count: int = 0
+    """Behind those that are skipped."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the source range."""
+        return self.end - self.start
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the merged log."""
+        return len(self.head) + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What instruction `instruction` writes: at `offset` of the merged segment, 0 if it begins it.
+
+    If that is `end_offset`, it writes nothing; at 0 then, and no segment, if none has begun.
+    """
+
+    instruction: int
+    sequenced_ns: int
+    segment: SegmentId
+    offset: int
+    first_position: int
+    end_position: int
+    blocks: tuple[BlockWrite, ...]
+    chain: int
+    """The merged chain behind it."""
+    total_bytes: int
+    """Of all merged segments, behind it."""
+    end_offset: int
+    consumed: tuple[SessionEnd, ...]
+    """How far sessions are consumed behind it, also by what made no block."""
+
+
+def encode_order(order: WritePlan) -> bytes:
+    """The bytes of an order."""
+    message = pb.MergeOrder(
+        instruction=order.instruction,
+        sequenced_ns=order.sequenced_ns,
+        x=order.segment.x,
+        y=order.segment.y,
+        offset=order.offset,
+        first_position=order.first_position,
+        end_position=order.end_position,
+        chain=order.chain,
+        bytes=order.total_bytes,
+        end=order.end_offset,
+    )
+    for block in order.blocks:
+        message.blocks.add(
+            head=block.head,
+            is_declaration=block.is_declaration,
+            session_id=block.session_id,
+            x=block.x,
+            y=block.y,
+            start=block.start,
+            end=block.end,
+            chain_end=block.chain_end,
+            count=block.message_count,
+        )
+    for end in order.consumed:
+        message.consumed.add(
+            session_id=end.session_id, x=end.x, y=end.y, offset=end.offset, number=end.number
+        )
+    return message.SerializeToString(deterministic=True)
+
+
+def decode_order(data: bytes) -> WritePlan:
+    """What `encode_order` made; the bytes come from this node's own processes."""
+    message = pb.MergeOrder.FromString(data)
+    return WritePlan(
+        message.instruction,
+        message.sequenced_ns,
+        SegmentId(message.x, message.y),
+        message.offset,
+        message.first_position,
+        message.end_position,
+        tuple(
+            BlockWrite(b.head, b.is_declaration, b.session_id, b.x, b.y, b.start, b.end, b.chain_end, b.count)
+            for b in message.blocks
+        ),
+        message.chain,
+        message.bytes,
+        message.end,
+        tuple(SessionEnd(e.session_id, e.x, e.y, e.offset, e.number) for e in message.consumed),
+    )

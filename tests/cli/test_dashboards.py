@@ -1,0 +1,46 @@
+"""`rt dashboards`: what it writes is what the chart has."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rt.cli.commands.dashboards import FILES, dashboards
+from rt.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_dashboards_writes_the_files_of_the_chart(tmp_path: Path) -> None:
+    result = CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")])
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    for name, folder in FILES.items():
+        assert (tmp_path / "new" / name).read_bytes() == (ROOT / "helm" / folder / name).read_bytes()
+    assert CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")]).exit_code == 0
+
+
+def test_dashboards_replaces_a_file_that_differs_only_by_force(tmp_path: Path) -> None:
+    (tmp_path / "rt.json").write_text("mine")
+
+    refused = CliRunner().invoke(cli, ["dashboards", "--out", str(tmp_path)])
+    assert (refused.exit_code, "--force" in refused.stderr) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["rt.json"]
+
+    assert CliRunner().invoke(cli, ["dashboards", "--out", str(tmp_path), "--force"]).exit_code == 0
+    assert (tmp_path / "rt.json").read_text() != "mine"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_dashboard_and_the_alert_rules(tmp_path: Path) -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+
+    with zipfile.ZipFile(wheel) as archive:
+        for name, folder in FILES.items():
+            content = archive.read(f"rt/cli/monitoring/{name}")
+            assert content == (ROOT / "helm" / folder / name).read_bytes()

@@ -1,0 +1,91 @@
+"""Files of a node that somebody else changed or planted while it was down."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from chaos.wired_nodes import WiredNodes
+from faults import Faults
+
+pytestmark = pytest.mark.slow
+
+CANARY = b"nobody writes here"
+
+
+@pytest.mark.parametrize("at", [20, -1], ids=["header", "content"])
+def test_a_bit_flipped_in_a_raft_snapshot_ends_the_node_for_good_and_wiped_it_catches_up(
+    faults: Faults, at: int
+) -> None:
+    nodes, name = faults.nodes, follower(faults)
+    with faults.sender(f"snapshot{at}") as sender:
+        faults.wait_flow(sender)
+        faults.wait(lambda: snapshots(nodes, name), "a snapshot")
+        nodes.kill(name)
+        (snapshot,) = snapshots(nodes, name)
+        data = bytearray(snapshot.read_bytes())
+        data[at] ^= 4
+        snapshot.write_bytes(data)
+        nodes.start(name)
+        assert nodes.wait_ended(name) == 1
+        assert any("event=process_failed" in line and str(snapshot) in line for line in faults.said(name))
+        faults.wait_flow(sender)
+        nodes.wipe(name)
+        nodes.start(name)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict(allowed=[r"process_failed|node_failed|snapshot"])
+
+
+def test_links_planted_where_a_node_writes_next_lead_nowhere(faults: Faults, tmp_path: Path) -> None:
+    nodes, name = faults.nodes, follower(faults)
+    canary, elsewhere = tmp_path / "canary", tmp_path / "elsewhere"
+    canary.write_bytes(CANARY)
+    elsewhere.mkdir()
+    with faults.sender("before-links") as sender:
+        faults.wait_flow(sender)
+        nodes.kill(name)
+        home = nodes.directory(name)
+        stream = home / nodes.stream
+        copies = stream / "sessions"
+        newest = max(int(path.name) for path in copies.glob("*/"))
+        planted = [copies / str(number) for number in range(newest + 1, newest + 4)]
+        for path in planted:
+            path.symlink_to(elsewhere, target_is_directory=True)
+        files = [
+            *(stream / "merged" / each for each in (".segments.new", ".durable.new")),
+            *(copies / str(newest) / each for each in (".segments.new", ".durable.new")),
+            *(home / "raft" / f"snapshot.{index}.0.new" for index in range(5)),
+        ]
+        for path in files:
+            path.symlink_to(canary)
+        nodes.start(name)
+        with faults.sender("behind-links") as other:  # Its copy is where a link was planted.
+            faults.wait_flow(sender, other)
+            faults.wait(
+                lambda: any("is a symbolic link" in line for line in faults.said(name)), "a word of it"
+            )
+            position = max(map(nodes.merged_position, nodes.names))
+            nodes.wait_merged(position, name)
+            for path in planted:
+                path.unlink()
+            faults.wait_flow(sender, other)
+            other.close()
+        sender.close()
+        faults.wait(lambda: (copies / str(newest + 1)).is_dir(), "a copy of its own")
+        faults.verdict(allowed=["is a symbolic link"])
+    assert canary.read_bytes() == CANARY
+    assert os.listdir(elsewhere) == []
+
+
+def follower(faults: Faults) -> str:
+    """Of the three; a part of a node may have failed before, and runs again."""
+    faults.wait(faults.nodes.leader, "a leader")
+    leader = faults.nodes.leader()
+    return next(name for name in faults.nodes.names if name != leader)
+
+
+def snapshots(nodes: WiredNodes, name: str) -> list[Path]:
+    """The snapshots of a node's Raft that count: one, but while it is replaced."""
+    return [path for path in (nodes.directory(name) / "raft").glob("snapshot.*") if path.suffix != ".new"]

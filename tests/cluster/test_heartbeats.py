@@ -1,0 +1,114 @@
+"""Payload never delays a heartbeat: what Raft itself recorded while nodes carried all that they could."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import rt
+from sequencer.localcluster.nodes import LocalCluster
+from sequencer.raft.model.config import RaftConfig
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 180.0
+LOADS = {"small": (b"x" * 128, 600_000), "large": (b"x" * 65536, 6_000)}
+"""A value, and how often each of two publishers publishes it: some 80 MB and 400 MB, as fast as they can."""
+
+
+@pytest.fixture
+def nodes() -> Iterator[LocalCluster]:
+    """With a health port, which tells what Raft recorded."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
+    try:
+        with LocalCluster(root, with_rest=True) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_at_full_load_no_leader_changes_and_no_follower_misses_heartbeats_for_an_election_timeout(
+    nodes: LocalCluster, tmp_path: Path, load: str
+) -> None:
+    value, count = LOADS[load]
+    leader = nodes.wait_ready()
+    nodes.wait(lambda: in_one_term(nodes), "all nodes to be in one term")
+    before = terms(nodes)
+    with ThreadPoolExecutor(3) as pool, subscribing(nodes, tmp_path / "copy"):
+        publishing = [
+            pool.submit(publish, nodes, tmp_path / name, f"{load}-{name}", value, count)
+            for name in ("one", "other")
+        ]
+        for one in publishing:
+            one.result()
+    nodes.wait_merged(2 * count)
+    assert nodes.leader() == leader
+    assert terms(nodes) == before, "nobody stood for election"
+    gaps_ms = {name: 1000 * metric(nodes, name, "rt_raft_leader_gap_seconds") for name in nodes.names}
+    assert gaps_ms.pop(leader) == 0
+    timeout_ms = next(one.default for one in fields(RaftConfig) if one.name == "election_ms_min")
+    assert all(0 < gap < timeout_ms for gap in gaps_ms.values()), (gaps_ms, timeout_ms)
+
+
+def publish(nodes: LocalCluster, path: Path, session: str, value: bytes, count: int) -> None:
+    tls = nodes.certificate("publisher", session)
+    with rt.Publisher(path, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls) as publisher:
+        together = [value] * max(1, 2**20 // len(value))
+        for start in range(0, count, len(together)):
+            publisher.publish_many(together[: count - start])
+        publisher.wait(count - 1, "merged", timeout=WAIT_S)
+
+
+@contextlib.contextmanager
+def subscribing(nodes: LocalCluster, path: Path) -> Iterator[None]:
+    """A subscriber that pulls and reads all there is meanwhile."""
+    tls, is_over = nodes.certificate("subscriber", "reader"), threading.Event()
+
+    def read() -> None:
+        with rt.Subscriber(path, "s", endpoints=nodes.endpoints, tls=tls) as subscriber:
+            while not is_over.is_set():
+                subscriber.poll(100_000, 0.2)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            yield
+        finally:
+            is_over.set()
+        reading.result()
+
+
+def in_one_term(nodes: LocalCluster) -> bool:
+    """Whether all nodes answer, with the same term."""
+    try:
+        return len(set(terms(nodes))) == 1
+    except OSError:
+        return False
+
+
+def terms(nodes: LocalCluster) -> list[float]:
+    """Raft's term on each node."""
+    return [metric(nodes, name, "rt_raft_term") for name in nodes.names]
+
+
+def metric(nodes: LocalCluster, name: str, what: str) -> float:
+    """What a node says of itself; it tells the same for as long as its control process is silent."""
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{nodes.health_ports[name]}/metrics", timeout=WAIT_S
+    ) as said:
+        lines = said.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{what} ")]
+    return float(json.loads(line.rpartition(" ")[2]))

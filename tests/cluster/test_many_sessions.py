@@ -1,0 +1,174 @@
+"""Sessions that come and go on real nodes: few descriptors and directories stay, and limits are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.wired_nodes import WiredNodes
+from faults import WAIT_S, Faults
+
+import rt
+from rt.net.rest_client import ask, check
+from sequencer.sessions.idle_replicas import OPEN_MAX
+
+pytestmark = pytest.mark.slow
+
+COUNT = 300
+AT_ONCE = 6
+
+
+def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> Any:
+    """What a node answers an operator."""
+    endpoints = [f"127.0.0.1:{nodes.data_ports[name]}" for name in nodes.running]
+    tls = nodes.certificate("operator", "op")
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
+
+
+def session_descriptors(nodes: WiredNodes, name: str) -> int:
+    """How many descriptors of a node's data process are of files of session copies."""
+    (pid,) = nodes.pids(name, "data")
+    count = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            count += "/sessions/" in os.readlink(f"/proc/{pid}/fd/{fd}")
+    return count
+
+
+def copies(nodes: WiredNodes, name: str) -> int:
+    """How many directories of session copies a node has."""
+    sessions = nodes.directory(name) / "s" / "sessions"  # What is below may be removed at this moment.
+    return sum(path.name.isdecimal() for path in sessions.iterdir())
+
+
+def publish(nodes: WiredNodes, root: Path, tls: rt.TLS, session: str, count: int = 2) -> None:
+    with rt.Publisher(root, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls) as publisher:
+        numbers = publisher.publish_many([b"x"] * count)
+        publisher.wait(numbers[-1], "merged", timeout=WAIT_S)
+
+
+def is_closed(nodes: WiredNodes, session: str) -> bool:
+    found = told(nodes, f"/sessions?name={session}")
+    return bool(found) and not found[-1]["lives"]
+
+
+def is_refused(nodes: WiredNodes, name: str, session: str) -> bool:
+    words = nodes.last_words(name, 1000)
+    return any("too many sessions are open" in line and session in line for line in words.splitlines())
+
+
+def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
+    faults: Faults, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "pods")
+    before = {name: copies(nodes, name) for name in nodes.names}
+    sessions = [f"pods~{number}" for number in range(COUNT)]
+
+    def come_and_go(session: str) -> None:
+        publish(nodes, tmp_path / "out", tls, session)
+        told(nodes, "/close-session", {"session": session})
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(come_and_go, sessions))
+    nodes.wait(lambda: is_closed(nodes, sessions[-1]), "the last session to be closed")
+    for name in nodes.names:
+        nodes.wait(lambda name=name: copies(nodes, name) <= before[name], "closed copies to be removed")
+        nodes.wait(
+            lambda name=name: session_descriptors(nodes, name) <= 5 * OPEN_MAX, "idle copies to be closed"
+        )
+    # A publisher that comes again goes on behind what it had.
+    publish(nodes, tmp_path / "out", tls, sessions[0])
+    (found,) = told(nodes, f"/sessions?name={sessions[0]}")
+    assert found["lastX"] == 1
+    assert found["consumed"]["number"] == 4
+    assert nodes.compare().differences == ()
+
+
+def test_too_many_sessions_are_refused_with_what_helps_and_let_in_once_there_is_room(
+    faults: Faults, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "flock")
+    told(nodes, "/configuration", {"sessionsPerNameMax": 2})
+    try:
+        for number in range(2):
+            publish(nodes, tmp_path / "out", tls, f"flock~{number}")
+        with rt.Publisher(
+            tmp_path / "out", "s", publisher_id="flock~2", endpoints=nodes.endpoints, tls=tls
+        ) as third:
+            number = third.publish(b"x")
+            faults.wait(lambda: all(is_refused(nodes, name, "flock~2") for name in nodes.names), "refusals")
+            assert third.progress.merged == 0
+            told(nodes, "/close-session", {"session": "flock~0"})
+            third.wait(number, "merged", timeout=WAIT_S)
+    finally:
+        told(nodes, "/configuration", {"sessionsPerNameMax": 1000})
+
+
+def test_without_descriptors_new_sessions_wait_and_no_node_stops(faults: Faults, tmp_path: Path) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "crowd")
+    pids = {name: nodes.pids(name, "data")[0] for name in nodes.names}
+    (usual,) = {resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids.values()}
+    with contextlib.ExitStack() as opened:
+
+        def publisher(session: str) -> rt.Publisher:
+            return opened.enter_context(
+                rt.Publisher(tmp_path / "out", "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls)
+            )
+
+        steady = publisher("crowd~steady")
+        steady.wait(steady.publish(b"x"), "merged", timeout=WAIT_S)
+        try:
+            for pid in pids.values():
+                used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+                free = (fd for fd in count() if fd not in used)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(islice(free, 12, None)), usual[1]))
+            late = [publisher(f"crowd~{number}") for number in range(12)]
+            numbers = [one.publish(b"y") for one in late]
+            for _ in range(20):
+                steady.wait(steady.publish(b"x"), "merged", timeout=WAIT_S)
+            faults.wait(
+                lambda: any("EMFILE" in nodes.last_words(name, 2000) for name in nodes.names), "a refusal"
+            )
+            assert any(one.progress.merged <= number for one, number in zip(late, numbers, strict=True))
+        finally:
+            for pid in pids.values():
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+        for one, number in zip(late, numbers, strict=True):
+            one.wait(number, "merged", timeout=WAIT_S)
+    assert pids == {name: nodes.pids(name, "data")[0] for name in nodes.names}, "a data process was restarted"
+
+
+def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_stays(
+    faults: Faults, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "quiet")
+    usual = told(nodes, "/configuration")["sessionIdleMinutes"]
+    told(nodes, "/configuration", {"sessionIdleMinutes": 1})
+    try:
+        publish(nodes, tmp_path / "out", tls, "quiet~gone")
+        with rt.Publisher(
+            tmp_path / "out", "s", publisher_id="quiet~here", endpoints=nodes.endpoints, tls=tls
+        ) as here:
+            here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
+            faults.wait(lambda: is_closed(nodes, "quiet~gone"), "the session to be closed")
+            assert not is_closed(nodes, "quiet~here")
+            here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
+        # It goes on with its next start.
+        publish(nodes, tmp_path / "out", tls, "quiet~gone")
+        (found,) = told(nodes, "/sessions?name=quiet~gone")
+        assert found["lastX"] == 1
+    finally:
+        told(nodes, "/configuration", {"sessionIdleMinutes": usual})

@@ -1,0 +1,183 @@
+"""No file descriptor left is overload: the call is refused, and works again once there is one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rt.errors import StorageFailed, TooManyFiles
+from rt.log.disk import REAL, Disk, File, Lock, storage_error
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.write.writer import BatchFrames, LogWriter
+from rt.testing.disk import MemoryDisk
+
+IDENTITY = LogIdentity(LogKind.SESSION, bytes(range(16)), "feed")
+
+
+class Descriptors:
+    """A disk of which each call that takes a descriptor counts; the `refused`-th and later raise."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._held: set[str] = set()
+        self.refused: int | None = None
+        self.taken = 0
+
+    def _take(self) -> None:
+        self.taken += 1
+        if self.refused is not None and self.taken >= self.refused:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        self._take()
+        return self._disk.open(path, write=write)
+
+    def create(self, path: str) -> File:
+        self._take()
+        return self._disk.create(path)
+
+    def lock(self, path: str) -> Lock:
+        self._take()
+        return self._disk.lock(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        self._take()
+        return self._disk.list_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        if path not in self._held:
+            self._take()
+        self._disk.sync_directory(path)
+
+    @contextmanager
+    def hold_directory(self, path: str) -> Iterator[None]:
+        self._take()
+        self._held.add(path)
+        try:
+            yield
+        finally:
+            self._held.discard(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_want_of_descriptors_is_overload_and_no_failed_disk(code: int) -> None:
+    found = storage_error(OSError(code, os.strerror(code)), "/a", "opening")
+    assert isinstance(found, TooManyFiles)
+    assert not isinstance(found, StorageFailed)
+    assert found.retriable
+    assert found.grpc_status == "RESOURCE_EXHAUSTED"
+    assert "ulimit" in str(found)
+
+
+def grow(writer: LogWriter) -> None:
+    """Roll and trim: every kind of file of a log directory is made, replaced or removed."""
+    y = writer.end + 1
+    writer.start(SegmentId(0, y), first=writer.end, created_ns=1)
+    writer.append([BatchFrames([bytes(64)], writer.end + 1, 1, 1)])
+    writer.sync()
+    writer.trim(SegmentId(0, max(0, y - 1)), TrimReason.MERGED)
+
+
+def test_whichever_descriptor_is_refused_the_writer_goes_on_where_it_was() -> None:
+    whole = MemoryDisk()
+    writer = LogWriter.open("/s", IDENTITY, disk=(counting := Descriptors(whole)))
+    writer.start(SegmentId(0, 0), first=0, created_ns=1)
+    for _ in range(2):
+        grow(writer)
+    before = counting.taken
+    grow(writer)
+    steps = counting.taken - before
+    assert steps > 5
+    wanted = [(one.id, one.first, one.end, one.is_trimmed) for one in writer.table.segments]
+    for step in range(1, steps + 1):
+        disk = Descriptors(MemoryDisk())
+        writer = LogWriter.open("/s", IDENTITY, disk=disk)
+        writer.start(SegmentId(0, 0), first=0, created_ns=1)
+        for _ in range(2):
+            grow(writer)
+        disk.refused = disk.taken + step
+        with suppress(TooManyFiles):
+            grow_again(writer)
+        disk.refused = None
+        grow_again(writer)
+        assert [(one.id, one.first, one.end, one.is_trimmed) for one in writer.table.segments] == wanted
+        writer.close()
+
+
+def grow_again(writer: LogWriter) -> None:
+    """What `grow` does, from where it was refused."""
+    target = SegmentId(0, 3)
+    if writer.active is None or writer.active.id != target:
+        writer.start(target, first=writer.end, created_ns=1)
+    if writer.end < 3:
+        writer.append([BatchFrames([bytes(64)], 3, 1, 1)])
+        writer.sync()
+    writer.trim(SegmentId(0, 2), TrimReason.MERGED)
+
+
+def test_an_opening_that_is_refused_succeeds_later() -> None:
+    plain = Descriptors(MemoryDisk())
+    LogWriter.open("/s", IDENTITY, disk=plain).close()
+    for step in range(1, plain.taken + 1):
+        disk = Descriptors(MemoryDisk())
+        disk.refused = step
+        with pytest.raises(TooManyFiles):
+            LogWriter.open("/s", IDENTITY, disk=disk)
+        disk.refused = None
+        LogWriter.open("/s", IDENTITY, disk=disk).close()
+
+
+SCRIPT = """
+import os, resource, sys
+from rt.errors import TooManyFiles
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.write.writer import LogWriter
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+writer = LogWriter.open(sys.argv[1], LogIdentity(LogKind.SESSION, bytes(16), "feed"))
+writer.start(SegmentId(0, 0), first=0)
+spare = []
+for free in range(12):
+    while True:
+        try:
+            spare.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            break
+    for _ in range(free):
+        os.close(spare.pop())
+    y = writer.active.id.y
+    try:
+        writer.start(SegmentId(0, y + 1), first=0)
+        print("done", free)
+    except TooManyFiles:
+        print("refused", free)
+    for fd in spare:
+        os.close(fd)
+    spare = []
+    if writer.active.id.y == y:
+        writer.start(SegmentId(0, y + 1), first=0)
+"""
+
+
+def test_a_process_without_descriptors_is_refused_and_goes_on(tmp_path: Path) -> None:
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 64
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "s")], capture_output=True, text=True, check=True
+    )
+    said = done.stdout.splitlines()
+    assert said[0] == "refused 0"
+    assert said[-1] == "done 11"
+    assert REAL.size(str(tmp_path / "s" / "log.0.12")) is not None

@@ -1,0 +1,378 @@
+"""Sessions that come and go: how many may be open, when they are closed, and what is left of them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, newest_of, piece
+
+from sequencer.leader.idle_sessions import FORGET_AT_ONCE, LOOK_NS, MINUTE_NS, IdleSessions, OldSessions
+from sequencer.leader.merge_planner import Speculation
+from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
+from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, Forgotten, RunClosed, RunFenced, RunOpened
+from sequencer.state.commands import CloseRun, CloseSession, Configure, FenceRun, Forget, OpenRun
+from sequencer.state.state import (
+    CLOSED_KEPT,
+    FORGOTTEN_KEY_BYTES,
+    FORGOTTEN_MAX,
+    Configuration,
+    SequencerState,
+    forgotten_key,
+)
+from sequencer.state.state_codec import decode_state, encode_state
+from sequencer.state.write_plan import SessionEnd
+
+
+def incarnation(number: int) -> bytes:
+    return number.to_bytes(16)
+
+
+def opening_of(state: SequencerState, name: str, number: int, x: int = 0) -> OpenRun:
+    return OpenRun(name, incarnation(number), None, x, x.to_bytes(8), newest_of(state, name))
+
+
+def opened(state: SequencerState, name: str, number: int, x: int = 0) -> int:
+    return must(RunOpened, apply(state, opening_of(state, name, number, x))).session_id
+
+
+def closed(state: SequencerState, session_id: int, x: int = 0) -> None:
+    """Nothing was published."""
+    do_fence(state, session_id, x)
+    do_close(state, session_id, x, (0, 64, 0))
+
+
+# Limits
+
+
+def test_one_certificate_opens_no_more_sessions_than_are_allowed() -> None:
+    state = new_state()
+    apply(state, Configure(sessions_per_name_max=2, sessions_max=4))
+    ids = [opened(state, name, number) for number, name in enumerate(["pub", "pub~a"])]
+    refused = must(CommandRejected, apply(state, opening_of(state, "pub~b", 2)))
+    assert refused.is_full
+    assert not refused.is_fenced
+    assert "sessionsPerNameMax" in refused.why
+    # What is open already stays open, and goes on with its next start.
+    opened(state, "pub~a", 1)
+    opened(state, "pub~a", 1, x=1)
+    ids += [opened(state, name, number) for number, name in enumerate(["other", "third"], 3)]
+    refused = must(CommandRejected, apply(state, opening_of(state, "fourth", 7)))
+    assert refused.is_full
+    assert "sessionsMax" in refused.why
+    closed(state, ids[0])
+    opened(state, "pub~b", 2)
+
+
+def test_a_directory_that_was_made_again_takes_over_also_where_no_other_is_let_in() -> None:
+    state = new_state()
+    apply(state, Configure(sessions_per_name_max=1, sessions_max=1))
+    first = opened(state, "pub", 1)
+    second = opened(state, "pub", 2)
+    assert state.sessions[second].waits_for == first
+    # But not one behind another before the first is closed.
+    assert must(CommandRejected, apply(state, opening_of(state, "pub", 3))).is_full
+    closed(state, first)
+    opened(state, "pub", 3)
+
+
+def test_a_closed_session_that_is_opened_again_counts() -> None:
+    state = new_state()
+    apply(state, Configure(sessions_max=1))
+    first = opened(state, "a", 1)
+    closed(state, first)
+    second = opened(state, "b", 2)
+    assert must(CommandRejected, apply(state, opening_of(state, "a", 1, x=1))).is_full
+    closed(state, second)
+    assert opened(state, "a", 1, x=1) == first
+
+
+# What follows from the sessions
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "close", "forget"]), st.integers(0, 5)), max_size=60))
+def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]]) -> None:
+    state = new_state()
+    gone: set[tuple[str, bytes]] = set()
+    for at, (act, which) in enumerate(acts):
+        name = ["a", "a~x", "b"][which % 3]
+        session = state.session_of(name)
+        if act == "open":
+            before = apply(state, opening_of(state, name, which))
+            if isinstance(before, CommandRejected) and session is not None:
+                apply(state, opening_of(state, name, which, x=session.last_x + 1))
+        elif act == "close":
+            for one in list(state.sessions.values()):
+                if one.name == name and one.life is not None:
+                    apply(state, FenceRun(one.id, one.life.x))
+                    apply(state, CloseRun(one.id, one.life.x, 0, 64, 0))
+        elif state.closed:
+            known = state.sessions[next(iter(state.closed))]
+            gone.add((known.name, known.incarnation))
+            must(Forgotten, apply(state, Forget((known.id,))))
+        del at
+        again = decode_state(encode_state(state))
+        assert again == state
+        assert [*again.closed] == [*state.closed]
+        assert {*state.closed} == {one.id for one in state.sessions.values() if not one.lives}
+        assert state.open_count == sum(bool(one.lives) for one in state.sessions.values())
+        assert state.open_of.total() == state.open_count
+    for name, number in gone:
+        outcome = apply(state, OpenRun(name, number, None, 9, bytes(8), newest_of(state, name)))
+        assert isinstance(outcome, CommandRejected)
+        assert outcome.is_fenced
+
+
+# Closing
+
+
+def ends(state: SequencerState) -> tuple[ReplicationTracker, SessionCloser]:
+    do_join(state, "n1", "n2", "n3")
+    board = ReplicationTracker(3)
+    return board, SessionCloser(state, board)
+
+
+def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends() -> None:
+    state = new_state()
+    do_open(state)
+    board, endings = ends(state)
+    assert endings.plan() == []
+    idle = IdleSessions(state, 0)
+    minutes = state.configuration.session_idle_minutes
+    assert idle.plan(minutes * MINUTE_NS - 1) == []
+    late = minutes * MINUTE_NS + LOOK_NS
+    assert idle.plan(late) == [1]
+    endings.give_up([1])
+    assert endings.plan() == [FenceRun(1, 0)]
+    do_merge(state, piece())
+    endings.on_applied(apply(state, FenceRun(1, 0)))
+    # Whoever leads next closes it, too.
+    for planner in (endings, SessionCloser(state, board)):
+        for node, number in (("n1", 10), ("n2", 30)):
+            board.on_final(node, SessionEnd(1, 0, 0, 64 + number * 8, number), None)
+        planner.on_news({1})
+        assert planner.plan() == [CloseRun(1, 0, 0, 64 + 30 * 8, 30)]
+
+
+def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open() -> None:
+    state = new_state()
+    do_open(state)
+    do_open(state, "b", incarnation=1)
+    _, endings = ends(state)
+    idle = IdleSessions(state, 0)
+    late = state.configuration.session_idle_minutes * MINUTE_NS + LOOK_NS
+    idle.on_heard([2], late - MINUTE_NS)
+    assert idle.plan(late) == [1]
+    endings.give_up([1])
+    endings.on_heard([1])
+    assert endings.plan() == []
+
+
+@pytest.mark.parametrize("minutes", [0, 1, 60])
+def test_the_time_is_configured_and_none_closes_nothing(minutes: int) -> None:
+    state = new_state()
+    do_open(state)
+    apply(state, Configure(session_idle_minutes=minutes))
+    idle = IdleSessions(state, 0)
+    assert idle.plan(minutes * MINUTE_NS - 1) == []
+    assert idle.plan(minutes * MINUTE_NS + LOOK_NS) == ([1] if minutes else [])
+
+
+def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> None:
+    state = new_state()
+    do_open(state)
+    board, endings = ends(state)
+    assert isinstance(apply(state, CloseSession("b")), CommandRejected)
+    outcome = must(RunFenced, apply(state, CloseSession("a")))
+    assert outcome == must(RunFenced, apply(state, CloseSession("a"))), "again is the same"
+    endings.on_applied(outcome)
+    for node in ("n1", "n2"):
+        board.on_final(node, SessionEnd(1, 0, 0, 640, 10), None)
+    (close,) = endings.plan()
+    endings.on_applied(must(RunClosed, apply(state, close)))
+    # The one node that held those bytes has lost them: no sender is waited for.
+    told = dict.fromkeys(("n1", "n2", "n3"), state.joins)
+    assert endings.plan_lost(told) == [CloseRun(1, 0, 0, 64, 0)]
+    must(RunClosed, apply(state, CloseRun(1, 0, 0, 64, 0)))
+    assert [*state.closed] == [1]
+    assert isinstance(apply(state, CloseSession("a")), CommandRejected)
+
+
+def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbers() -> None:
+    state = new_state()
+    opened(state, "a", 0)
+    do_merge(state, piece())
+    must(RunFenced, apply(state, CloseSession("a")))
+    do_close(state, 1, 0, (0, 128, 10))
+    again = must(CommandRejected, apply(state, opening_of(state, "a", 0)))
+    assert not again.is_full
+    assert opened(state, "a", 0, x=1) == 1
+    do_merge(state, piece(x=1, first=10))
+    assert state.position == 20
+
+
+# Forgetting
+
+
+def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_them() -> None:
+    state = new_state()
+    old = OldSessions(state, kept=2)
+    count = 2 + FORGET_AT_ONCE
+    for number in range(count):
+        session_id = opened(state, f"s{number}", number)
+        do_merge(state, piece(session_id))
+        do_fence(state, session_id)
+        old.on_applied(apply(state, CloseRun(session_id, 0, 0, 128, 10)))
+        if number < count - 1:
+            assert old.plan([99, 99, 99], 2) is None
+    assert old.plan([count], 2) is None, "a minority"
+    assert old.plan([count, 1, 0], 2) == Forget((1,))
+    assert old.plan([count, 40, 0], 2) == Forget(tuple(range(1, 41)))
+    forget = old.plan([count, count, 0], 2)
+    assert forget == Forget(tuple(range(1, FORGET_AT_ONCE + 1)))
+    old.on_applied(apply(state, forget))
+    assert [*state.closed] == [count - 1, count]
+    assert old.plan([count] * 3, 2) is None
+
+
+def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() -> None:
+    state = new_state()
+    closed(state, opened(state, "a", 1))
+    must(Forgotten, apply(state, Forget((1,))))
+    assert state.session_of("a") is None
+    state = decode_state(encode_state(state))
+    for x in (0, 1, 7):
+        assert must(CommandRejected, apply(state, opening_of(state, "a", 1, x))).is_fenced
+    assert opened(state, "b", 1) == 2, "another name is another session"
+    assert opened(state, "a", 2) == 3
+
+
+def test_an_open_session_or_an_unknown_one_is_not_forgotten() -> None:
+    state = new_state()
+    opened(state, "a", 1)
+    before = encode_state(state)
+    assert isinstance(apply(state, Forget((1, 2))), CommandRejected)
+    assert encode_state(state) == before
+
+
+def test_who_waits_for_an_incarnation_that_is_forgotten_waits_no_more() -> None:
+    state = new_state()
+    first = opened(state, "a", 1)
+    second = opened(state, "a", 2)
+    closed(state, first)
+    must(Forgotten, apply(state, Forget((first,))))
+    do_merge(state, piece(second))
+    assert state.position == 10
+
+
+def test_of_forgotten_incarnations_the_oldest_go_at_last() -> None:
+    state = new_state()
+    state.forgotten = {number.to_bytes(FORGOTTEN_KEY_BYTES): None for number in range(FORGOTTEN_MAX)}
+    closed(state, opened(state, "a", 1))
+    must(Forgotten, apply(state, Forget((1,))))
+    assert len(state.forgotten) == FORGOTTEN_MAX
+    assert bytes(FORGOTTEN_KEY_BYTES) not in state.forgotten
+    assert forgotten_key("a", incarnation(1)) in state.forgotten
+
+
+def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
+    """State, snapshot and what the leader knows: as large after 10,000 sessions as after 2,000."""
+    state = new_state()
+    do_join(state, "n1", "n2", "n3")
+    board = ReplicationTracker(3)
+    endings, idle, old = SessionCloser(state, board), IdleSessions(state, 0), OldSessions(state)
+    sizes: list[tuple[int, int, int]] = []
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            session_id = opened(state, f"pod-{number}", number)
+            outcome = RunOpened(session_id, 0)
+            endings.on_applied(outcome)
+            idle.on_applied(outcome, number)
+            mark = BatchBoundary(128, 10, 128)
+            for node in ("n1", "n2"):
+                board.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), mark])
+            do_merge(state, piece(session_id))
+            board.forget_below(session_id, 0, 0, 128)
+            endings.give_up([session_id])
+            for command in endings.plan():
+                endings.on_applied(apply(state, command))
+            for node in ("n1", "n2"):
+                board.on_final(node, SessionEnd(session_id, 0, 0, 128, 10), 128)
+            endings.on_news(board.take_news())
+            for command in endings.plan():
+                done = apply(state, command)
+                endings.on_applied(done)
+                old.on_applied(done)
+            assert session_id in state.closed
+            forget = old.plan([state.instruction] * 3, 2)
+            if forget is not None:
+                done = must(Forgotten, apply(state, forget))
+                endings.on_applied(done)
+                idle.on_applied(done, number)
+                old.on_applied(done)
+                for gone in done.session_ids:
+                    board.forget_session(gone)
+            if number % 500 == 0:
+                state.merged.declared.clear()  # As the next merged segment does.
+            if number in {1_999, 9_999}:
+                state.merged.declared.clear()
+                snapshot = encode_state(state)
+                gc.collect()
+                sizes.append((len(snapshot), tracemalloc.get_traced_memory()[0], len(state.sessions)))
+    finally:
+        tracemalloc.stop()
+    early, late = sizes
+    assert late[2] <= CLOSED_KEPT + FORGET_AT_ONCE
+    assert late[0] - early[0] <= 8_000 * (FORGOTTEN_KEY_BYTES + 1), sizes
+    # A key of 8 bytes and its place in the dictionary; a whole session takes several KB.
+    assert late[1] - early[1] <= 8_000 * (sys.getsizeof(bytes(8)) + 150), sizes
+    assert len(endings.due) <= 1, "the last one"
+    assert len(idle._heard_ns) == len(old._merged) == len(board._segments) == late[2]
+
+
+def test_limits_that_are_not_set_are_the_usual_ones() -> None:
+    usual = Configuration()
+    assert (usual.sessions_max, usual.sessions_per_name_max) == (10_000, 1_000)
+    assert usual.session_idle_minutes == 7 * 24 * 60
+
+
+def test_who_restores_a_disk_does_not_wait_for_a_session_that_is_forgotten() -> None:
+    state = new_state()
+    do_join(state, "n1", "n2", "n3")
+    session_id = opened(state, "a", 1)
+    do_join(state, "n3", disk=1)
+    board = ReplicationTracker(3)
+    for node in ("n1", "n2"):
+        board.on_marks(
+            node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
+        )
+    restoring = DiskRestoration(state, board)
+    told = dict.fromkeys(("n1", "n2", "n3"), state.joins)
+    assert restoring.plan(told, {}) == []
+    do_merge(state, piece(session_id))
+    do_fence(state, session_id)
+    do_close(state, session_id, 0, (0, 128, 10))
+    must(Forgotten, apply(state, Forget((session_id,))))
+    assert [restore.node for restore in restoring.plan(told, {"n3": state.instruction})] == ["n3"]
+
+
+def test_a_session_that_is_forgotten_is_not_planned_for_again() -> None:
+    state = new_state()
+    session_id = opened(state, "a", 1)
+    speculation = Speculation(state)
+    taken = speculation.look(piece(session_id))
+    assert taken is not None
+    assert speculation.take(taken)
+    do_merge(state, piece(session_id))
+    do_fence(state, session_id)
+    do_close(state, session_id, 0, (0, 128, 10))
+    speculation.on_applied(must(Forgotten, apply(state, Forget((session_id,)))))
+    speculation.reset()
+    assert speculation.pending == set()

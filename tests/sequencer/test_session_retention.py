@@ -1,0 +1,45 @@
+"""Session bytes are kept until the merged logs of the node and of a majority hold them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sequencer.sessions.session_retention import SessionRetention, low_watermark
+
+MEMBERS = st.sampled_from([1, 3, 5, 7])
+
+
+@given(st.data(), MEMBERS)
+def test_the_low_watermark_is_the_furthest_instruction_that_a_majority_has(data, members: int) -> None:
+    merged = data.draw(st.lists(st.integers(0, 9), max_size=members))
+    have = [at for at in range(10) if sum(one >= at for one in merged) > members // 2]
+    assert low_watermark(merged, members) == max(have, default=0)
+
+
+@given(st.data(), MEMBERS)
+def test_nothing_is_released_that_the_node_or_a_majority_has_not_merged(data, members: int) -> None:
+    names = [f"n{at}" for at in range(members)]
+    retention, truth, released = SessionRetention("n0", members), dict.fromkeys(names, 0), 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        name = data.draw(st.sampled_from(names))
+        truth[name] += data.draw(st.integers(0, 3))
+        heard = data.draw(st.lists(st.sampled_from(names)))
+        retention.on_merged({one: truth[one] for one in heard})
+        before, released = released, retention.released(truth["n0"])
+        assert before <= released <= truth["n0"]
+        assert sum(one >= released for one in truth.values()) > members // 2
+
+
+@pytest.mark.parametrize(("members", "released"), [(1, 7), (3, 0), (5, 0)])
+def test_a_node_that_has_heard_of_no_other_one_keeps_all_unless_it_is_alone(members, released) -> None:
+    assert SessionRetention("n0", members).released(7) == released
+
+
+def test_what_others_had_stays_true_when_they_say_less() -> None:
+    retention = SessionRetention("n0", 3)
+    retention.on_merged({"n1": 5})
+    assert retention.released(6) == 5
+    retention.on_merged({"n1": 0, "n2": 0})
+    assert retention.released(6) == 5

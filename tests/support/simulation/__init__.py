@@ -1,0 +1,1 @@
+"""A simulated cluster of Raft nodes: one seed decides clock, network, disk and faults."""

@@ -1,0 +1,212 @@
+"""Work aside of a simulated node: it stands still before each change of the disk, while the loop goes on.
+
+Law: though work has a thread, only one thread runs at any time: the loop lets work go and waits until it
+stands still again. So the seed alone decides how the two interleave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from rt.log.disk import Disk, File, Lock
+from rt.log.format.constants import Buffer
+from sequencer.raft.storage.worker import Done, Failed, Work
+
+
+class SteppedAside:
+    """One piece of work at a time (`sequencer.raft.storage.worker.BackgroundWorker`).
+
+    `later` has a function called on the loop's thread some time later, as long as the process lives; `wake`
+    is called when something is to be collected.
+    """
+
+    def __init__(self, later: Callable[[Callable[[], None]], None], wake: Callable[[], None]) -> None:
+        self._later, self._wake = later, wake
+        self._queue: deque[tuple[Work, Done, Failed]] = deque()
+        self._finished: deque[Callable[[], None]] = deque()
+        self._stepper: _Stepper | None = None
+
+    def run(self, work: Work, done: Done, failed: Failed) -> None:
+        """See `Aside`."""
+        self._queue.append((work, done, failed))
+        if len(self._queue) == 1:
+            self._later(self._begin)
+
+    def collect(self) -> None:
+        """See `Aside`."""
+        while self._finished:
+            self._finished.popleft()()
+
+    def close(self) -> None:
+        """See `Aside`."""
+        self._queue.clear()
+
+    def disk(self, disk: Disk) -> Disk:
+        """The disk as work is to see it; for the loop it is as before."""
+        return _SteppedDisk(disk, self._stand_still)
+
+    def unwind(self) -> None:
+        """The process is gone, and its disk off: work that stands still fails at its next change."""
+        self._queue.clear()
+        if self._stepper is not None:
+            while not self._stepper.step():
+                pass
+
+    def _stand_still(self) -> None:
+        if self._stepper is not None:
+            self._stepper.stand_still()
+
+    def _begin(self) -> None:
+        self._stepper = _Stepper(self._queue[0][0])
+        self._go_on()
+
+    def _go_on(self) -> None:
+        stepper = self._stepper
+        assert stepper is not None
+        if not stepper.step():
+            self._later(self._go_on)
+            return
+        self._stepper = None
+        _, done, failed = self._queue[0]
+        if stepper.error is None:
+            outcome = partial(done, stepper.result)
+        elif isinstance(stepper.error, Exception):
+            outcome = partial(failed, stepper.error)
+        else:
+            raise stepper.error  # The power was cut.
+        self._later(partial(self._finish, outcome))
+
+    def _finish(self, outcome: Callable[[], None]) -> None:
+        self._finished.append(outcome)
+        self._queue.popleft()
+        if self._queue:
+            self._later(self._begin)
+        self._wake()
+
+
+class _Stepper:
+    """A function on a thread of its own that runs only while `step` waits for it."""
+
+    def __init__(self, work: Work) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._is_over = self._is_running = False
+        # Each is released by the one thread and acquired by the other, in turn: no need for semaphores.
+        self._may_go, self._stands_still = threading.Lock(), threading.Lock()
+        self._may_go.acquire()
+        self._stands_still.acquire()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def step(self) -> bool:
+        """Let it run until it stands still again; whether it is over."""
+        self._is_running = True
+        self._may_go.release()
+        self._stands_still.acquire()
+        self._is_running = False
+        if self._is_over:
+            self._thread.join()
+        return self._is_over
+
+    def stand_still(self) -> None:
+        """Called wherever it may stand still; if the loop is who calls, nothing happens."""
+        if self._is_running:
+            self._stands_still.release()
+            self._may_go.acquire()
+
+    def _run(self) -> None:
+        self._may_go.acquire()
+        try:
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001  # a power cut too is for the loop's thread
+            self.error = error
+        self._is_over = True
+        self._stands_still.release()
+
+
+class _SteppedDisk:
+    """A disk that calls `before` every change."""
+
+    def __init__(self, disk: Disk, before: Callable[[], None]) -> None:
+        self._disk, self._before = disk, before
+
+    def open(self, path: str, *, write: bool = False) -> File:
+        return _SteppedFile(self._disk.open(path, write=write), self._before)
+
+    def create(self, path: str) -> File:
+        self._before()
+        return _SteppedFile(self._disk.create(path), self._before)
+
+    def rename(self, source: str, target: str) -> None:
+        self._before()
+        self._disk.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        self._before()
+        self._disk.remove(path)
+
+    def make_directory(self, path: str) -> None:
+        self._disk.make_directory(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return self._disk.list_directory(path)
+
+    def sync_directory(self, path: str) -> None:
+        self._before()
+        self._disk.sync_directory(path)
+
+    def hold_directory(self, path: str) -> AbstractContextManager[None]:
+        return self._disk.hold_directory(path)
+
+    def size(self, path: str) -> int | None:
+        return self._disk.size(path)
+
+    def lock(self, path: str) -> Lock:
+        return self._disk.lock(path)
+
+
+class _SteppedFile:
+    """A file of such a disk."""
+
+    def __init__(self, file: File, before: Callable[[], None]) -> None:
+        self._file, self._before = file, before
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return self._file.pread(size, offset)
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        return self._file.pread_into(buffer, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
+        self._before()
+        return self._file.pwritev(buffers, offset)
+
+    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
+        data = source.pread(size, source_offset)
+        return self.pwritev([data], offset) if data else 0
+
+    def truncate(self, size: int) -> None:
+        self._before()
+        self._file.truncate(size)
+
+    def sync(self) -> None:
+        self._before()
+        self._file.sync()
+
+    def uncache(self, offset: int, size: int) -> None:
+        self._file.uncache(offset, size)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def is_linked(self) -> bool:
+        return self._file.is_linked()
+
+    def close(self) -> None:
+        self._file.close()

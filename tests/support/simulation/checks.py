@@ -1,0 +1,214 @@
+"""What must hold in every cluster at every moment, whatever fails: the laws of Raft and of docs/raft.md.
+
+`Checks` is told what nodes do in one epoch, and remembers it over all their lives. It leans on what nodes
+say of themselves as little as it can: elections are counted from the votes that left, commits from the synced
+logs.
+"""
+
+from __future__ import annotations
+
+from sequencer.raft.model.cluster_state import ClusterState
+from sequencer.raft.model.messages import DiskClaim, LogIndex, RaftEntry
+from sequencer.raft.node import RaftNode
+from sequencer.raft.storage.log import DurableLog
+from simulation.history import require
+from simulation.promises import DiskRecord, Promises, View
+
+
+class Checks:
+    """All that was seen. Every method raises `Violation`."""
+
+    def __init__(self, state: ClusterState | None = None) -> None:
+        """`state`: what this epoch of the cluster began with; None for the first one."""
+        self.disks: dict[bytes, DiskRecord] = {}
+        self.entries: dict[LogIndex, tuple[bytes, int]] = {}
+        """Every entry ever seen in a log: its content, and the term of the one before."""
+        self.committed: dict[int, RaftEntry] = {}
+        self.commit_end = 1 if state is None else state.applied.index
+        """Index of the last entry known to be committed."""
+        self.disks_that_count: dict[str, DiskClaim] = {} if state is None else dict(state.disks)
+        """By member, as of the last entry that was applied anywhere."""
+        self.promises = Promises()
+        self.elections = 0
+        self._newest = 0
+        self._chains: dict[int, int] = {}
+        self._leaders: dict[int, int] = {}
+
+    # A life
+
+    def on_open(self, name: str, life: int, node: RaftNode) -> View:
+        """A node has opened its directory: it knows all that left it in earlier lives."""
+        disk, log = node.claim.disk, node._log
+        record = self.disks.setdefault(disk, DiskRecord(name))
+        before = record.log
+        require(log.term >= record.term, "a term was forgotten", name, log.term, record.term)
+        if log.term == record.term and record.vote is not None:
+            kept = log.voted_for == record.vote
+            require(kept, "a vote was forgotten", name, log.term, log.voted_for, record.vote)
+        if before is not None:
+            self._require_synced(name, record.synced, before, log)
+        record.log = log
+        view = View(name, life, node, record, term=log.term)
+        self.look(view)
+        return view
+
+    def _require_synced(self, name: str, synced: LogIndex, before: DurableLog, log: DurableLog) -> None:
+        """What was synced is there, unless it was about to be cut, or a snapshot stands for or against it."""
+        if before.term_at(synced.index) != synced.term or log.base.index > synced.index:
+            return
+        known = self.committed.get(log.base.index)
+        if before.term_at(log.base.index) != log.base.term and known is not None and known.place == log.base:
+            return
+        kept = log.term_at(synced.index)
+        require(kept == synced.term, "synced entries are gone", name, synced, kept, log.base, log.last)
+
+    def look(self, view: View) -> None:
+        """A node has done something: see what it has become."""
+        node, raft = view.node, view.node._raft
+        log = node._log
+        view.record.claims.add(node.claim)
+        require(
+            log.term >= view.term and raft.term == log.term,
+            "a term went back",
+            view.name,
+            log.term,
+            raft.term,
+            view.term,
+        )
+        view.term = log.term
+        if log.last != view.scanned or log.term_at(view.scanned.index) != view.scanned.term:
+            self._scan(view, log)
+        is_leader = raft.role == "leader"
+        if is_leader and not view.is_leader:
+            self._on_elected(view)
+        if is_leader:
+            self._look_at_followers(view)
+        view.is_leader = is_leader
+        if raft.committed > view.committed:
+            self.on_committed(view)
+        require(
+            raft.committed >= view.committed,
+            "a commit index went back",
+            view.name,
+            raft.committed,
+            view.committed,
+        )
+        state = node.state
+        if state.applied.index != view.applied:
+            require(
+                state.applied.index > view.applied,
+                "applied entries were undone",
+                view.name,
+                state.applied,
+                view.applied,
+            )
+            view.applied = state.applied.index
+            if state.applied.index > self._newest:
+                self._newest, self.disks_that_count = state.applied.index, dict(state.disks)
+            known = self._chains.setdefault(state.applied.index, state.chain)
+            require(known == state.chain, "states differ at one index", view.name, state.applied)
+
+    def _scan(self, view: View, log: DurableLog) -> None:
+        """Log matching: an index and a term name one entry, and all before it."""
+        start = view.scanned.index + 1 if log.term_at(view.scanned.index) == view.scanned.term else 0
+        start = max(start, log.base.index + 1)
+        before = log.term_at(start - 1)
+        for entry in log.entries(start):
+            known = self.entries.setdefault(entry.place, (entry.content, before or 0))
+            require(known == (entry.content, before), "logs differ at one place", view.name, entry.place)
+            before = entry.term
+        view.scanned = log.last
+
+    # Elections
+
+    def _on_elected(self, view: View) -> None:
+        term, raft, log = view.node._raft.term, view.node._raft, view.node._log
+        self.elections += 1
+        other = self._leaders.setdefault(term, view.life)
+        require(other == view.life, "two leaders in one term", view.name, term)
+        disks = {name: raft._admissions.disk_of(name).disk for name in view.node._config.members}
+        given = self.promises.votes
+        votes = [name for name, disk in disks.items() if view.name in {name, given.get((disk, term))}]
+        require(
+            2 * len(votes) > len(view.node._config.members),
+            "elected without a majority",
+            view.name,
+            term,
+            votes,
+        )
+        last = self.committed.get(self.commit_end)
+        if last is not None and log.base.index < last.index:
+            require(
+                log.term_at(last.index) == last.term,
+                *("a leader without a committed entry", view.name, term, last.place, log.last),
+            )
+
+    def _look_at_followers(self, view: View) -> None:
+        """A leader holds to be replicated only what was acknowledged to it, in this term."""
+        raft = view.node._raft
+        for peer, claim in raft._claims.items():
+            match = raft.match_index(peer) or 0
+            known = self.promises.acknowledged.get((claim.disk, raft.term), 0)
+            require(
+                match <= known, "an acknowledgement from nowhere", view.name, raft.term, peer, match, known
+            )
+
+    # Commits
+
+    def on_committed(self, view: View) -> None:
+        """A node's commit index rose: what it commits is, or becomes now, the one history."""
+        raft, log = view.node._raft, view.node._log
+        start, end = view.committed + 1, raft.committed
+        view.committed = end
+        if log.base.index >= start:
+            known = self.committed.get(log.base.index)
+            if known is not None:
+                require(
+                    known.term == log.base.term,
+                    "a snapshot of another history",
+                    view.name,
+                    log.base,
+                    known.place,
+                )
+            start = log.base.index + 1
+        for entry in log.entries(start, end + 1):
+            known = self.committed.setdefault(entry.index, entry)
+            require(known == entry, "two committed entries at one index", view.name, entry.place, known.place)
+        if end > self.commit_end:
+            is_leader = (
+                raft.role == "leader" or view.is_leader
+            )  # It may step down in the round in which it commits.
+            require(is_leader, "a follower commits first", view.name, end, self.commit_end)
+            require(
+                log.term_at(end) == raft.term, "an earlier term's entry committed", view.name, end, raft.term
+            )
+            self._require_majority(view, end)
+            self.commit_end = end
+
+    def _require_majority(self, view: View, index: int) -> None:
+        """A majority of the disks that count have synced the entry, and said so to this leader."""
+        raft, term = view.node._raft, view.node._log.term_at(index)
+        holders = []
+        for name in view.node._config.members:
+            counted = raft._admissions.disk_of(name)
+            record = self.disks.get(counted.disk)
+            if record is None or record.log is None or counted not in record.claims:
+                continue
+            log = record.log
+            if name != view.name and self.promises.acknowledged.get((counted.disk, raft.term), 0) < index:
+                continue
+            if log.base.index >= index or (log.synced.index >= index and log.term_at(index) == term):
+                holders.append(name)
+        majority = 2 * len(holders) > len(view.node._config.members)
+        require(majority, "committed without a majority", view.name, index, term, holders)
+
+    def on_entry(self, view: View, entry: RaftEntry) -> None:
+        """A node is about to apply an entry."""
+        if view.node._raft.committed > view.committed:
+            self.on_committed(view)
+        require(
+            self.committed.get(entry.index) == entry, "applied what is not committed", view.name, entry.place
+        )
+        require(
+            view.node._log.synced.index >= entry.index, "applied before it is synced", view.name, entry.place
+        )

@@ -1,0 +1,262 @@
+"""A simulated cluster: its members, each with a disk and at most one life, and what may happen to them.
+
+Laws. A disk is lost only while a majority of the others has all that it promised: at most a minority of the
+members at a time is without a disk that counts. Where an operator forces a node to go on by itself, what that
+one has goes on whole, as a history of its own, and the newest such history is the one that must not suffer; a
+disk that counts in another one never enters it. The operator empties whoever is not in it in the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from rt.cluster_epoch import is_succeeded
+from rt.testing.disk import Keep, MemoryDisk
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.messages import NOWHERE
+from sequencer.raft.node import RaftNode
+from simulation.checks import Checks
+from simulation.history import History, require
+from simulation.lease_holders import Holders
+from simulation.network import Weather, Wires
+from simulation.run import Life
+from simulation.settings import Settings
+from simulation.timeline import Clocks, Timeline
+
+TRACE_EVENTS = 300
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One member, alive or not."""
+
+    name: str
+    disk: MemoryDisk
+    life: Life | None = None
+    has_joined: bool = False
+    """It has been of the cluster: had its first state, that is."""
+    is_wiped: bool = False
+    """The disk it has does not count: it is not the first, and the cluster has not taken it in yet."""
+    keep: Keep = "all"
+    """What the next power cut inside a disk change leaves."""
+    attic: MemoryDisk | None = None
+    """A disk that was taken out."""
+    is_faulty: bool = False
+    """Storage errors are to be expected."""
+
+
+class Cluster:
+    """All of it. `rng` decides everything that is left open."""
+
+    def __init__(self, settings: Settings, rng: random.Random, node_class: type[RaftNode] = RaftNode) -> None:
+        self.settings, self.rng, self.node_class = settings, rng, node_class
+        self.timeline = Timeline()
+        self.clocks = Clocks()
+        self.epochs: dict[int, Checks] = {1: Checks()}
+        """By epoch of the cluster: each is a Raft of its own."""
+        self.histories: dict[int, History] = {0: History()}
+        """By the force that they began with, 0: the first."""
+        self.line = 0
+        """The history that goes on: the newest that came to be durable."""
+        self._forks: dict[int, tuple[Life, History]] = {}
+        self._newest = 1
+        """Epoch of the history that goes on."""
+        self._counted: dict[bytes, int] = {}
+        """The history in which each disk counted last."""
+        self._lines = itertools.count(1)
+        self.weather = Weather(lost=settings.lost, doubled=settings.doubled, overtaken=settings.overtaken)
+        self.wires = Wires(self.timeline, rng, self.weather)
+        self.members = {f"n{at}": Member(f"n{at}", MemoryDisk()) for at in range(1, settings.nodes + 1)}
+        self.recent: deque[tuple[object, ...]] = deque(maxlen=TRACE_EVENTS)
+        self.digest = 0
+        self.seen: Counter[str] = Counter()
+        """How often each kind of event was traced; of faults and log lines by their names."""
+        self.lives_begun = 0
+        self.holders = Holders(self)
+        self.running = ""
+        """The member whose code runs, or ran last."""
+
+    # What goes on
+
+    @property
+    def checks(self) -> Checks:
+        """Of the newest epoch of the history that goes on."""
+        return self.epochs[self._newest]
+
+    @property
+    def history(self) -> History:
+        """The one that goes on."""
+        return self.histories[self.line]
+
+    def checks_of(self, life: Life) -> Checks:
+        """Of the node's epoch. Whoever is the first there has what it began with."""
+        node = life.node
+        epoch, line = node.state.epoch, life.machine.line
+        if not epoch:
+            return self.checks
+        if epoch not in self.epochs:
+            self.epochs[epoch] = Checks(node.state)
+        if line == self.line and not is_succeeded(epoch, self._newest):
+            self._newest = epoch
+        if node._raft.is_counted_here:
+            counted = self._counted.setdefault(node.claim.disk, line)
+            is_own = line in self._forks and self._forks[line][0].name == life.name
+            require(
+                counted == line or is_own, "a disk that counts changes its history", life.name, counted, line
+            )
+            self._counted[node.claim.disk] = line
+        return self.epochs[epoch]
+
+    @property
+    def is_forking(self) -> bool:
+        """Whether a node was forced to go on, and has not been started since: it may yet do so."""
+        return max(self._forks, default=0) > self.line
+
+    def next_line(self) -> int:
+        """Names what begins with the next force."""
+        return next(self._lines)
+
+    def on_forced(self, life: Life, line: int, fork: History) -> None:
+        """The node would go on by itself; whether it does is known when it is started again."""
+        self.trace("forced", life.name, line)
+        self._forks[line] = life, fork
+
+    def history_of(self, life: Life) -> History:
+        """Of a node that was started. Who is the first in a history has all that it began with."""
+        line = life.machine.line
+        if line not in self.histories:
+            forced, fork = self._forks[line]
+            require(life.name == forced.name, "somebody else is in a forced epoch first", life.name)
+            require(life.machine.index == len(fork.commands), "a forced epoch begins with less", life.name)
+            self.histories[line], self.line = fork, line
+            for member in self.members.values():
+                member.is_wiped = member.name != life.name
+        return self.histories[line]
+
+    def on_left_out(self, life: Life) -> None:
+        """The node ended, as the cluster goes on without it: its operator empties it."""
+        require(life.machine.line != self.line, "a node ends that the cluster goes on with", life.name)
+        self.replace_disk(life.name)
+        self.timeline.after(self.rng.random(), lambda: self.start(life.name))
+
+    def trace(self, *event: object) -> None:
+        """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
+        is_named = event[0] in {"fault", "logs"}
+        self.seen[str(event[-1 if event[0] == "logs" else is_named]).split(" ", maxsplit=1)[0]] += 1
+        line = (round(self.timeline.now, 6), *event)
+        self.recent.append(line)
+        self.digest = zlib.crc32(repr(line).encode(), self.digest)
+
+    def config_of(self, name: str) -> RaftConfig:
+        """How a member is set up."""
+        keep = self.settings.keep_entries
+        return RaftConfig(
+            name=name,
+            members={member: f"{member}:1" for member in self.members},
+            directory="/raft",
+            stream="simulated",
+            bootstrap=True,
+            snapshot_ms=self.settings.snapshot_ms,
+            segment_bytes=self.settings.segment_bytes,
+            retry_ms=self.settings.retry_ms,
+            keep_entries=keep[list(self.members).index(name) % len(keep)],
+        )
+
+    def lives(self) -> list[Life]:
+        """Those that run, their directory open."""
+        return [m.life for m in self.members.values() if m.life is not None and m.life.view is not None]
+
+    def leader(self) -> Life | None:
+        """The one that leads in the latest term of the latest epoch of the history that goes on."""
+        lives = [life for life in self.lives() if life.machine.line == self.line]
+        leaders = [life for life in lives if life.node.is_leader]
+        return max(leaders, key=lambda life: (life.node.state.epoch, life.node._raft.term), default=None)
+
+    # Lives
+
+    def start(self, name: str) -> None:
+        """Begin a life, unless one goes on."""
+        member = self.members[name]
+        if member.life is not None:
+            return
+        self.lives_begun += 1
+        life = member.life = Life(self, name, self.lives_begun, member.disk)
+        self.trace("starts", name, life.number)
+        life.open()
+
+    def kill(self, name: str, *, keep: Keep = "all") -> None:
+        """End a life: "all" as by kill -9, else as by a power cut. The disk is the next one's."""
+        member = self.members[name]
+        is_process = keep == "all"
+        self.trace("ends", name, keep)
+        member.disk = member.disk.after_power_cut(keep, self.rng.getrandbits(32))
+        if member.life is not None:
+            member.life.end()
+            notice = self.rng.uniform(0.0, 0.004) if is_process else self.rng.uniform(0.0, 2.0)
+            self.wires.detach(member.life.endpoint, notice_after=notice)
+            member.life = None
+
+    def on_power_cut(self, life: Life) -> None:
+        """The disk went off inside a change."""
+        self.stop_and_restart(life.name, self.members[life.name].keep)
+
+    def on_stopped(self, life: Life) -> None:
+        """The node ended by itself, for its disk's sake."""
+        self.stop_and_restart(life.name, "all")
+
+    def stop_and_restart(self, name: str, keep: Keep) -> None:
+        """End a life, and begin another one some time later."""
+        self.kill(name, keep=keep)
+        self.timeline.after(self.rng.choice((0.01, 0.3, 2.0)) * self.rng.random(), lambda: self.start(name))
+
+    def on_epoch_over(self, life: Life) -> None:
+        """The node goes on in another epoch when it is started again."""
+        self.stop_and_restart(life.name, "all")
+
+    def is_disk_faulty(self, life: Life) -> bool:
+        """Whether an error of its disk is to be expected."""
+        return self.members[life.name].is_faulty
+
+    def close(self) -> None:
+        """End everything: no thread is left."""
+        for life in self.lives():
+            life.disk.after_power_cut("none")
+            life.end()
+
+    # Disks
+
+    def empty_if_left_out(self, name: str) -> None:
+        """What an operator does with a node that is in a history which does not go on."""
+        life = self.members[name].life
+        if life is None or life.view is None or life.fork is not None:
+            return
+        # One that does not count follows by itself.
+        if life.machine.line != self.line and life.node._raft.is_counted_here:
+            self.replace_disk(name)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a majority has had the first state: before, the cluster may need every disk and member."""
+        joined = sum(member.has_joined for member in self.members.values())
+        return 2 * joined > len(self.members)
+
+    def may_wipe(self) -> bool:
+        """Whether another disk may be lost now; sees which of the lost ones are made up for."""
+        for life in self.lives():
+            member = self.members[life.name]
+            member.has_joined |= life.node.claim.joined != NOWHERE
+            if member.is_wiped:
+                member.is_wiped = self.checks.disks_that_count.get(life.name) != life.node.claim
+        wiped = sum(member.is_wiped for member in self.members.values())
+        return self.is_made and wiped + 1 <= (len(self.members) - 1) // 2
+
+    def replace_disk(self, name: str, *, by: MemoryDisk | None = None) -> None:
+        """Stop the node, take its disk out, and put a new one in, or one that was taken out before."""
+        self.kill(name)
+        member = self.members[name]
+        self.trace("replaces_disk", name, by is not None)
+        member.attic, member.disk, member.is_wiped = member.disk, by or MemoryDisk(), True

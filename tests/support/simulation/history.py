@@ -1,0 +1,80 @@
+"""The one history that all machines go through: what was applied, and what was acknowledged to proposers.
+
+The law: every machine takes the same commands in the same order, each once and each proposer's in the order
+they were proposed, without a gap; a future that is done names its own command.
+"""
+
+from __future__ import annotations
+
+from simulation.machine import FORCES, Machine, decode_command
+
+RESETS = 0
+"""The life that resets are of: they are proposed until one is applied."""
+
+
+class Violation(AssertionError):
+    """A promise is broken."""
+
+
+def require(holds: bool, what: str, *details: object) -> None:
+    """Raise `Violation` unless it holds."""
+    if not holds:
+        raise Violation(what + ": " + ", ".join(map(repr, details)))
+
+
+class History:
+    """The commands applied anywhere, in all lives (`simulation.machine.Watcher`)."""
+
+    def __init__(self) -> None:
+        self.commands: list[bytes] = []
+        """Number 1 first."""
+        self.acknowledged = 0
+        self._chains = [0]
+        self._sequences: dict[int, int] = {}
+
+    def forked(self, index: int) -> History:
+        """The history that a node goes on with which has applied so much of this one, and is forced."""
+        fork = History()
+        fork.commands, fork._chains = self.commands[:index], self._chains[: index + 1]
+        fork.acknowledged = self.acknowledged
+        for command in fork.commands:
+            life, sequence = decode_command(command)
+            if life not in {RESETS, FORCES}:
+                fork._sequences[life] = sequence
+        return fork
+
+    def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
+        """A machine is about to take a command: the next one, and the same on all."""
+        require(index == machine.index + 1, "commands come out of order", index, machine.index)
+        history = self.commands
+        if index <= len(history):
+            same = history[index - 1] == command
+            require(
+                same, "machines differ", index, decode_command(command), decode_command(history[index - 1])
+            )
+            return
+        require(index == len(history) + 1, "a gap in the history", index, len(history))
+        life, sequence = decode_command(command)
+        if life in {RESETS, FORCES}:
+            history.append(command)
+            return
+        wanted = self._sequences.get(life, 0) + 1
+        require(
+            sequence == wanted, "a command lost, doubled or out of its order", index, (life, sequence), wanted
+        )
+        self._sequences[life] = sequence
+        history.append(command)
+
+    def on_applied(self, machine: Machine) -> None:
+        """A machine has taken a command, or was restored: its state is that of the history."""
+        chains = self._chains
+        if machine.index == len(chains):
+            chains.append(machine.chain)
+        require(machine.index < len(chains), "a state from nowhere", machine.index, len(chains))
+        require(chains[machine.index] == machine.chain, "machines differ", machine.index)
+
+    def on_acknowledged(self, index: int, command: bytes) -> None:
+        """A future is done: it names its command."""
+        found = self.commands[index - 1] if 0 < index <= len(self.commands) else None
+        require(found == command, "a future names another command", index, decode_command(command))
+        self.acknowledged += 1

@@ -1,0 +1,184 @@
+"""Holders of leases in a simulation, and what must hold of what they hold.
+
+Each has a clock of its own, asks any node that runs, may ask another one the same much later, and may never
+hear the answer. The laws: at no moment do two holders count on one lease, each by its own clock; and a token
+that is given is greater than all that were given before. A history that begins with a force may have lost
+what others gave, so there tokens alone tell; see `sequencer.state.resets`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rt.streams.balancer.lease import DRIFT
+from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
+from sequencer.state.command_codec import encode_command
+from sequencer.state.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
+from simulation.history import require
+from simulation.timeline import NodeClock
+
+if TYPE_CHECKING:
+    from sequencer.state.commands import Command
+    from simulation.cluster import Cluster
+    from simulation.run import Life
+
+DURATION_MS: Final = 1000
+NAMES: Final = ("g/a", "g/b")
+ASK_EVERY_S: Final = 0.15
+
+LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """A lease that a holder counts on until that time of its clock; `line`: of the history that says so."""
+
+    token: int
+    until_s: float
+    line: int
+
+
+@dataclass(eq=False, slots=True)
+class Holder:
+    """One owner of leases."""
+
+    name: str
+    clock: NodeClock
+    beliefs: dict[str, Belief] = field(default_factory=dict)
+    asked: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    """By lease: the request that it waits for, and when it began to ask, by its clock."""
+
+    def counts_on(self, lease: str) -> Belief | None:
+        """What it counts on now."""
+        belief = self.beliefs.get(lease)
+        return belief if belief is not None and self.clock.read() < belief.until_s else None
+
+
+class Holders:
+    """All of a simulation; none at all if its settings say so."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.is_over = False
+        self.seen: Counter[str] = Counter()
+        """What came of leases, each once for every history."""
+        self._cluster = cluster
+        settings, state = cluster.settings, cluster.rng.getstate()
+        self._rng = random.Random(repr(state[1][:8]))  # Draws of its own: without holders nothing differs.
+        self._share = 1 - max(DRIFT, settings.drift)
+        self._holders = [
+            Holder(f"h{at}", NodeClock(cluster.timeline, offset=0.0, rate=self._rate()))
+            for at in range(settings.holders)
+        ]
+        self._given: dict[int, dict[int, tuple[bytes, str]]] = {}
+        """By history, then by token: who was given it, by request and lease."""
+        self._heard: dict[int, int] = {}
+        """By history: the index up to which it was heard what came of commands."""
+
+    def begin(self) -> None:
+        """Ask from now on."""
+        for holder in self._holders:
+            self._ask_later(holder)
+
+    # Asking
+
+    def _ask_later(self, holder: Holder) -> None:
+        def act() -> None:
+            if not self.is_over:
+                self._ask(holder, self._rng.choice(NAMES))
+                self._ask_later(holder)
+
+        # Now and then it stands still, and what it holds lapses.
+        rest_s = self._rng.uniform(0.5, 2.0) if self._rng.random() < 0.1 else 0.0
+        self._cluster.timeline.after(self._rng.expovariate(1 / ASK_EVERY_S) + rest_s, act)
+
+    def _ask(self, holder: Holder, lease: str) -> None:
+        request, drawn = self._rng.randbytes(16), self._rng.random()
+        belief = holder.counts_on(lease)
+        command: LeaseCommand
+        if belief is None:
+            command = AcquireLeases(request, holder.name, DURATION_MS, (lease,))
+        elif drawn < 0.15:
+            del holder.beliefs[lease]  # Whoever lets go counts on it no more when it says so.
+            command = ReleaseLeases(request, holder.name, (HeldLease(lease, belief.token),))
+        elif drawn < 0.7:
+            command = RenewLeases(request, holder.name, (HeldLease(lease, belief.token),))
+        else:
+            return
+        holder.asked[lease] = request, holder.clock.read()
+        content = encode_command(command)
+        self._send(content, self._rng.choice((0.001, 0.02, 0.5)))
+        if self._rng.random() < 0.3:
+            self._send(content, self._rng.choice((0.1, 1.0, 3.0)))
+
+    def _send(self, content: bytes, delay_s: float) -> None:
+        def arrive() -> None:
+            lives = self._cluster.lives()
+            if lives and not self.is_over:
+                self._rng.choice(lives).propose(0, content)
+
+        self._cluster.timeline.after(delay_s * self._rng.random(), arrive)
+
+    # Hearing
+
+    def on_applied(self, life: Life, command: Command, outcome: Outcome) -> None:
+        """A node applied a command about leases."""
+        line, index = life.machine.line, life.machine.index
+        if index > self._heard.get(line, 0):
+            self._heard[line] = index
+            self._note(line, command, outcome)
+        if not isinstance(command, AcquireLeases | RenewLeases) or not isinstance(outcome, LeasesGranted):
+            return
+        if self._rng.random() < 0.8:
+            delay_s = self._rng.choice((0.001, 0.02, 0.5)) * self._rng.random()
+            self._cluster.timeline.after(delay_s, lambda: self._hear(line, command, outcome))
+
+    def _note(self, line: int, command: Command, outcome: Outcome) -> None:
+        """What a history comes to, each command once."""
+        if isinstance(outcome, LeasesExpired):
+            self.seen["expired"] += len(outcome.names)
+        if not isinstance(outcome, LeasesGranted):
+            return
+        self.seen["renewed"] += outcome.renewed
+        self.seen["released"] += outcome.released
+        if not isinstance(command, AcquireLeases):
+            return
+        for name, token in zip(command.names, outcome.tokens, strict=True):
+            given = self._given.setdefault(line, {})
+            if not token or given.get(token) == (command.request, name):
+                continue
+            before = max((max(each) for at, each in self._given.items() if at <= line and each), default=0)
+            require(token > before, "a token that is not greater", name, command.owner, line, token, before)
+            given[token] = command.request, name
+            self.seen["granted"] += 1
+
+    def _hear(self, line: int, command: AcquireLeases | RenewLeases, outcome: LeasesGranted) -> None:
+        """The answer reaches who asked, if it waits for it."""
+        holder = next(one for one in self._holders if one.name == command.owner)
+        names = command.names if isinstance(command, AcquireLeases) else [one.name for one in command.leases]
+        for name, token in zip(names, outcome.tokens, strict=True):
+            request, asked_s = holder.asked.get(name, (b"", 0.0))
+            if request != command.request:
+                continue
+            del holder.asked[name]
+            if not token:
+                holder.beliefs.pop(name, None)
+                continue
+            holder.beliefs[name] = Belief(token, self._until_s(holder, asked_s), line)
+            self._require_alone(holder, name)
+
+    def _until_s(self, _holder: Holder, asked_s: float) -> float:
+        return asked_s + DURATION_MS / 1000 * self._share
+
+    def _require_alone(self, holder: Holder, lease: str) -> None:
+        own = holder.counts_on(lease)
+        for other in self._holders:
+            belief = other.counts_on(lease)
+            if own is not None and belief is not None and other is not holder:
+                is_apart = belief.line != own.line
+                require(is_apart, "two holders of one lease", lease, holder.name, own, other.name, belief)
+
+    def _rate(self) -> float:
+        return 1.0 + self._rng.uniform(-0.5, 0.5) * self._cluster.settings.drift

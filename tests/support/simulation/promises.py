@@ -1,0 +1,129 @@
+"""What left the nodes: votes, support and acknowledgements, which later lives and leaders are held to.
+
+The law: a message leaves only when all that it says of its sender is synced, and one disk has one vote in a
+term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sequencer.raft.model.messages import (
+    NOWHERE,
+    AppendEntriesReply,
+    DiskClaim,
+    InstallSnapshotReply,
+    LogIndex,
+    Message,
+    RequestVote,
+    RequestVoteReply,
+    TimeoutNow,
+)
+from sequencer.raft.node import RaftNode
+from sequencer.raft.storage.log import DurableLog
+from simulation.history import require
+
+
+@dataclass(eq=False, slots=True)
+class DiskRecord:
+    """What is known of a disk, from all lives on it."""
+
+    member: str
+    log: DurableLog | None = None
+    """As the newest life has it, or the one before while there is none."""
+    claims: set[DiskClaim] = field(default_factory=set)
+    term: int = 0
+    """The present term as of the last sync, ..."""
+    vote: str | None = None
+    """... the vote in it, ..."""
+    synced: LogIndex = NOWHERE
+    """... and how far the log was synced."""
+
+
+@dataclass(eq=False, slots=True)
+class View:
+    """How far one life has been looked at."""
+
+    name: str
+    life: int
+    node: RaftNode
+    record: DiskRecord
+    scanned: LogIndex = NOWHERE
+    committed: int = 0
+    applied: int = -1
+    term: int = 0
+    is_leader: bool = False
+
+
+class Promises:
+    """All that left all nodes, ever."""
+
+    def __init__(self) -> None:
+        self.votes: dict[tuple[bytes, int], str] = {}
+        """For whom a disk voted in a term."""
+        self.acknowledged: dict[tuple[bytes, int], int] = {}
+        """How far a disk said, to the leader of a term, that its log agrees."""
+        self._supporters: dict[tuple[str, int], set[str]] = {}
+        self._called: set[tuple[str, int]] = set()
+
+    def on_flush(self, view: View, queued: list[tuple[str, Message]]) -> None:
+        """Messages leave: all that they say is synced, and a disk votes once in a term."""
+        log, name = view.node._log, view.name
+        for peer, message in queued:
+            match message:
+                case TimeoutNow(term):
+                    self._on_call(view, peer, term)
+                case RequestVote(pre=False, called=called):
+                    if called:
+                        require((name, message.term) in self._called, "nobody called", name, message.term)
+                    else:
+                        self._require_support(view, message.term)
+                    self._on_vote(view, message.term, name)
+                case RequestVoteReply(granted=True, pre=True):
+                    self._supporters.setdefault((peer, message.term), set()).add(name)
+                case RequestVoteReply(granted=True, pre=False):
+                    self._on_vote(view, message.term, peer)
+                case AppendEntriesReply(matched=True):
+                    # A leader of a later term may have taken back what the earlier one was told.
+                    is_synced = log.synced.index >= message.index or log.term > message.term
+                    require(is_synced, "acknowledged before it was synced", name, message)
+                    self._on_matched(message.claim, message.term, message.index)
+                case InstallSnapshotReply(installed=True):
+                    self._on_matched(message.claim, message.term, message.snapshot.index)
+        record = view.record
+        # A leader's new entries may leave before it has synced them itself; its term may not.
+        leads = view.node._raft.role == "leader" and record.term == log.term
+        require(
+            not log.is_dirty or leads,
+            "something leaves before the sync",
+            name,
+            [type(message) for _, message in queued],
+        )
+        record.term, record.vote, record.synced = log.term, log.voted_for, log.synced
+
+    def _on_matched(self, claim: DiskClaim, term: int, index: int) -> None:
+        known = self.acknowledged.get((claim.disk, term), 0)
+        self.acknowledged[claim.disk, term] = max(known, index)
+
+    def _on_call(self, view: View, peer: str, term: int) -> None:
+        """Whom a leader calls to stand in the next term has all of its log."""
+        raft, last = view.node._raft, view.node._log.last.index
+        require(raft.leads and raft.term == term, "a call of no leader", view.name, peer, term)
+        known = self.acknowledged.get((raft._claims[peer].disk, term), 0)
+        require(known >= last, "called before it has everything", view.name, peer, term, known, last)
+        self._called.add((peer, term + 1))
+
+    def _require_support(self, view: View, term: int) -> None:
+        """A majority said that it would vote for this node in this term."""
+        supporters = self._supporters.get((view.name, term), set())
+        majority = 2 * (1 + len(supporters)) > len(view.node._config.members)
+        require(majority, "an election that nobody supports", view.name, term, supporters)
+
+    def _on_vote(self, view: View, term: int, candidate: str) -> None:
+        log = view.node._log
+        known = self.votes.setdefault((view.node.claim.disk, term), candidate)
+        require(known == candidate, "two votes in one term", view.name, term, known, candidate)
+        require(
+            log.term > term or (log.term == term and log.voted_for == candidate),
+            *("a vote that is not in the log", view.name, term, candidate, log.term, log.voted_for),
+        )

@@ -1,0 +1,287 @@
+"""One life of a simulated node: a process from its start to its end, on a disk that outlives it.
+
+Law: a life that ended does nothing any more: its disk is off, its work aside is not begun, its messages that
+have not left are lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
+from rt.testing.disk import MemoryDisk, PowerCut
+from sequencer.leader.lease_expiry import LeaseExpiry
+from sequencer.raft.model.epochs import EpochOver
+from sequencer.raft.model.messages import Message, RaftEntry
+from sequencer.raft.node import RaftNode
+from sequencer.state.apply_result import Outcome
+from sequencer.state.command_codec import encode_command
+from sequencer.state.commands import Command as LeaseCommand
+from simulation.background_worker import SteppedAside
+from simulation.endpoint import Endpoint
+from simulation.history import RESETS, History, Violation, require
+from simulation.machine import FORCES, Command, Machine
+from simulation.promises import View
+from simulation.timeline import NodeClock
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+
+ROUND_S = 0.00005
+"""What a round of the loop takes at least."""
+
+
+class Life:
+    """A node that runs. `open` begins it, `end` ends it; it runs itself by events in between."""
+
+    def __init__(self, cluster: Cluster, name: str, number: int, disk: MemoryDisk) -> None:
+        self.cluster, self.name, self.number, self.disk = cluster, name, number, disk
+        self.is_alive = True
+        self.paused_until = 0.0
+        self.sync_s = 0.0005
+        self.apply_s = 0.0
+        self.full_until = 0.0
+        self.dies_of_full_disk = False
+        self.in_flight: deque[tuple[Command, bytes, Future[int]]] = deque()
+        self.proposed = 0
+        self.view: View | None = None
+        self.fork: History | None = None
+        """What this node goes on with by itself: from a force on, whether or not it comes to be durable."""
+        self.checks = cluster.checks
+        """Of the epoch that the node is in."""
+        self.clock = NodeClock(
+            cluster.timeline,
+            offset=cluster.rng.uniform(0.0, 1e6),
+            rate=1.0 + cluster.rng.uniform(-0.5, 0.5) * cluster.settings.drift,
+        )
+        self.endpoint = Endpoint(name, cluster.wires, self._on_flush)
+        self.endpoint.on_arrival = self.wake
+        self.machine = Machine(self, cluster.settings.padding, has_leases=cluster.settings.holders > 0)
+        self._steady = NodeClock(cluster.timeline, offset=0.0, rate=self.clock.rate)
+        """Goes as the other one does, and never jumps."""
+        self._lease_clock = LeaseExpiry(self.machine.leases)
+        self._lease_term = 0
+        self._calls: deque[Callable[[], None]] = deque()
+        self._aside = SteppedAside(self._later, self.wake)
+        self._busy_until = 0.0
+        self._wakes_at = float("inf")
+        self._node: RaftNode | None = None
+
+    @property
+    def node(self) -> RaftNode:
+        """The node, which has opened its directory."""
+        assert self._node is not None
+        return self._node
+
+    def open(self) -> None:
+        """Open the directory, and go round for the first time."""
+        self.do(self._open)
+
+    def _open(self) -> None:
+        cluster = self.cluster
+        cluster.wires.attach(self.endpoint)
+        self._node = cluster.node_class(
+            cluster.config_of(self.name),
+            self.machine,
+            network=self.endpoint,
+            aside=self._aside,
+            rng=cluster.rng,
+            new_id=lambda: cluster.rng.randbytes(16),
+            disk=self.disk,
+            on_disk_full=self._on_disk_full,
+            calls=self._calls,
+        )
+        self._node._snapshots._disk = self._aside.disk(self.disk)
+        on_commit = self._node.on_commit
+
+        def watched(entry: RaftEntry) -> None:
+            if self.fork is None:
+                self.checks.on_entry(self._viewed(), entry)
+            on_commit(entry)
+
+        self._node.on_commit = watched  # type: ignore[method-assign]
+        self._viewed()
+        self.wake()
+
+    def _viewed(self) -> View:
+        checks = self.cluster.checks_of(self)
+        if self.view is None or (checks is not self.checks and self.node.state.epoch):
+            self.checks = checks
+            self.view = checks.on_open(self.name, self.number, self.node)
+        return self.view
+
+    def wake(self, after: float = 0.0) -> None:
+        """Go round so many seconds from now, or before."""
+        timeline = self.cluster.timeline
+        when = max(timeline.now + after, self._busy_until, self.paused_until)
+        if when < self._wakes_at:
+            self._wakes_at = when
+            timeline.at(when, partial(self._on_wake, when))
+
+    def pause(self, seconds: float) -> None:
+        """Stand still, as after SIGSTOP."""
+        self.paused_until = max(self.paused_until, self.cluster.timeline.now + seconds)
+
+    def propose(self, size: int, lease: bytes = b"") -> bool:
+        """Have a new command proposed, one about leases if given; False if the node takes no more."""
+        command = Command(self.number, self.proposed + 1)
+        content = command.encode(size, lease)
+        try:
+            future = self.node.propose(content)
+        except Overloaded:
+            return False
+        self.proposed += 1
+        self.in_flight.append((command, content, future))
+        self.wake()
+        return True
+
+    def hand_over(self, seconds: float) -> None:
+        """Have another one lead, if this one does."""
+        self._calls.append(lambda: self.node.hand_over(seconds, Future()))
+        self.wake()
+
+    def reset(self) -> None:
+        """Have the epoch end, if it can be asked for here."""
+        content = Command(RESETS, self.number).encode(0)
+        self._calls.append(lambda: self.node.reset(content))
+        self.wake()
+
+    @property
+    def history(self) -> History:
+        """Of the line of epochs that the node is in."""
+        return self.fork or self.cluster.history_of(self)
+
+    def force(self, line: int) -> None:
+        """Have this node go on by itself, if it would; `line` names the history that begins with that."""
+
+        def act() -> None:
+            if self.fork is not None or self.node.is_over():
+                return
+            self.fork = self.history.forked(self.machine.index)
+            if self.node.force(Command(FORCES, line).encode(0)) is None:
+                self.cluster.on_forced(self, line, self.fork)
+            else:
+                self.fork = None
+
+        self._calls.append(act)
+        self.wake()
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Let the node's code run, and see how it ends."""
+        if not self.is_alive:
+            return
+        self.clock.spent = 0.0
+        self.cluster.running = self.name
+        try:
+            with self.cluster.clocks.running(self.clock):
+                action()
+        except PowerCut:
+            self.cluster.on_power_cut(self)
+        except ClusterMismatch as error:
+            self.cluster.trace("left_out", self.name, error.what)
+            self.cluster.on_left_out(self)
+        except EpochOver as over:
+            self.cluster.trace("epoch_over", self.name, over.epoch)
+            self.cluster.on_epoch_over(self)
+        except Violation:
+            raise
+        except StorageError as error:
+            if not self.cluster.is_disk_faulty(self):
+                raise
+            self.cluster.trace("stops", self.name, error.what)
+            self.cluster.on_stopped(self)
+        finally:
+            self._busy_until = max(self._busy_until, self.cluster.timeline.now + self.clock.spent)
+            self.clock.spent = 0.0
+
+    def end(self) -> None:
+        """The process is gone, and its disk off."""
+        self.is_alive = False
+        self._aside.unwind()
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """What happens aside takes its time, and stands still with the process."""
+        timeline = self.cluster.timeline
+
+        def act() -> None:
+            if self.paused_until > timeline.now:
+                timeline.at(self.paused_until, act)
+            else:
+                self.do(action)
+
+        aside_s = self.cluster.settings.aside_s + self.sync_s
+        timeline.after(aside_s * self.cluster.rng.random(), act)
+
+    def _on_wake(self, when: float) -> None:
+        if when != self._wakes_at:
+            return  # Another wake came before.
+        self._wakes_at = float("inf")
+        if max(self._busy_until, self.paused_until) > self.cluster.timeline.now:
+            self.wake()
+        else:
+            self.do(self._round)
+
+    def _round(self) -> None:
+        """Deliver what has arrived, and all of one round of the loop up to where it waits again."""
+        node = self.node
+        self.clock.spent = ROUND_S * (1.0 + self.cluster.rng.random())
+        self.endpoint.deliver()
+        if node._log.is_dirty:
+            self.clock.spent += self.sync_s * (0.5 + self.cluster.rng.random())
+        node.step()
+        if self.fork is None:
+            self.checks.look(self._viewed())
+        while self.in_flight and self.in_flight[0][2].done():
+            _, content, future = self.in_flight.popleft()
+            self.history.on_acknowledged(future.result(), content)
+        self._expire_leases()
+        wait = 0.0 if self.endpoint.inbox else self.clock.real(node.wait_s())
+        self.wake(self.clock.spent + max(wait, ROUND_S))
+
+    def _expire_leases(self) -> None:
+        """What a leader does about leases, in each term by a clock that begins anew."""
+        raft, state = self.node._raft, self.machine.leases
+        if not state.leases or not self.node.is_leader:
+            return
+        if self._lease_term != raft.term or self._lease_clock.state is not state:
+            self._lease_term, self._lease_clock = raft.term, LeaseExpiry(state)
+        over = self._lease_clock.due(int(self._steady.read() * 1e9))
+        if over is not None:
+            self.propose(0, encode_command(over))
+
+    def _on_flush(self, queued: list[tuple[str, Message]]) -> None:
+        require(self.fork is None, "it speaks after it was forced", self.name)
+        self.endpoint.departs_after = self.clock.spent
+        view = self._viewed()
+        self.checks.promises.on_flush(view, queued)
+        self.cluster.trace("sends", self.name, [(peer, *_brief(message)) for peer, message in queued])
+
+    def _on_disk_full(self, error: DiskFull) -> None:
+        if self.dies_of_full_disk:
+            raise error
+        self.clock.spent += 0.1
+        if self.cluster.timeline.now + self.clock.spent >= self.full_until:
+            self.disk.capacity_bytes = None
+
+    # What the machine does
+
+    def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
+        """See `machine.Watcher`."""
+        self.clock.spent += self.apply_s
+        self.history.on_apply(machine, index, command)
+
+    def on_applied(self, machine: Machine) -> None:
+        """See `machine.Watcher`."""
+        self.history.on_applied(machine)
+
+    def on_lease(self, command: LeaseCommand, outcome: Outcome) -> None:
+        """See `machine.Watcher`."""
+        self.cluster.holders.on_applied(self, command, outcome)
+
+
+def _brief(message: Message) -> tuple[object, ...]:
+    return (type(message).__name__, *(field for field in message if isinstance(field, (int, bool))))

@@ -1,0 +1,251 @@
+"""Run simulations: each seed is a cluster's whole life, with faults first and then a time to recover.
+
+After the faults there must be a leader, every command in flight must be done, and all nodes must have applied
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from sequencer.raft.model.cluster_state import encode_state
+from sequencer.raft.node import RaftNode
+from simulation.cluster import Cluster, Member
+from simulation.faults import Nemesis
+from simulation.history import Violation
+from simulation.settings import Settings, draw_settings, in_force
+
+LARGE_BYTES = 100 * 1024
+BURST_COMMANDS = 1000
+
+
+class SimulationFailed(AssertionError):
+    """A promise was broken; says with which seed, and what happened last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a simulation."""
+
+    settings: Settings
+    digest: int
+    """Of everything that happened."""
+    commands: int
+    acknowledged: int
+    elections: int
+    epochs: int
+    lives: int
+    virtual_s: float
+    seen: Counter[str]
+    """Events by kind."""
+    leases: Counter[str]
+    """What came of leases: granted, renewed, released, expired."""
+
+
+def simulate(
+    seed: int,
+    *,
+    nodes: int | None = None,
+    seconds: float = 6.0,
+    node_class: type[RaftNode] = RaftNode,
+    **changes: Any,
+) -> Report:
+    """Run one seed; `changes` are to the settings that it draws. Raises `SimulationFailed`."""
+    rng = random.Random(seed)
+    settings = replace(draw_settings(rng, nodes=nodes, seconds=seconds), **changes)
+    cluster = Cluster(settings, rng, node_class)
+    try:
+        with cluster.clocks.installed(), in_force(settings), _logged(cluster):
+            _run(cluster)
+    except Exception as error:
+        recent = "\n".join(" ".join(map(str, event)) for event in cluster.recent)
+        raise SimulationFailed(
+            f"{error!r}\nseed {seed}, {settings}\nlast events:\n{recent}\n"
+            f"replay: python -m simulation.simulate --start {seed} --seeds 1"
+            f" --seconds {seconds}{f' --nodes {nodes}' if nodes else ''}\n{error!r}"
+        ) from error
+    finally:
+        cluster.close()
+    return Report(
+        settings=settings,
+        digest=cluster.digest,
+        commands=len(cluster.history.commands),
+        acknowledged=cluster.history.acknowledged,
+        elections=sum(checks.elections for checks in cluster.epochs.values()),
+        epochs=len(cluster.epochs),
+        lives=cluster.lives_begun,
+        virtual_s=cluster.timeline.now,
+        seen=cluster.seen,
+        leases=cluster.holders.seen,
+    )
+
+
+@contextlib.contextmanager
+def _logged(cluster: Cluster) -> Iterator[None]:
+    """Have what the nodes log in the trace, and nowhere else."""
+    logger, handler = logging.getLogger("sequencer.raft"), _Handler(cluster)
+    before, logger.propagate, level = logger.propagate, False, logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+        logger.setLevel(level)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._cluster.trace("logs", self._cluster.running, record.getMessage())
+
+
+def _run(cluster: Cluster) -> None:
+    timeline, settings, nemesis = cluster.timeline, cluster.settings, Nemesis(cluster)
+    clients = [_Client(cluster, member) for member in cluster.members.values()]
+    for name in cluster.members:
+        timeline.after(0.1 * cluster.rng.random(), lambda name=name: cluster.start(name))  # type: ignore[misc]
+    for client in clients:
+        client.begin()
+    cluster.holders.begin()
+    if cluster.rng.random() < 0.8:
+        timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
+    nemesis.begin()
+    timeline.run(settings.seconds)
+    nemesis.heal()
+    timeline.run(timeline.now + 0.5)
+    for client in clients:
+        client.is_over = True
+    cluster.holders.is_over = True
+    _settle(cluster)
+
+
+def _settle(cluster: Cluster) -> None:
+    """First without a minority, then with all."""
+    down = _minority(cluster)
+    await_well(cluster, [name for name in cluster.members if name not in down])
+    await_well(cluster, list(cluster.members))
+
+
+def _minority(cluster: Cluster) -> list[str]:
+    """Stop as many as may be missing, first those whose disk does not count; maybe none."""
+    most, is_wanted = (len(cluster.members) - 1) // 2, cluster.rng.random() < 0.5
+    cluster.may_wipe()
+    names = list(cluster.members)
+    cluster.rng.shuffle(names)
+    names.sort(key=lambda name: not cluster.members[name].is_wiped)
+    wiped = sum(member.is_wiped for member in cluster.members.values())
+    if not is_wanted or not cluster.is_made or wiped > most or cluster.is_forking:
+        return []
+    down = names[:most]
+    for name in down:
+        cluster.kill(name)
+    return down
+
+
+def await_well(cluster: Cluster, names: list[str]) -> None:
+    """Let time pass until these members are well; raises `Violation` if they are not in `settle_s`."""
+    timeline = cluster.timeline
+    end = timeline.now + cluster.settings.settle_s
+    while why := _unsettled(cluster, names):
+        if timeline.now > end:
+            raise Violation(f"{names} not well {cluster.settings.settle_s} s after the last fault: {why}")
+        for name in names:
+            cluster.empty_if_left_out(name)
+            cluster.start(name)
+        timeline.run(timeline.now + 0.1)
+
+
+def _unsettled(cluster: Cluster, names: list[str]) -> str:
+    """What is not well yet with these members."""
+    lives = [life for life in cluster.lives() if life.name in names]
+    if len(lives) < len(names):
+        return "not all run"
+    if cluster.leader() is None:
+        return "no leader"
+    if waiting := [(life.name, len(life.in_flight)) for life in lives if life.in_flight]:
+        return f"commands in flight: {waiting}"
+    states = {life.name: (life.node.state.applied.index, life.node._raft.committed) for life in lives}
+    if len({place for pair in states.values() for place in pair}) > 1:
+        return f"not all have applied and committed the same: {states}"
+    if len({encode_state(life.node.state) for life in lives}) > 1:
+        raise Violation("states differ")
+    if behind := [life.name for life in lives if life.machine.index < len(cluster.history.commands)]:
+        raise Violation(f"nobody has all that was applied: {behind}")
+    if stale := [life.name for life in lives if not life.node._raft.is_counted_here]:
+        return f"disks that do not count: {stale}"
+    return ""
+
+
+class _Client:
+    """Proposes commands on a member, whenever it runs."""
+
+    def __init__(self, cluster: Cluster, member: Member) -> None:
+        self.is_over = False
+        self._cluster, self._member = cluster, member
+
+    def begin(self) -> None:
+        """Propose something in a while, and so on."""
+        settings = self._cluster.settings
+        every_s = settings.propose_every_s * max(1.0, settings.nodes / 3)
+        self._cluster.timeline.after(self._cluster.rng.expovariate(1 / every_s), self._propose)
+
+    def _propose(self) -> None:
+        if self.is_over:
+            return
+        life, settings, drawn = self._member.life, self._cluster.settings, self._cluster.rng.random()
+        if life is not None and life.view is not None:
+            is_burst = drawn < settings.burst
+            is_large = not is_burst and drawn < settings.burst + settings.large
+            burst = min(BURST_COMMANDS, 20 * settings.packs_max * settings.pack_commands_max)
+            for _ in range(burst if is_burst else 1):
+                if not life.propose(LARGE_BYTES if is_large else int(drawn * 100)):
+                    break
+        self.begin()
+
+
+@click.command()
+@click.option("--seeds", default=100, help="How many seeds to run.")
+@click.option("--start", default=0, help="The first of them.")
+@click.option(
+    "--nodes", type=click.Choice(["1", "3", "5", "7"]), help="Members; by default the seed decides."
+)
+@click.option("--seconds", default=6.0, help="Virtual seconds of faults.")
+@click.option("--holders", default=0, help="How many ask for leases.")
+@click.option("--go-on", is_flag=True, help="Run the other seeds too when one failed.")
+def main(seeds: int, start: int, nodes: str | None, seconds: float, holders: int, *, go_on: bool) -> None:
+    """Simulate Raft clusters under faults; a seed that fails is shown with its last events."""
+    began, virtual_s, commands, failed, digest = time.monotonic(), 0.0, 0, 0, 0
+    for seed in range(start, start + seeds):
+        try:
+            report = simulate(seed, nodes=int(nodes) if nodes else None, seconds=seconds, holders=holders)
+        except SimulationFailed as error:
+            failed += 1
+            click.echo(error)
+            if not go_on:
+                raise SystemExit(1) from None
+        else:
+            virtual_s += report.virtual_s
+            commands += report.commands
+            digest ^= report.digest
+    took_s = time.monotonic() - began
+    click.echo(f"seeds={seeds} failed={failed} commands={commands} digest={digest:08x}")
+    click.echo(f"{virtual_s:.0f} s of virtual time in {took_s:.1f} s", err=True)
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

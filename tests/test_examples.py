@@ -1,0 +1,69 @@
+"""The programs in examples/, each run as its docstring shows, on files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.testing.merged import MergedLogBuilder
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, *options: str, cwd: Path, stdin: str = "") -> str:
+    command = [sys.executable, EXAMPLES / f"{name}.py", *options]
+    done = subprocess.run(command, cwd=cwd, input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    """A directory where the publisher service has published five prices."""
+    lines = "99\n101\n102\n90\n103\n"
+    assert "published 5 messages" in run(
+        "publisher_service", "--topic", "trades/IBM", cwd=tmp_path, stdin=lines
+    )
+    return tmp_path
+
+
+def test_the_subscriber_service_continues_where_it_acknowledged(prices: Path) -> None:
+    assert run("subscriber_service", "--once", cwd=prices).splitlines()[0] == "0 feed1 0 trades/IBM b'99'"
+    run("publisher_service", "--topic", "trades/IBM", cwd=prices, stdin="104\n")
+    assert run("subscriber_service", "--once", cwd=prices) == "5 feed1 5 trades/IBM b'104'\n"
+
+
+def test_the_asyncio_subscriber_stops_after_its_count(prices: Path) -> None:
+    printed = run("asyncio_subscriber", "--count", "2", cwd=prices)
+    assert printed == "0 trades/IBM b'99'\n1 trades/IBM b'101'\n"
+
+
+def test_arrow_batches_count_the_messages_of_each_topic(prices: Path) -> None:
+    assert run("arrow_batches", cwd=prices) == "trades/IBM 5\n"
+
+
+def test_the_query_publishes_each_alert_once(prices: Path) -> None:
+    for _ in range(2):
+        run("query", "--once", cwd=prices)
+    with rt.LogReader(prices / "data" / "trades" / "sessions" / "alerts") as reader:
+        assert [message.value for message in reader] == [b"trades/IBM 101.0", b"trades/IBM 103.0"]
+
+
+def test_the_streams_host_prints_every_event(prices: Path) -> None:
+    printed = run("streams_host", "--seconds", "3", cwd=prices)
+    assert printed.splitlines() == [
+        f"trades/IBM {index} b'{price}'" for index, price in enumerate(("99", "101", "102", "90", "103"))
+    ]
+
+
+def test_the_spark_job_counts_the_messages_of_each_topic(prices: Path) -> None:
+    merged = MergedLogBuilder(prices / "merged", cluster_id=bytes(16), stream="trades")
+    merged.merge_all([prices / "data" / "trades" / "sessions" / "feed1"])
+    merged.close()
+    assert run("spark_job", "--path", "merged", cwd=prices) == "trades/IBM 5\n"
