@@ -151,7 +151,8 @@ class RemoteLog:
         """See `rt.spark.source.log_source.LogSource`. `rt.CertificateError` unless the certificate is of
         that name.
 
-        What one node has heard it proposes to all; when it is left, the next one is told as well.
+        Returns once the cluster has a hold of that name. Without a majority it returns after seconds, and the
+        node proposes the hold when there is one. If the node is left, the next one is told as well.
         """
         self._held, self._told = Acknowledged(name, position), None
         with contextlib.suppress(NothingMergedYet):  # They have heard it all the same.

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,14 +140,19 @@ def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
         )
 
 
+async def _confirm_nothing(_name: str) -> None:
+    """For a server without holds."""
+
+
 class PullServicer:
     """Answers `Replication.Pull`. `refused` counts what was refused, by the error's class.
 
     For a server of `rt.net.grpc_channel.serve`, whose gate turns what is raised into statuses. `identify`
     says who
     makes the call that is being served; `on_progress` is told what a receiver says it has, `on_acknowledged`
-    below which position a named subscriber, which was checked, wants nothing any more. `check_reach` raises
-    `rt.Corrupt` if a file is known to be damaged before an offset.
+    below which position a named subscriber, which was checked, wants nothing any more. `confirm_hold` waits
+    until the cluster holds the log back for it. `check_reach` raises `rt.Corrupt` if a file is known to be
+    damaged before an offset.
     """
 
     def __init__(
@@ -159,6 +164,7 @@ class PullServicer:
         identify: Callable[[], Identity] = caller,
         on_progress: Callable[[Pull], None] = lambda _: None,
         on_acknowledged: Callable[[str, int], None] = lambda _name, _position: None,
+        confirm_hold: Callable[[str], Awaitable[None]] = _confirm_nothing,
         check_reach: Callable[[str, int], None] = lambda _path, _offset: None,
         disk: Disk = REAL,
         budget: PullBudget | None = None,
@@ -170,6 +176,7 @@ class PullServicer:
         self._pool = pool
         self._identify = identify
         self._on_progress, self._on_acknowledged = on_progress, on_acknowledged
+        self._confirm_hold = confirm_hold
         self._check_reach = check_reach
         self._disk = disk
         self._hub = WatchHub()
@@ -213,6 +220,8 @@ class PullServicer:
         self.pulls[key] = pull
         if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
             self._on_acknowledged(said.name, said.position)
+            if hello.log.range is not None:  # Who reads ranges keeps no copy: the nodes must hold them first.
+                await self._confirm_hold(said.name)
         try:
             await self._send(context, pull, hold)
         finally:

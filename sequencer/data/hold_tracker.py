@@ -1,8 +1,9 @@
 """Holding data back for named subscribers: what they acknowledge to this node is proposed to all.
 
-Laws. What a subscriber said is proposed again until the state has it, but not oftener than every `AGAIN_S`
-for each name. What an operator released is held again only once the subscriber says something new, or
-connects anew.
+Laws:
+- What a subscriber said is proposed again until the state has it, at most every `AGAIN_S` for each name.
+- What an operator released is held again only after the subscriber says something new or connects again.
+- A subscriber without a hold can wait for its first one: until then anything may be trimmed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ REFUSED_S: Final = 60.0
 """So long a hold that was refused waits: others must be released first."""
 NAMES_MAX: Final = 4096
 """Subscribers whose hold waits at once; as many connections as a node takes."""
+CONFIRM_S: Final = 8.0
+"""How long a subscriber waits for its first hold at most. Without a majority there is none."""
 _LOOK_S: Final = 1.0
 
 logger = logging.getLogger("sequencer")
@@ -96,12 +99,32 @@ class HoldTracker:
         self._wishes = RequestedHolds()
         self._refused: dict[str, tuple[str, float]] = {}
         """By name: why, and until when that counts."""
+        self._confirmed: dict[str, asyncio.Event] = {}
+        """The subscribers that wait for their first hold."""
 
     def on_acknowledged(self, name: str, position: int) -> None:
         """A subscriber with a certificate of that name needs nothing below `position` any more."""
         if not self._wishes.hear(name, position):
             logger.warning("hold_not_recorded name=%s position=%d", name, position)
             self._refuse(name, f"{NAMES_MAX} subscribers wait for their hold")
+
+    async def confirm(self, name: str) -> None:
+        """Wait until the state has a first hold for a subscriber that acknowledged, or refuses it.
+
+        Returns after `CONFIRM_S` at the latest, with a warning.
+        """
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                while not self._is_held(name) and name not in self.refused:
+                    self.propose_due(time.monotonic())
+                    await self._confirmed.setdefault(name, asyncio.Event()).wait()
+        except TimeoutError:
+            self._answer(name)  # Another call of that name waits on.
+            logger.warning("hold_not_confirmed name=%s seconds=%g", name, CONFIRM_S)
+
+    def _answer(self, name: str) -> None:
+        if (event := self._confirmed.pop(name, None)) is not None:
+            event.set()
 
     @property
     def refused(self) -> dict[str, str]:
@@ -117,6 +140,7 @@ class HoldTracker:
                 self._refused.pop(name, None)
             case _, HoldMoved(name):
                 self._refused.pop(name, None)
+                self._answer(name)
             case commands.HoldPosition(name), CommandRejected(why) if not self._is_held(name):
                 if self._wishes.put_off(name, time.monotonic() + REFUSED_S):
                     logger.warning("hold_refused name=%s why=%r", name, why)
@@ -127,6 +151,7 @@ class HoldTracker:
         self._refused = {one: said for one, said in self._refused.items() if now_s < said[1]}
         self._refused[name] = why, now_s + 2 * REFUSED_S  # It is asked for again before that.
         self._on_refused(name, why)
+        self._answer(name)
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""

@@ -160,6 +160,7 @@ class DataProcess:
             self.config.stream,
             self._pool,
             on_acknowledged=self.holding.on_acknowledged,
+            confirm_hold=self.holding.confirm,
             check_reach=self.healing.disk.check_reach,
             disk=self.healing.disk,
         )

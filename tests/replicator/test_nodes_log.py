@@ -168,6 +168,7 @@ def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes:
         nodes.start(first)
         log.close()
     assert nodes.nodes[second].acknowledged == [("sub", 7), ("sub", 9)]
+    assert nodes.nodes[second].confirmed == ["sub", "sub"], "the node answers once the cluster holds the log"
 
 
 def test_nothing_is_held_but_for_the_certificates_own_name(log: RemoteLog) -> None:

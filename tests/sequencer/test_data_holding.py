@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +164,51 @@ def test_one_more_than_can_be_noted_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     node.holding.on_acknowledged("sub", 10)
     node.holding.on_acknowledged("another", 10)
     assert [name for name, _ in node.told] == [*node.holding.refused] == ["another"]
+
+
+def test_a_first_hold_is_confirmed_once_it_is_in_the_state() -> None:
+    async def run() -> None:
+        node = Node()
+        node.holding.on_acknowledged("sub", 10)
+        confirmed = [asyncio.ensure_future(node.holding.confirm("sub")) for _ in range(2)]
+        while not node.proposed:
+            await asyncio.sleep(0)
+        assert not any(one.done() for one in confirmed)
+        node.apply(HoldPosition("other", 10, 1))
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in confirmed)
+        node.apply(HoldPosition("sub", 10, 1))
+        await asyncio.gather(*confirmed)
+        await node.holding.confirm("sub")
+        assert len(node.proposed) == 1, "it was there already"
+
+    asyncio.run(run())
+
+
+def test_a_first_hold_that_is_refused_ends_the_wait_for_it() -> None:
+    async def run() -> None:
+        node = Node()
+        node.holding.on_acknowledged("sub", 10)
+        confirmed = asyncio.ensure_future(node.holding.confirm("sub"))
+        while not node.proposed:
+            await asyncio.sleep(0)
+        node.holding.on_applied(HoldPosition("sub", 10, 1), CommandRejected("there are too many"))
+        await confirmed
+        assert node.told == [("sub", "there are too many")]
+
+    asyncio.run(run())
+
+
+def test_without_a_leader_the_wait_for_a_first_hold_ends_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hold_tracker, "CONFIRM_S", 0.01)
+    node = Node()
+    node.replica.standing.leader = ""
+    node.holding.on_acknowledged("sub", 10)
+    asyncio.run(node.holding.confirm("sub"))
+    assert "hold_not_confirmed name=sub" in caplog.text
+    assert node.proposed == []
 
 
 def test_nothing_is_proposed_to_nobody() -> None:

@@ -95,11 +95,13 @@ class FakeNode:
         self.unfinished = UnfinishedBytes(4 * 2**20)
         self.push = PushServicer(self, "s")
         self.acknowledged: list[tuple[str, int]] = []
+        self.confirmed: list[str] = []
         self.pull = PullServicer(
             self,
             "s",
             self.pool,
             on_acknowledged=self._on_acknowledged,
+            confirm_hold=self._confirm_hold,
             budget=PullBudget(per_identity_max=64),
         )
         self.refuses_holds = ""
@@ -128,6 +130,9 @@ class FakeNode:
         self.acknowledged.append((name, position))
         if self.refuses_holds:
             self.pull.refuse_hold(name, self.refuses_holds)
+
+    async def _confirm_hold(self, name: str) -> None:
+        self.confirmed.append(name)
 
     def session(self, session_id: int) -> str:
         path = self.root / "sessions" / "feed"
