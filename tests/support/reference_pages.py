@@ -1,4 +1,4 @@
-"""The generated pages of docs/: each is made from the code, and `tests/test_reference_pages.py` compares."""
+"""The generated pages of docs/. Each is made from the code; `tests/docs/test_reference_pages.py` compares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.rest.views.openapi import document
 from sequencer.state.state import Configuration
 
-NOTE: Final = "<!-- Generated from the code by `pytest tests/test_reference_pages.py --rewrite`. -->"
+NOTE: Final = "<!-- Generated from the code by `pytest tests/docs/test_reference_pages.py --rewrite`. -->"
 Lines = Iterator[str]
 
 

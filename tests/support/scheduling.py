@@ -9,7 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED: Final = (
     "tests/cluster/",
     "tests/helm/test_helm_boot.py",
-    "tests/sequencer/test_rest_page.py",
+    "tests/rest/test_rest_page.py",
     "tests/spark/",
 )
 """Whose tests share a cluster of real nodes, Spark, or a browser's page: of two workers each would start one,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reference_pages import PAGES
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -20,7 +20,7 @@ import click
 import pytest
 from reference_pages import commands
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 ALLOWED: Final = ROOT / "tests" / "testdata" / "prose" / "allowed.txt"
 PACKAGES: Final = ("archiver", "pyspark_rt", "replicator", "rt", "sequencer")
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -203,7 +203,7 @@ def allowed() -> set[tuple[str, str]]:
     return {(path, word) for path, _, word in pairs}
 
 
-HEAD: Final = "# Words of tests/test_prose.py that are still used. This list only shrinks.\n"
+HEAD: Final = "# Words of tests/docs/test_prose.py that are still used. This list only shrinks.\n"
 
 
 @pytest.mark.slow

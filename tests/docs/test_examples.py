@@ -11,7 +11,7 @@ import pytest
 import rt
 from rt.testing.merged import MergedLogBuilder
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.slow
 
