@@ -356,7 +356,7 @@ def test_a_written_life_is_what_its_marks_say() -> None:
 # Who can supply what is committed
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_of_every_committed_range_some_disk_has_the_bytes_while_disks_are_lost_one_after_another(
     seed: int,
 ) -> None:

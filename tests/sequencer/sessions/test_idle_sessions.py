@@ -281,6 +281,7 @@ def test_of_forgotten_incarnations_the_oldest_go_at_last() -> None:
     assert forgotten_key("a", incarnation(1)) in state.forgotten
 
 
+@pytest.mark.slow
 def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
     """State, snapshot and what the leader knows: as large after 10,000 sessions as after 2,000."""
     state = new_state()
