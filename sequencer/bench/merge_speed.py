@@ -146,7 +146,7 @@ class Work:
         merger = Merger(str(path), self.identity, self.copies, on_failed=on_written, on_written=on_written)
         try:
             begun, used_s = time.perf_counter(), time.process_time()
-            merger.begin(self.orders, self.end, self.reached)
+            merger.start(self.orders, self.end, self.reached)
             while merger.sync() != self.reached:
                 if merger.failure is not None:
                     raise merger.failure

@@ -60,7 +60,7 @@ BACKLOG_BYTES_MAX: Final = 1 << 30
 """While fewer than a majority have merged durably to within so much of the end, nothing is planned: the
 orders behind it must fit into every snapshot."""
 BACKLOG_MAX: Final = 1 << 15
-"""The same in instructions: half of what a node's merger remembers (`merger.ORDERS_MAX`)."""
+"""The same in instructions: half of what a node's merger remembers (`merger.PLANS_MAX`)."""
 MINUTE_NS: Final = 60 * 10**9
 FRESH_NS: Final = 3 * 10**9
 """A clock in a report counts for so long."""

@@ -131,7 +131,7 @@ class CatchUp:
 
     async def _open_mended(self, merger: Merger, damage: Corrupt) -> None:
         """Open the merged log once what was damaged is mended, or is to go; there may be more of it."""
-        if damage.path in self._damages and not merger.is_gone(damage):
+        if damage.path in self._damages and not merger.is_trimmed(damage):
             return
         await self._loop.run_in_executor(self._pool, merger.resume)
         if merger.damage is not None:
@@ -224,7 +224,7 @@ class CatchUp:
             "catch_up_started from_position=%d to_position=%d place=%s", merger.position, target, wanted
         )
         self.copied = Phase(COPYING, merger.position, target)
-        await self._loop.run_in_executor(self._pool, merger.hold)
+        await self._loop.run_in_executor(self._pool, merger.pause)
         try:
             await catch_up(
                 self._directory,

@@ -77,7 +77,7 @@ class MergedLog:
         merged = state.merged
         end = LogOffset(*merged.segment, merged.offset) if merged.segment is not None else None
         reached = MergeProgress(state.instruction, merged.chain, merged.total_bytes, state.position)
-        merger.begin(orders, end, reached, state.cleared)
+        merger.start(orders, end, reached, state.cleared)
         self._trim(state)
 
     def report(self) -> None:

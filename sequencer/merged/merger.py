@@ -1,13 +1,14 @@
-"""Carries out merge orders: writes headers, and copies ranges of session copies in the kernel.
+"""Executes merge instructions: writes the headers of blocks and copies ranges of session replicas.
 
-Laws. Orders are carried out in order, each byte at the place that it names, so carrying one out again changes
-nothing. A block is written only when its input is here, durable, and has the chain that the order names, and
-only of bytes that are still those that were verified when they came. What comes out is checked against the
-order's chain; a difference stops the merger for good. What the cluster trims goes here as soon as it is
-sealed here, and nothing else ever does.
+Invariants:
+- Plans are executed in order. A plan names the place of each byte, so executing it again changes nothing.
+- A block is written only if its input is on this node, durable, and has the checksum that the plan names.
+- Input is verified while it is copied. Bytes that changed since they were received are not merged.
+- The running checksum of the result must be the plan's. A difference stops the merger for good.
+- A segment that the cluster trimmed is trimmed here as soon as it is sealed here. Nothing else is trimmed.
 
-A thread of its own works; `begin`, `add`, `trim` and `wake` come from the event loop, `sync` from a thread of
-a pool.
+The merger has its own thread. The event loop calls `start`, `add`, `trim` and `wake`; a thread of a pool
+calls `sync`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,7 @@ from rt.log.scan.scanner import MergedScanner, Scanner
 from rt.log.write.segment_repair import sound_end
 from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
 from sequencer.ipc.data_reports import MergeProgress
+from sequencer.merged.replica_files import ReplicaFiles
 from sequencer.sessions.batch_index import RangeInfo
 from sequencer.sessions.fetched_ranges import FetchedRanges
 from sequencer.sessions.input_planner import FetchedRange
@@ -40,36 +42,34 @@ from sequencer.state.state import ClearedRange, MergedSegment
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
 RETRY_S: Final = 0.2
-"""How long to wait for space on a full disk before the next try."""
-ORDERS_MAX: Final = 1 << 16
-"""Orders that wait, for input or for space on the disk: some 100 MB."""
+"""How long to wait for space on a full disk before the next attempt."""
+PLANS_MAX: Final = 1 << 16
+"""Maximum number of plans that wait for input or disk space: about 100 MB."""
 UPCOMING_MAX: Final = 1 << 10
-"""Orders whose input is looked for at once."""
-FILES_MAX: Final = 256
-"""Session copies that stay open between two orders. One order opens up to `commands.RANGES_MAX`."""
+"""Maximum number of plans whose input is requested from peers at the same time."""
 
 logger = logging.getLogger("sequencer")
 
 
 class ReplicaSource(Protocol):
-    """The session copies, as the merger sees them; called from its thread."""
+    """The session replicas. The merger's thread calls these methods."""
 
     def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        """What is known of a range; None if not all of it is here and durable."""
+        """The checksums and times of a range; None unless all of it is here and durable."""
 
     def open(self, session_id: int, segment: SegmentId) -> File:
-        """The segment's file, which the caller closes."""
+        """Open the segment's file. The caller closes it."""
 
     def on_bad_copy(self, block: BlockWrite, got: str) -> None:
-        """The copy's bytes are not those that the order names, or no longer those that were verified.
+        """The replica's bytes are not those that the plan names, or changed since they were verified.
 
-        Must have good ones fetched. May be called again while they are not here.
+        Must fetch good bytes. May be called again until they are here.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class MissingInput:
-    """Input that the merger waits for."""
+    """The range for which the merger waits."""
 
     session_id: int
     segment: SegmentId
@@ -91,52 +91,50 @@ class Merger:
         on_written: Callable[[], None] = lambda: None,
         fetched: FetchedRanges | None = None,
     ) -> None:
-        """Both are called by the merger's thread: once `failure` is set, and behind each order.
+        """`on_failed` is called after `failure` is set, `on_written` after each plan; by the merger's thread.
 
-        `fetched` is input that comes from peers, used before that of `sources`.
+        Ranges in `fetched`, which come from peers, are used before those of `sources`.
         """
         assert identity.kind is LogKind.MERGED, identity
         self._fetched = FetchedRanges() if fetched is None else fetched
         self._path, self._identity, self._sources, self._disk = path, identity, sources, disk
         self._on_failed, self._on_written = on_failed, on_written
         self._files_lock = threading.Lock()
-        """Held while files are synced, and while they are closed. Taken before `_changed`."""
+        """Held while files are synced or closed. Acquired before `_changed`."""
         self._changed = threading.Condition()
-        """Guards what follows."""
+        """Guards the fields below."""
         self._orders: deque[WritePlan] = deque()
         self._cleared: ClearedRange | None = None
-        """The last hard reset: the segment with which merging began anew may begin at any position here."""
+        """The last hard reset. The first segment after it may start at any position."""
         self._trimmed: Sequence[MergedSegment] = ()
-        """What the cluster has trimmed, oldest first."""
-        self._files: OrderedDict[tuple[int, SegmentId], File] = OrderedDict()
-        """Of session copies; what was merged last comes last."""
-        self._segments: dict[int, SegmentId] = {}
-        """By session: the segment of which a file is open."""
+        """All segments that the cluster trimmed, oldest first."""
+        self._files = ReplicaFiles(sources.open)
+        """Used by the merger's thread only."""
         self._removed: set[int] = set()
-        """Sessions whose copies were removed: their files are to be closed."""
+        """Sessions whose replicas were removed. Their files must be closed."""
         self._is_closed = False
-        self._is_held = False
+        self._is_paused = False
         self._is_idle = True
-        """The thread waits for an order that it may carry out."""
+        """The thread waits for a plan that it may execute."""
         self._awaits_input = False
         self._inputs = 0
-        """So often there was more input; changed by the event loop alone, and looked at without the lock."""
+        """How often input arrived. Only the event loop changes it; it is read without the lock."""
         self.missing: MissingInput | None = None
         self.gap: LogOffset | None = None
-        """The first order begins there, above what is here: bytes up to it must come from another node."""
+        """The first plan starts here, after the end of this log. Bytes up to it must come from a peer."""
         self.failure: RtError | None = None
         self.damage: Corrupt | None = None
-        """The merged log cannot be opened before this is mended; till then the merger is held."""
+        """The merged log cannot be opened until this is repaired. Until then the merger is paused."""
         self._chain: int | None = None
         self._end: tuple[LogOffset | None, MergeProgress] = (None, MergeProgress(0, 0, 0, 0))
-        """Of the state, as of the last `begin`."""
+        """The end of the state's merged log at the last `start`."""
         self.written = MergeProgress(0, 0, 0, 0)
         self.durable = MergeProgress(0, 0, 0, 0)
         self._writer: LogWriter | None = None
         try:
-            self._take_up(*self._open())
+            self._continue_with(*self._open())
         except Corrupt as error:
-            self.damage, self._is_held = error, True
+            self.damage, self._is_paused = error, True
         self._thread = threading.Thread(target=self._run, name="rt-merger", daemon=True)
         self._thread.start()
 
@@ -144,88 +142,88 @@ class Merger:
 
     @property
     def place(self) -> LogOffset | None:
-        """Behind the last whole block here; None while there is no segment."""
+        """The end of the last whole block; None if there is no segment."""
         with self._changed:
             return self._place()
 
     @property
     def position(self) -> int:
-        """One past the last position here."""
+        """One past the last position of this log."""
         with self._changed:
             end = self._writer.end if self._writer is not None else 0
             return end if self._cleared is None else max(end, self._cleared.position)
 
-    def begin(
+    def start(
         self,
         orders: Sequence[WritePlan],
         end: LogOffset | None,
         reached: MergeProgress,
         cleared: ClearedRange | None = None,
     ) -> None:
-        """Forget what waits and go on with `orders`, behind which the state's merged log ends at `end`."""
+        """Replace the waiting plans by `orders`. After them the state's merged log ends at `end`."""
         with self._changed:
             self._end, self._cleared = (end, reached), cleared
             self._orders.clear()
             self._fetched.clear()
-            wanted = [one for one in orders if one.instruction > self.written.instruction]
-            self._orders.extend(wanted[-ORDERS_MAX:])
-            self._look_for_gap()
+            new = [one for one in orders if one.instruction > self.written.instruction]
+            self._orders.extend(new[-PLANS_MAX:])
+            self._find_gap()
             self._changed.notify_all()
 
     def add(self, order: WritePlan) -> None:
-        """The next order. Of too many the oldest are forgotten: those bytes must come from another node."""
+        """Append a plan. If too many wait, the oldest is dropped: its bytes must come from another node."""
         with self._changed:
             self._orders.append(order)
-            if len(self._orders) > ORDERS_MAX:
+            if len(self._orders) > PLANS_MAX:
                 self._orders.popleft()
-                self._look_for_gap()
+                self._find_gap()
             if self._is_idle:
                 self._changed.notify_all()
 
     def upcoming(self) -> list[WritePlan]:
-        """The next orders, as many as one looks at."""
+        """The next plans, `UPCOMING_MAX` at most."""
         with self._changed:
             return list(islice(self._orders, UPCOMING_MAX))
 
     def trim(self, trimmed: Sequence[MergedSegment]) -> None:
-        """These are all the segments that the cluster remembers to have trimmed, oldest first."""
+        """Trim what the cluster trimmed: all segments that its state lists as trimmed, oldest first."""
         with self._changed:
             self._trimmed = trimmed
             self._changed.notify_all()
 
-    def is_gone(self, damage: Corrupt) -> bool:
-        """Whether the cluster has trimmed the segment that is damaged: nobody can mend it, or needs to."""
+    def is_trimmed(self, damage: Corrupt) -> bool:
+        """Whether the cluster trimmed the corrupt segment, so that it cannot and need not be repaired."""
         segment, trimmed = parse_segment_name(os.path.basename(damage.path)), self._trimmed
         return segment is not None and bool(trimmed) and segment <= trimmed[-1].id
 
     def wake(self) -> None:
-        """There is more input."""
-        # Counted before the flag is read, and that is set before the count is compared: one sees the other.
+        """Report that more input is durable."""
+        # The thread sets the flag before it compares the count, so either it sees the count or we the flag.
         self._inputs += 1
         if self._awaits_input:
             with self._changed:
                 self._changed.notify_all()
 
     def close_files(self, session_id: int) -> None:
-        """A session's copy was removed: its space is free once nobody has its files open."""
+        """Close the files of a session whose replica was removed, to free their disk space."""
         with self._changed:
             self._removed.add(session_id)
             self._changed.notify_all()
 
-    def hold(self) -> None:
-        """Let go of the merged log, for another writer; returns when nothing is written any more."""
+    def pause(self) -> None:
+        """Release the merged log for another writer. Returns when the merger writes nothing more."""
         with self._changed:
-            self._is_held = True
+            self._is_paused = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_idle or self.failure is not None)
         self._release()
 
     def resume(self) -> None:
-        """Take the merged log back, as far as it now goes; if it is damaged, the merger stays held."""
+        """Open the merged log again, as it is now. If it is corrupt, the merger stays paused."""
         opened: tuple[LogWriter, int] | None = None
         while opened is None:
             try:
-                opened = self._open_kept()  # Reads a whole segment: the event loop must not wait for that.
+                opened = self._open_untrimmed()  # Reads a whole segment, so not on the event loop.
             except Corrupt as error:
                 self.damage = error
                 return
@@ -235,20 +233,20 @@ class Merger:
                     if self._changed.wait_for(lambda: self._is_closed, RETRY_S):
                         return
         with self._changed:
-            self._take_up(*opened)
-            self.damage = self.missing = None  # Another writer may have brought what was missing.
-            self._is_held = False
-            self._look_for_gap()
+            self._continue_with(*opened)
+            self.damage = self.missing = None  # Another writer may have written the missing bytes.
+            self._is_paused = False
+            self._find_gap()
             self._changed.notify_all()
 
     def sync(self) -> MergeProgress:
-        """Make durable what is written; how far that is. `rt.StorageFailed` is final."""
+        """Sync what is written and return how far that is. `rt.StorageFailed` is final."""
         with self._files_lock:
             with self._changed:
                 written, writer = self.written, self._writer
                 if writer is None or written == self.durable:
                     return self.durable
-                # Without a segment that grows there is nothing but sealed ones, which are durable.
+                # Sealed segments are durable already.
                 point = writer.sync_point() if writer.active is not None else None
             if point is not None:
                 writer.sync_to(point)
@@ -258,7 +256,7 @@ class Merger:
             return self.durable
 
     def close(self) -> None:
-        """End the thread and release the files. Does not sync."""
+        """End the thread and close the files. Does not sync."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -267,18 +265,18 @@ class Merger:
 
     # Opening
 
-    def _open_kept(self) -> tuple[LogWriter, int]:
-        """The log, whatever became of what the cluster has trimmed."""
+    def _open_untrimmed(self) -> tuple[LogWriter, int]:
+        """Open the log without what the cluster trimmed, if that is corrupt."""
         try:
             return self._open()
         except Corrupt as error:
-            if not self.is_gone(error):
+            if not self.is_trimmed(error):
                 raise
             logger.warning("corrupt_segment_trimmed error=%r", str(error))
             return self._open([_as_sealed(one) for one in self._trimmed])
 
     def _open(self, gone: Sequence[SealedSegment] = ()) -> tuple[LogWriter, int]:
-        """The log, recovered without what is `gone`, and the last instruction that is whole in it."""
+        """The log, recovered without the segments in `gone`, and its last complete instruction."""
         found: list[MergedScanner] = []
 
         def scanner_for(header: SegmentHeader) -> Scanner:
@@ -289,13 +287,12 @@ class Merger:
             self._path, self._identity, disk=self._disk, resume=True, gone=gone, scanner_for=scanner_for
         )
         last = found[-1].last_block if found else None
-        # Of the last instruction some blocks may be missing: it is asked for again.
+        # Blocks of the last instruction may be missing, so it is executed again.
         return writer, max(last.instruction - 1, 0) if last is not None else 0
 
-    def _take_up(self, writer: LogWriter, instruction: int) -> None:
+    def _continue_with(self, writer: LogWriter, instruction: int) -> None:
         self._writer = writer
         if instruction >= self.durable.instruction:
-            # Of the bytes before it at least those are there that were.
             self.written = self.durable = MergeProgress(instruction, 0, self.durable.total_bytes, writer.end)
         else:
             self.written = self.durable
@@ -306,24 +303,7 @@ class Merger:
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-        self._segments.clear()
-
-    def _close_removed(self, session_ids: set[int]) -> None:
-        for session_id in session_ids & self._segments.keys():
-            self._files.pop((session_id, self._segments.pop(session_id))).close()
-
-    def _close_idle_files(self) -> None:
-        """Close those that were not merged from for the longest time, but for `FILES_MAX`."""
-        while len(self._files) > FILES_MAX:
-            (session_id, _), file = self._files.popitem(last=False)
-            del self._segments[session_id]
-            file.close()
+        self._files.close()
 
     def _place(self) -> LogOffset | None:
         writer = self._writer
@@ -334,11 +314,11 @@ class Merger:
             return LogOffset(*sealed.id, sealed.size_bytes)
         return LogOffset(*writer.active.id, writer.offset)
 
-    def _look_for_gap(self) -> None:
-        """See whether the first order, or the end of all, follows what is here."""
+    def _find_gap(self) -> None:
+        """Set `gap` unless the first plan, or the state's end, follows the end of this log."""
         here = self._place()
         end, reached = self._end
-        # Before any segment has begun there are orders that need no place.
+        # Plans before the first segment write nothing and have no place.
         order = next((one for one in self._orders if one.end_offset), None)
         begin = end if order is None else _begin(order)
         first = reached.position if order is None else order.first_position
@@ -348,21 +328,21 @@ class Merger:
         if not self._orders and is_there and self.written.instruction < reached.instruction:
             self.written, self._chain = reached._replace(chain=0), reached.chain
             if is_cleared:
-                self.durable = self.written  # Nothing of it is to be kept.
+                self.durable = self.written  # A hard reset keeps nothing.
 
     def _reaches(self, here: LogOffset | None, begin: LogOffset, first: int) -> bool:
-        """Whether what is here goes up to `begin`, which is position `first`."""
-        if self._begins_anew(begin.segment) and begin.offset == 0:
+        """Whether this log contains everything before `begin`, which is position `first`."""
+        if self._is_first_after_reset(begin.segment) and begin.offset == 0:
             return True
         if here is None:
             return first == 0
         if here >= begin:
             return True
-        # A segment may begin where the one before ends: the same position, another place.
+        # The end of a segment and the start of the next are the same position.
         return begin.offset == 0 and self._writer is not None and self._writer.end == first
 
-    def _begins_anew(self, segment: SegmentId) -> bool:
-        """Whether nothing before the segment is kept anywhere."""
+    def _is_first_after_reset(self, segment: SegmentId) -> bool:
+        """Whether the segment is the first one after a hard reset, so that nothing before it exists."""
         return self._cleared is not None and segment == SegmentId(self._cleared.x, 0)
 
     # The thread
@@ -379,15 +359,15 @@ class Merger:
                 order = self._orders[0] if self._may_merge() else None
                 removed, self._removed = self._removed, set()
             try:
-                self._close_removed(removed)
+                self._files.close_sessions(removed)
                 self._trim()
-                is_done = order is not None and self._carry_out(order)
+                is_done = order is not None and self._execute(order)
             except (DiskFull, Corrupt) as error:
                 logger.warning("merge_blocked error=%r", str(error))
-                self._close_files()
+                self._files.close()
                 with self._changed:
                     if isinstance(error, Corrupt) and order is not None:
-                        # A copy is not what it was: trimmed, for the cluster is far ahead, or damaged.
+                        # The replica was trimmed because the cluster is far ahead, or it is corrupt.
                         block = _input_of(order, error.path)
                         self.missing = MissingInput(
                             block.session_id, SegmentId(block.x, block.y), block.start, block.end
@@ -399,7 +379,7 @@ class Merger:
                 return
             except Exception as error:
                 logger.critical("merge_failed", exc_info=error)
-                self._fail(Closed(f"merging was broken off: {error!r}", where=self._path))
+                self._fail(Closed(f"the merger was interrupted: {error!r}", where=self._path))
                 return
             if is_done:
                 assert order is not None
@@ -412,13 +392,13 @@ class Merger:
     def _may_work(self) -> bool:
         if self._is_closed or self.failure is not None:
             return True
-        return not self._is_held and (self._may_merge() or bool(self._removed) or bool(self._to_trim()))
+        return not self._is_paused and (self._may_merge() or bool(self._removed) or bool(self._to_trim()))
 
     def _may_merge(self) -> bool:
         return bool(self._orders) and self.gap is None
 
-    def _must_let_go(self) -> bool:
-        return self._is_closed or self._is_held
+    def _must_stop(self) -> bool:
+        return self._is_closed or self._is_paused
 
     def _fail(self, error: RtError) -> None:
         logger.critical("merge_stopped error=%r", str(error))
@@ -428,8 +408,8 @@ class Merger:
             self._changed.notify_all()
         self._on_failed()
 
-    def _carry_out(self, order: WritePlan) -> bool:
-        """Write what is not here yet; False if the order was taken back meanwhile."""
+    def _execute(self, order: WritePlan) -> bool:
+        """Write the blocks that are missing; False if the merger must stop before its input arrived."""
         writer = self._writer
         assert writer is not None
         here = self._place()
@@ -437,17 +417,17 @@ class Merger:
             if not self._write(writer, order):
                 return False
             is_new = here is None or here <= _begin(order)
-            self._account(order, None if is_new else self._heads_here(order))
+            self._check_headers(order, None if is_new else self._headers_here(order))
         elif not order.blocks or (order.segment == writer.last_id and not _is_trimmed(writer, order.segment)):
-            self._account(order, self._heads_here(order))
+            self._check_headers(order, self._headers_here(order))
         else:
-            self._reach(order, None)
+            self._advance(order, None)
         return True
 
     def _write(self, writer: LogWriter, order: WritePlan) -> bool:
         begins = order.offset == 0
         if begins and (writer.active is None or writer.active.id != order.segment or writer.is_sealed):
-            if writer.end != order.first_position and not self._begins_anew(order.segment):
+            if writer.end != order.first_position and not self._is_first_after_reset(order.segment):
                 raise self._diverged(order, f"position {writer.end}", f"position {order.first_position}")
             with self._files_lock:
                 writer.start(order.segment, first=order.first_position, created_ns=order.sequenced_ns)
@@ -474,13 +454,13 @@ class Merger:
             except Corrupt as error:
                 self._sources.on_bad_copy(_input_of(order, error.path), str(error.got))
                 raise
-            self._close_idle_files()
+            self._files.close_idle()
         return True
 
     # Trimming
 
     def _to_trim(self) -> dict[SegmentId, tuple[TrimReason, int]]:
-        """What is kept here of what the cluster has trimmed: for which reason, and when."""
+        """The segments here that the cluster trimmed: for which reason, and when."""
         writer, trimmed = self._writer, self._trimmed
         if writer is None or not trimmed:
             return {}
@@ -490,22 +470,22 @@ class Merger:
             is_growing = writer.active is not None and segment.id == writer.active.id
             if segment.id > trimmed[-1].id or is_growing:
                 break
-            # Of those that nobody remembers any more the oldest that is known speaks.
+            # The state forgets old segments. They get the reason and time of the oldest that it lists.
             known = trimmed[bisect_left(trimmed, segment.id, key=lambda one: one.id)]
             found[segment.id] = (known.reason, known.trimmed_ns)
         return found
 
     def _trim(self) -> None:
-        """Trim what is sealed here; `rt.DiskFull` if there is no space to say so."""
+        """Trim sealed segments; `rt.DiskFull` if the table cannot be written."""
         with self._changed:
             writer, gone = self._writer, self._to_trim()
         if writer is not None and gone:
-            with self._files_lock:  # Only now: a sync may be under way.
+            with self._files_lock:  # A sync may be running.
                 writer.trim_each(gone)
             logger.info("merged_log_trimmed segments=%d last=%s", len(gone), max(gone).file_name)
 
     def _run_of(self, block: BlockWrite, position: int) -> BatchFrames | None:
-        """The block as it is written, once its input is here; None if the merger is to stop meanwhile."""
+        """Wait for the block's input and return its bytes; None if the merger must stop before."""
         if block.is_declaration:
             return BatchFrames([block.head], position, 0, 0, is_declaration=True)
         segment = SegmentId(block.x, block.y)
@@ -514,7 +494,7 @@ class Merger:
             return None
         stretch, fetched = found
         if fetched is None:
-            file = self._file(block.session_id, segment)
+            file = self._files.open(block.session_id, segment)
             content: CopyRange | memoryview = CopyRange(
                 file, block.start, block.size, _name_of(block), stretch.content
             )
@@ -530,8 +510,8 @@ class Merger:
     def _wait_for(
         self, block: BlockWrite, segment: SegmentId
     ) -> tuple[RangeInfo, FetchedRange | None] | None:
-        """The input of a block, of the session's copy if it was not fetched from a peer."""
-        told = False
+        """Wait for the input of a block: fetched from a peer, or in the session's replica; None as above."""
+        is_reported = False
         while True:
             inputs = self._inputs
             fetched = self._fetched.find(block)
@@ -542,37 +522,23 @@ class Merger:
             if stretch is not None and stretch.chain_end == block.chain_end:
                 self.missing = None
                 return stretch, None
-            if stretch is not None and not told:
-                told = True
+            if stretch is not None and not is_reported:
+                is_reported = True
                 self._sources.on_bad_copy(block, f"chain {stretch.chain_end:#010x}")
-            self._trim()  # It may be long until there is input.
+            self._trim()  # Input may take long to arrive.
             with self._changed:
                 self.missing = MissingInput(block.session_id, segment, block.start, block.end)
                 self._awaits_input = True
-                if self._inputs == inputs and not self._must_let_go():
+                if self._inputs == inputs and not self._must_stop():
                     self._changed.wait(RETRY_S)
                 self._awaits_input = False
-                if self._must_let_go():
+                if self._must_stop():
                     return None
 
-    def _file(self, session_id: int, segment: SegmentId) -> File:
-        """Files stay open while their segment is merged: one of each session."""
-        file = self._files.get((session_id, segment))
-        if file is None:
-            known = self._segments.get(session_id)
-            if known is not None:
-                self._files.pop((session_id, known)).close()
-            with storage_errors(f"session copy {session_id}, {segment.file_name}", "opening what is merged"):
-                file = self._sources.open(session_id, segment)
-            self._files[session_id, segment] = file
-            self._segments[session_id] = segment
-        self._files.move_to_end((session_id, segment))
-        return file
+    def _headers_here(self, order: WritePlan) -> list[bytes]:
+        """The headers of blocks in the log where an earlier execution of the plan wrote them.
 
-    def _heads_here(self, order: WritePlan) -> list[bytes]:
-        """What stands in the active segment where an order, carried out before, put its headers.
-
-        `rt.Corrupt` if those bytes went bad since; other headers that are sound are told by the chain.
+        `rt.Corrupt` if these bytes are corrupt now. Sound headers of other blocks are returned.
         """
         if not order.blocks:
             return []
@@ -589,39 +555,39 @@ class Merger:
             if heads != [block.head for block in order.blocks]:
                 sound = sound_end(self._disk, self._path, order.segment, order.end_offset)
                 if sound < order.end_offset:
-                    raise Corrupt("a merged block does not verify any more", path=path, offset=sound)
+                    raise Corrupt("a merged block fails its checksum", path=path, offset=sound)
         return heads
 
-    def _account(self, order: WritePlan, heads: Sequence[bytes] | None) -> None:
-        """Compare what the merged log's chain comes to with what the order says.
+    def _check_headers(self, order: WritePlan, heads: Sequence[bytes] | None) -> None:
+        """Compare the merged log's running checksum with the plan's.
 
-        `heads` are the headers as they stand in the merged log, None if they were written just now. Where
-        the chain before them is not known, they themselves are compared.
+        `heads` are the headers in the merged log, None if they were just written. If the checksum before them
+        is not known, the headers are compared instead.
         """
-        wanted = [block.head for block in order.blocks]
+        expected = [block.head for block in order.blocks]
         chain = self._chain
         if chain is None:
-            chain = order.chain if heads in (None, wanted) else None
+            chain = order.chain if heads in (None, expected) else None
         else:
-            for head in wanted if heads is None else heads:
+            for head in expected if heads is None else heads:
                 chain = crc32c(head, chain)
         if chain is None or chain != order.chain:
-            got = "other headers of blocks" if chain is None else f"chain {chain:#010x}"
-            raise self._diverged(order, got, f"chain {order.chain:#010x}")
-        self._reach(order, chain)
+            got = "other headers of blocks" if chain is None else f"running checksum {chain:#010x}"
+            raise self._diverged(order, got, f"running checksum {order.chain:#010x}")
+        self._advance(order, chain)
 
-    def _reach(self, order: WritePlan, chain: int | None) -> None:
+    def _advance(self, order: WritePlan, chain: int | None) -> None:
         with self._changed:
             self._chain = chain
             self.written = MergeProgress(order.instruction, chain or 0, order.total_bytes, order.end_position)
 
-    def _diverged(self, order: WritePlan, got: str, wanted: str) -> Diverged:
+    def _diverged(self, order: WritePlan, got: str, expected: str) -> Diverged:
         return Diverged(
-            "this node's merged log is not what the cluster agreed on",
+            "this node's merged log differs from what the cluster agreed on",
             where=f"{self._path}, instruction {order.instruction}",
             got=got,
-            expected=wanted,
-            hint="The files are kept for a look. Empty the node's directory to have it built anew.",
+            expected=expected,
+            hint="Keep the files for analysis, then empty the node's directory. It copies the log from peers.",
         )
 
 
@@ -634,13 +600,13 @@ def _end(order: WritePlan) -> LogOffset:
 
 
 def _is_trimmed(writer: LogWriter, segment: SegmentId) -> bool:
-    """Whether the newest segment, which is sealed then, has gone already."""
+    """Whether the segment is the newest one and trimmed."""
     last = writer.table.segments[-1] if writer.table.segments else None
     return last is not None and last.id == segment and last.is_trimmed
 
 
 def _as_sealed(one: MergedSegment) -> SealedSegment:
-    """A trimmed segment as the table has it; the times of its messages nobody asks for any more."""
+    """A trimmed segment as a table entry, without the times of its messages."""
     times = one.created_ns, 0, 0, one.sealed_ns
     return SealedSegment(
         one.id, one.first, one.end, one.size_bytes, *times, trimmed_ns=one.trimmed_ns, reason=one.reason
@@ -648,11 +614,11 @@ def _as_sealed(one: MergedSegment) -> SealedSegment:
 
 
 def _name_of(block: BlockWrite) -> str:
-    """The file that a block is copied from, for errors."""
+    """The source file of a block, for errors."""
     return f"session {block.session_id}, {SegmentId(block.x, block.y).file_name}"
 
 
 def _input_of(order: WritePlan, name: str) -> BlockWrite:
-    """The block that is copied from the file of that name; the first that is copied, if none is."""
+    """The block copied from the file of that name, or else the first copied block."""
     blocks = [block for block in order.blocks if not block.is_declaration]
     return next((block for block in blocks if _name_of(block) == name), blocks[0])

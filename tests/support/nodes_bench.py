@@ -179,7 +179,7 @@ def open_merger(disk: Disk, story: Story, sources: FakeSources | None = None, **
 
 
 def begin(merger: Merger, story: Story, orders: Sequence[WritePlan] | None = None) -> None:
-    merger.begin(story.orders if orders is None else orders, story.end, story.reached)
+    merger.start(story.orders if orders is None else orders, story.end, story.reached)
 
 
 def merged_files(disk: MemoryDisk) -> dict[SegmentId, bytes]:

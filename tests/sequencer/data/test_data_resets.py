@@ -209,12 +209,12 @@ def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged
     try:
         before, behind = story.orders[:6], story.orders[6]
         position = behind.first_position
-        merger.begin(before[:merged], None, MergeProgress(0, 0, 0, 0))
+        merger.start(before[:merged], None, MergeProgress(0, 0, 0, 0))
         if merged:
             merger.wait_written(merged)
         last = before[-1]
         reached = MergeProgress(last.instruction, last.chain, last.total_bytes, position)
-        merger.begin([], None, reached, story.state.cleared)
+        merger.start([], None, reached, story.state.cleared)
         assert (merger.gap, merger.position) == (None, position)
         assert merger.written._replace(chain=0) == reached._replace(chain=0)
         if merged < 6:
@@ -231,7 +231,7 @@ def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged
 def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story) -> None:
     merger = open_merger(MemoryDisk(), story)
     try:
-        merger.begin([], story.end, story.reached, story.state.cleared)
+        merger.start([], story.end, story.reached, story.state.cleared)
         assert merger.gap == story.end
     finally:
         merger.close()
@@ -258,7 +258,7 @@ def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> No
     disk = MemoryDisk()
     merger = open_merger(disk, story)
     try:
-        merger.begin([], None, reached, story.state.cleared)
+        merger.start([], None, reached, story.state.cleared)
         for _ in range(3):
             merger.add(without_bytes(story.state))
         merger.wait_written(story.state.instruction)
@@ -278,7 +278,7 @@ def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        merger.begin([empty], None, reached._replace(instruction=empty.instruction), story.state.cleared)
+        merger.start([empty], None, reached._replace(instruction=empty.instruction), story.state.cleared)
         merger.add(story.orders[-1])
         merger.wait_written(story.state.instruction)
         assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
@@ -301,7 +301,7 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
         story.put_sessions(disk)
         merger = open_merger(disk, story)
         try:
-            merger.begin([], None, is_at, cleared)
+            merger.start([], None, is_at, cleared)
             for order in [*orders, story.orders[-1]]:
                 merger.add(order)
             merger.wait_written(story.state.instruction)
@@ -325,7 +325,7 @@ def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        merger.begin([empty, story.orders[-1]], story.end, story.reached, story.state.cleared)
+        merger.start([empty, story.orders[-1]], story.end, story.reached, story.state.cleared)
         assert merger.gap is None
         merger.wait_written(story.state.instruction)
         assert (merger.failure, merger.written) == (None, story.reached)
@@ -345,7 +345,7 @@ def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        merger.begin(story.orders, story.end, story.reached)
+        merger.start(story.orders, story.end, story.reached)
         merger.wait_written(story.state.instruction)
         assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
         assert max(merged_files(disk)) == SegmentId(1 << 16, 0)

@@ -106,7 +106,7 @@ def test_a_log_that_goes_on_after_each_restart_with_overlapping_orders_is_the_sa
     for until in range(1, len(STORY.orders) + 1):
         merger = open_merger(disk, STORY)
         first = max(0, until - 3)
-        merger.begin(STORY.orders[first:until], *_end_behind(until))
+        merger.start(STORY.orders[first:until], *_end_behind(until))
         merger.wait_written(STORY.orders[until - 1].instruction)
         merger.close()
     assert merged_files(disk) == FILES
@@ -155,7 +155,7 @@ def test_a_copy_that_is_cut_short_is_missing_input_and_other_bytes_are_taken(mer
     disk.write(path, disk.read(path)[:100])
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
-    merger.hold()
+    merger.pause()
     disk.write(path, STORY.sessions[2].files[0, 3])  # As if they came from a peer.
     merger.resume()
     merger.wait_written(LAST)
@@ -205,7 +205,7 @@ def test_a_log_without_any_orders_has_a_gap_up_to_the_end_of_the_state(merger):
 def test_of_too_many_orders_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
     merger, disk, sources, monkeypatch
 ):
-    monkeypatch.setattr(merger_module, "ORDERS_MAX", 2)
+    monkeypatch.setattr(merger_module, "PLANS_MAX", 2)
     sources.hidden.add((1, SegmentId(0, 0)))
     for order in STORY.orders:
         merger.add(order)
@@ -213,9 +213,9 @@ def test_of_too_many_orders_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
     assert merger.gap == LogOffset(*STORY.orders[-2].segment, STORY.orders[-2].offset)
     monkeypatch.undo()
     sources.hidden.clear()
-    merger.hold()
+    merger.pause()
     other = open_merger(disk, STORY)
-    other.begin(STORY.orders[:-2], *_end_behind(len(STORY.orders) - 2))
+    other.start(STORY.orders[:-2], *_end_behind(len(STORY.orders) - 2))
     other.wait_written(STORY.orders[-3].instruction)
     other.close()
     merger.resume()
@@ -244,7 +244,7 @@ def test_an_order_that_was_carried_out_with_other_headers_stops_the_merger(merge
     head[-1] ^= 1
     other = replace(last, blocks=(*last.blocks[:-1], replace(last.blocks[-1], head=bytes(head))))
     again = open_merger(disk, STORY)
-    again.begin([other], STORY.end, STORY.reached)
+    again.start([other], STORY.end, STORY.reached)
     wait_until(lambda: again.failure is not None or again.written.instruction == LAST)
     again.close()
     assert isinstance(again.failure, Diverged)
@@ -318,7 +318,7 @@ def test_a_merger_that_is_held_while_it_waits_lets_go_and_goes_on(merger, disk, 
     sources.hidden.add((1, SegmentId(0, 2)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
-    merger.hold()
+    merger.pause()
     other = open_merger(disk, STORY)  # The lock is free.
     other.close()
     merger.resume()
@@ -332,7 +332,7 @@ def test_what_another_writer_brought_while_it_was_held_is_not_written_again(merg
     sources.hidden.add((1, SegmentId(0, 2)))
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
-    merger.hold()
+    merger.pause()
     other = open_merger(disk, STORY)
     begin(other, STORY)
     other.wait_written(LAST)
@@ -348,7 +348,7 @@ def test_what_is_durable_is_never_told_to_be_less_after_holding(merger, sources)
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
     before = merger.sync()
-    merger.hold()
+    merger.pause()
     merger.resume()
     after = merger.sync()
     assert after.instruction >= before.instruction
@@ -458,7 +458,7 @@ def test_what_nobody_remembers_to_have_trimmed_goes_as_the_oldest_that_is_known(
 def test_while_it_is_held_nothing_goes_and_then_all_of_it(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
-    merger.hold()
+    merger.pause()
     merger.trim(_gone(2))
     assert merged_files(disk) == FILES
     merger.resume()
@@ -627,7 +627,7 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
     syncing.start()
     assert slow.began.wait(60)
     if what == "hold":
-        acting = threading.Thread(target=merger.hold)
+        acting = threading.Thread(target=merger.pause)
     else:
         acting = threading.Thread(target=lambda: (merger.add(STORY.orders[rolls]), _idle(merger)))
     acting.start()
@@ -659,7 +659,7 @@ def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
         order = story.orders[at - 1]
         end = LogOffset(*order.segment, order.end_offset)
         reached = story.reached._replace(instruction=at, chain=order.chain, total_bytes=order.total_bytes)
-        merger.begin(story.orders[first:at], end, reached)
+        merger.start(story.orders[first:at], end, reached)
         merger.wait_written(at)
         assert merger.failure is None, merger.failure
         if data.draw(st.booleans(), label="sync"):
