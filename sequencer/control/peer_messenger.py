@@ -126,5 +126,5 @@ def _diverged(differs: pb.Differs) -> Diverged:
         where=f"instruction {differs.instruction}",
         got=f"chain {differs.got:#010x}",
         expected=f"chain {differs.wanted:#010x}",
-        hint="Keep the files for analysis, then empty the node's directory. It copies the log from peers.",
+        hint="Keep the files for analysis, then empty the node's directory: it copies it from peers.",
     )

@@ -587,7 +587,7 @@ class Merger:
             where=f"{self._path}, instruction {order.instruction}",
             got=got,
             expected=expected,
-            hint="Keep the files for analysis, then empty the node's directory. It copies the log from peers.",
+            hint="Keep the files for analysis, then empty the node's directory: it copies it from peers.",
         )
 
 
