@@ -1,8 +1,7 @@
-"""What operators ask for, from any node: carried out once, while somebody waits for it, or never.
+"""Runs operators' requests from any node: each is executed once while the caller waits, or never.
 
-For one event loop. The law: `run` returns what came of it here, a refusal too, which is for the caller to
-judge; or it raises, and says whether it can have happened. It does not happen later
-(`sequencer.state.operator_requests`).
+For one event loop. `run` returns the outcome, also a rejection, or it raises and says whether the request may
+have been executed. A request is not executed later (`sequencer.state.operator_requests`).
 """
 
 from __future__ import annotations
@@ -24,46 +23,44 @@ from sequencer.state.commands import Command, DecideRequest, Operation, SubmitRe
 from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0
-"""What was not seen applied after so long is proposed again: it may have been lost."""
+"""A request that is not applied after this time is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
-"""So long a request may be carried out; less than a client of REST waits."""
+"""How long a request may be executed; less than a REST client waits."""
 DECIDED_S: Final = 2.0
-"""So much longer it is waited for to hear what was decided."""
+"""How much longer `run` waits for the decision."""
 
 
 class CommandClient:
-    """Proposes requests through the control process, and hears what becomes of them."""
+    """Proposes requests through the control process and waits for their outcomes."""
 
     def __init__(self, replica: StateFollower, propose: Callable[[bytes], None]) -> None:
         self._replica, self._propose = replica, propose
         self._waiting: dict[bytes, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """A command was applied here."""
         match command, outcome:
             case DecideRequest(), NotWaiting():
-                pass  # The one before it counts, which may have been in a snapshot: nobody here knows then.
+                pass  # The earlier decision counts. If it was in a snapshot, its outcome is unknown here.
             case (DecideRequest(request), _) | (SubmitRequest(request), CommandRejected() | RequestLapsed()):
                 waiting = self._waiting.get(request)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(outcome)
 
     def propose(self, command: Command) -> None:
-        """Propose it once, and wait for nothing: it may be lost."""
+        """Propose a command once, without waiting. It may be lost."""
         self._propose(encode_command(command))
 
     async def run(self, operation: Operation, *, timeout_s: float = TIMEOUT_S) -> Outcome:
-        """Have an operation carried out within `timeout_s`; what that came to, which may be
-        `CommandRejected`.
+        """Execute an operation within `timeout_s` and return its outcome, which may be `CommandRejected`.
 
-        Raises `rt.Timeout` if it was not, or if that is not known. `Unreachable` before the node has joined
-        its cluster, and while it knows of no leader.
+        `rt.Timeout` if it was not executed, or if that is unknown. `Unreachable` before the node has joined
+        its cluster, and while it knows no leader.
         """
         state = self._replica.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
         if not self._replica.standing.leader:
-            raise Unreachable("this node knows of no leader", hint="Try again, or another node.")
+            raise Unreachable("this node knows no leader", hint="Try again, or another node.")
         until_ns = clock_ns(self._replica.standing, state) + int(timeout_s * 1e9)
         ask = SubmitRequest(os.urandom(REQUEST_BYTES), until_ns, operation)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -74,22 +71,22 @@ class CommandClient:
                     self.propose(ask)
                     await asyncio.wait([outcome], timeout=PROPOSE_AGAIN_S)
         except TimeoutError:
-            hint = "If it was not decided in time, it will not be: look whether it was before you ask again."
-            raise _late(operation, "was not seen decided", timeout_s, hint) from None
+            hint = "It will not be decided later. Check whether it was executed before you try again."
+            raise _late(operation, "got no decision", timeout_s, hint) from None
         finally:
             del self._waiting[ask.id]
         came_to = outcome.result()
         if isinstance(came_to, RequestLapsed):
-            never = "Nothing was changed, and nothing will be: ask again."
-            hint = "Look whether it was done before you ask again." if came_to.may_be_done else never
-            raise _late(operation, "came too late", timeout_s, hint)
+            unchanged = "Nothing was changed. Try again."
+            hint = "Check whether it was executed before you try again." if came_to.may_be_done else unchanged
+            raise _late(operation, "was too late", timeout_s, hint)
         return came_to
 
 
 def clock_ns(standing: pb.Standing, state: SequencerState) -> int:
-    """What time it is by the nodes' clocks, or was when they were last heard of.
+    """The time that a majority of the nodes' clocks had reached in their last reports.
 
-    A node that is cut off hears of none, so what it asks for is the sooner too late.
+    A node that is cut off gets no reports, so its requests expire earlier.
     """
     clocks = [one.summary.clock_ns for one in standing.nodes if one.summary.clock_ns]
     heard_ns = reached_ns(clocks, len(standing.nodes)) if clocks else None

@@ -1,10 +1,10 @@
-"""Whether what is in a node's data directories is of the line of epochs that the node is in.
+"""Checks that a node's data directories belong to the node's line of epochs, before anything is opened.
 
-It is looked at before anything is opened. Laws. Behind a force the cluster goes on with what one node had,
-its data as well; what other directories hold may be more, or other bytes at the same places, and no checksum
-tells where only sizes are compared. So a directory says of which force it is; one of another is not used.
+After a forced reset the cluster continues with one node's data. Other directories may hold more, or other
+bytes at the same offsets, which a comparison of sizes does not find. So a directory records its last forced
+reset, and a directory of another one is not used.
 
-    the file `force` beside the session copies: request of the force, 16 bytes, CRC-32C of it
+    the file `force` beside the session replicas: request id of the forced reset, 16 bytes, and its CRC-32C
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger("sequencer")
 
 
 class EpochGuard:
-    """Of one node, whose data disk of session copies is `disk`."""
+    """The directories of one node; `disk` is the id of its disk of session replicas."""
 
     def __init__(self, node: str, disk: bytes, sessions: str, merged: str) -> None:
         """Storage errors; `rt.Corrupt` if the file cannot be read."""
@@ -37,10 +37,10 @@ class EpochGuard:
         self._known = self._read()
 
     def check(self, state: SequencerState) -> None:
-        """See that the directories may go on with this state. Storage errors.
+        """Check that the directories may be used with this state. Storage errors.
 
-        `rt.ClusterMismatch` if the cluster went on without what is here. A disk that has not joined yet when
-        it did has said to hold nothing: what came to it from others is set aside.
+        `rt.ClusterMismatch` if a forced reset continued without this data. If the disk had not joined before
+        that reset, it promised nothing: its data is moved aside.
         """
         force = state.force
         wanted = b"" if force is None else force.request
@@ -51,30 +51,30 @@ class EpochGuard:
             joined = state.disks.get(self._node)
             if force is None or self._known or (joined is not None and joined.id == self._disk):
                 raise ClusterMismatch(
-                    "an operator had the cluster go on without what this node's data directory holds",
+                    "a forced reset made the cluster continue without the data in this node's directory",
                     where=os.path.dirname(self._path),
                     got=f"force {self._known.hex() or 'none'}",
                     expected=f"force {wanted.hex() or 'none'}" + (f", of {force.node}" if force else ""),
-                    hint="Empty the node's Raft and data directories, and start it: it joins again.",
+                    hint="Empty the node's Raft and data directories and start it. It joins again.",
                 )
             self._set_aside(wanted)
-        with storage_errors(self._path, "noting which force the data is of"):
+        with storage_errors(self._path, "recording the forced reset that the data belongs to"):
             write_whole(REAL, self._path, _LAYOUT.pack(wanted, crc32c(wanted)))
         self._known = wanted
 
     def _is_empty(self) -> bool:
-        with storage_errors(self._sessions, "looking for what is here"):
-            return not self._copies() and not is_log_directory(REAL, self._merged)
+        with storage_errors(self._sessions, "listing the data directories"):
+            return not self._replicas() and not is_log_directory(REAL, self._merged)
 
-    def _copies(self) -> list[str]:
+    def _replicas(self) -> list[str]:
         return sorted(name for name in os.listdir(self._sessions) if name.isdecimal())
 
     def _set_aside(self, request: bytes) -> None:
-        """Each is one rename: a crash between them leaves the rest for the next start."""
+        """Move the data aside, one rename each. After a crash the next start moves the rest."""
         aside = os.path.join(os.path.dirname(self._merged), f"before-{request.hex()}")
-        with storage_errors(aside, "setting aside what is of before a force"):
+        with storage_errors(aside, "moving aside data from before a forced reset"):
             REAL.make_directory(aside)
-            for path in [self._merged, *(os.path.join(self._sessions, name) for name in self._copies())]:
+            for path in [self._merged, *(os.path.join(self._sessions, name) for name in self._replicas())]:
                 if os.path.isdir(path):
                     logger.warning("quarantined_after_force path=%s aside=%s", path, aside)
                     REAL.rename(path, os.path.join(aside, os.path.basename(path)))
@@ -82,7 +82,7 @@ class EpochGuard:
                 REAL.sync_directory(directory)
 
     def _read(self) -> bytes:
-        with storage_errors(self._path, "reading which force the data is of"):
+        with storage_errors(self._path, "reading the forced reset that the data belongs to"):
             if REAL.size(self._path) is None:
                 return b""
             file = REAL.open(self._path)
@@ -94,5 +94,5 @@ class EpochGuard:
             known, checksum = _LAYOUT.unpack(data)
             if crc32c(known) == checksum:
                 return bytes(known)
-        hint = "Empty the node's Raft and data directories, and start it: it joins again."
-        raise Corrupt("which force the data is of cannot be read", path=self._path, offset=0, hint=hint)
+        hint = "Empty the node's Raft and data directories and start it. It joins again."
+        raise Corrupt("the record of the last forced reset is corrupt", path=self._path, offset=0, hint=hint)

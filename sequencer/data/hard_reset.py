@@ -1,10 +1,10 @@
-"""What a hard reset does to the files of a node: session copies go, and all that is merged is trimmed.
+"""Hard resets of a node's files: session replicas are deleted, and the whole merged log is trimmed.
 
-It is done when the data process begins, before anything is open; one that hears of a hard reset later ends,
-to be started again. Laws. Before a byte goes it is noted durably which messages it holds that are not merged;
-that all is done is noted last. So a crash on the way leaves nothing undone, and takes nothing that is newer.
+This happens when the data process starts, before it opens anything. A running data process that learns of a
+hard reset ends and is started again. The messages that are deleted without having been merged are recorded
+durably first, completion last. So after a crash the next start finishes the reset and deletes nothing newer.
 
-    the file `cleared` beside the session copies, JSON:
+    the file `cleared` beside the session replicas, JSON:
     {"epoch", "is_done", "dropped": [[session, id, X, first, end], ...]}
 """
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("sequencer")
 
 
 class DroppedRange(NamedTuple):
-    """Numbers `first` to `end` of a session's X that this node held durably, and that were not merged."""
+    """Numbers `first` to `end` of a session's run that were durable on this node and not merged."""
 
     session: str
     session_id: int
@@ -46,7 +46,7 @@ class DroppedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HardResetRecord:
-    """The last hard reset that this directory knows of."""
+    """The last hard reset of the directory."""
 
     epoch: int = 0
     is_done: bool = True
@@ -54,7 +54,7 @@ class HardResetRecord:
 
 
 class HardResetter:
-    """Carries out hard resets on a node's directories. Nothing else has them open meanwhile."""
+    """Executes hard resets on a node's directories. Nothing else may have them open."""
 
     def __init__(self, sessions: str, merged: str, stream: str) -> None:
         """Storage errors; `rt.Corrupt` if the file cannot be read."""
@@ -63,34 +63,34 @@ class HardResetter:
         self.done = self._read()
 
     def is_due(self, state: SequencerState) -> bool:
-        """Whether the cluster was cleared, and this node's directories were not."""
+        """Whether the cluster had a hard reset that these directories have not."""
         done = self.done
         return state.cleared is not None and (done.epoch, done.is_done) < (state.cleared.epoch, True)
 
     def clear(self, state: SequencerState) -> None:
-        """Do as `state` says; durable on return. Storage errors."""
+        """Execute the state's last hard reset; durable on return. Storage errors."""
         cleared = state.cleared
         assert cleared is not None
         if self.done.epoch < cleared.epoch:
-            self._note(HardResetRecord(cleared.epoch, False, tuple(self._held(state, cleared))))
+            self._record(HardResetRecord(cleared.epoch, False, tuple(self._unmerged(state, cleared))))
         for dropped in self.done.dropped:
             logger.warning(
                 "reset_dropped session=%s id=%d x=%d first=%d end=%d",
                 *(dropped.session, dropped.session_id, dropped.x, dropped.first, dropped.end),
             )
-        with storage_errors(self._sessions, "dropping session copies"):
+        with storage_errors(self._sessions, "deleting session replicas"):
             for session_id in self._older(cleared):
                 shutil.rmtree(os.path.join(self._sessions, str(session_id)))
             REAL.sync_directory(self._sessions)
         self._trim(state.cluster, cleared)
-        self._note(HardResetRecord(cleared.epoch, True, self.done.dropped))
+        self._record(HardResetRecord(cleared.epoch, True, self.done.dropped))
 
     def _older(self, cleared: ClearedRange) -> list[int]:
         names = os.listdir(self._sessions)
         return sorted(int(name) for name in names if name.isdecimal() and int(name) < cleared.session_id)
 
-    def _held(self, state: SequencerState, cleared: ClearedRange) -> Iterator[DroppedRange]:
-        """What copies hold beyond what is merged of their session."""
+    def _unmerged(self, state: SequencerState, cleared: ClearedRange) -> Iterator[DroppedRange]:
+        """The durable messages after the merged end of each session."""
         for session_id in self._older(cleared):
             session = state.sessions.get(session_id)
             if session is None:
@@ -127,15 +127,15 @@ class HardResetter:
                 writer.seal()
             writer.trim(begin, TrimReason.RESET)
 
-    def _note(self, done: HardResetRecord) -> None:
+    def _record(self, done: HardResetRecord) -> None:
         content = {"epoch": done.epoch, "is_done": done.is_done, "dropped": done.dropped}
-        with storage_errors(self._path, "noting what a reset dropped"):
+        with storage_errors(self._path, "recording what a reset deleted"):
             write_whole(REAL, self._path, json.dumps(content).encode())
         self.done = done
 
     def _read(self) -> HardResetRecord:
         try:
-            with storage_errors(self._path, "reading what a reset dropped"), open(self._path, "rb") as file:
+            with storage_errors(self._path, "reading what a reset deleted"), open(self._path, "rb") as file:
                 content = file.read()
         except FileNotFoundError:
             return HardResetRecord()
@@ -148,4 +148,6 @@ class HardResetter:
             dropped = tuple(DroppedRange(*one) for one in found["dropped"])
             return HardResetRecord(int(found["epoch"]), bool(found["is_done"]), dropped)
         except (ValueError, TypeError, KeyError) as error:
-            raise Corrupt(f"it says what it cannot: {error}", path=self._path, offset=0) from error
+            raise Corrupt(
+                f"the record of the last hard reset is invalid: {error}", path=self._path, offset=0
+            ) from error

@@ -1,8 +1,8 @@
-"""Holding data back for named subscribers: what they acknowledge to this node is proposed to all.
+"""Holds of named subscribers: positions that they acknowledge to this node are proposed to the cluster.
 
 Laws:
-- What a subscriber said is proposed again until the state has it, at most every `AGAIN_S` for each name.
-- What an operator released is held again only after the subscriber says something new or connects again.
+- An acknowledged position is proposed until the state has it, at most every `AGAIN_S` for each name.
+- A hold that an operator released comes back only after the subscriber acknowledges or connects again.
 - A subscriber without a hold can wait for its first one: until then anything may be trimmed.
 """
 
@@ -22,12 +22,12 @@ from sequencer.state.state import SubscriberHold
 
 AGAIN_S: Final = 5.0
 REFUSED_S: Final = 60.0
-"""So long a hold that was refused waits: others must be released first."""
+"""How long to wait after a hold was refused. Other holds must be released first."""
 NAMES_MAX: Final = 4096
-"""Subscribers whose hold waits at once; as many connections as a node takes."""
+"""Maximum number of subscribers whose hold is pending; as many as a node takes connections."""
 CONFIRM_S: Final = 8.0
 """How long a subscriber waits for its first hold at most. Without a majority there is none."""
-_LOOK_S: Final = 1.0
+_INTERVAL_S: Final = 1.0
 
 logger = logging.getLogger("sequencer")
 
@@ -36,57 +36,57 @@ logger = logging.getLogger("sequencer")
 class _RequestedHold:
     position: int
     due_s: float
-    """Not proposed before."""
+    """When to propose it next."""
 
 
 class RequestedHolds:
-    """What named subscribers want to be held. Pure."""
+    """Positions that are not in the state yet. Pure."""
 
     def __init__(self) -> None:
-        self._wishes: dict[str, _RequestedHold] = {}
+        self._requested: dict[str, _RequestedHold] = {}
 
     def __len__(self) -> int:
-        return len(self._wishes)
+        return len(self._requested)
 
-    def hear(self, name: str, position: int) -> bool:
-        """A subscriber needs nothing below a position any more; false if there are too many to note it."""
-        wish = self._wishes.get(name)
-        if wish is not None:
-            wish.position = max(wish.position, position)
-        elif len(self._wishes) < NAMES_MAX:
-            self._wishes[name] = _RequestedHold(position, 0.0)
+    def record(self, name: str, position: int) -> bool:
+        """A subscriber acknowledged a position. False if too many subscribers are pending."""
+        request = self._requested.get(name)
+        if request is not None:
+            request.position = max(request.position, position)
+        elif len(self._requested) < NAMES_MAX:
+            self._requested[name] = _RequestedHold(position, 0.0)
         else:
             return False
         return True
 
     def due(self, holds: Mapping[str, SubscriberHold], end: int, now_s: float) -> list[tuple[str, int]]:
-        """The names and positions to propose now. `end` is the log's: none can be held beyond it yet."""
+        """The names and positions to propose now. A hold cannot be after `end`, the end of the log."""
         found: list[tuple[str, int]] = []
-        for name, wish in list(self._wishes.items()):
-            if now_s < wish.due_s:
+        for name, request in list(self._requested.items()):
+            if now_s < request.due_s:
                 continue
             held = holds[name].position if name in holds else -1
-            if held >= wish.position:
-                del self._wishes[name]
-            elif held < (position := min(wish.position, end)):
-                wish.due_s = now_s + AGAIN_S
+            if held >= request.position:
+                del self._requested[name]
+            elif held < (position := min(request.position, end)):
+                request.due_s = now_s + AGAIN_S
                 found.append((name, position))
         return found
 
     def forget(self, name: str) -> None:
-        """An operator does not want it."""
-        self._wishes.pop(name, None)
+        """An operator released the hold."""
+        self._requested.pop(name, None)
 
     def put_off(self, name: str, until_s: float) -> bool:
-        """Propose it no sooner; false if nothing is wanted."""
-        wish = self._wishes.get(name)
-        if wish is not None:
-            wish.due_s = until_s
-        return wish is not None
+        """Do not propose before `until_s`. False if nothing is pending for the name."""
+        request = self._requested.get(name)
+        if request is not None:
+            request.due_s = until_s
+        return request is not None
 
 
 class HoldTracker:
-    """Proposes what is due, by `propose`, from `run`. For one event loop."""
+    """Proposes pending holds. For one event loop."""
 
     def __init__(
         self,
@@ -94,19 +94,19 @@ class HoldTracker:
         propose: Callable[[commands.Command], None],
         on_refused: Callable[[str, str], None] = lambda _name, _why: None,
     ) -> None:
-        """`on_refused` hears whose hold was refused, and why, as often as it is."""
+        """`on_refused` gets the subscriber's name and the reason, each time a hold is refused."""
         self._replica, self._propose, self._on_refused = replica, propose, on_refused
-        self._wishes = RequestedHolds()
+        self._requested = RequestedHolds()
         self._refused: dict[str, tuple[str, float]] = {}
-        """By name: why, and until when that counts."""
+        """By name: the reason, and until when it is reported."""
         self._confirmed: dict[str, asyncio.Event] = {}
         """The subscribers that wait for their first hold."""
 
     def on_acknowledged(self, name: str, position: int) -> None:
-        """A subscriber with a certificate of that name needs nothing below `position` any more."""
-        if not self._wishes.hear(name, position):
+        """A subscriber with a certificate of that name has processed everything below `position`."""
+        if not self._requested.record(name, position):
             logger.warning("hold_not_recorded name=%s position=%d", name, position)
-            self._refuse(name, f"{NAMES_MAX} subscribers wait for their hold")
+            self._refuse(name, f"the holds of {NAMES_MAX} subscribers are pending")
 
     async def confirm(self, name: str) -> None:
         """Wait until the state has a first hold for a subscriber that acknowledged, or refuses it.
@@ -128,43 +128,41 @@ class HoldTracker:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Whose hold was refused of late, and why, by name."""
+        """By name: why a hold was refused recently."""
         now_s = time.monotonic()
         return {name: why for name, (why, until_s) in self._refused.items() if now_s < until_s}
 
     def on_applied(self, command: commands.Command, outcome: Outcome) -> None:
-        """A command was applied here."""
         match command, outcome:
             case _, HoldReleased(name):
-                self._wishes.forget(name)
+                self._requested.forget(name)
                 self._refused.pop(name, None)
             case _, HoldMoved(name):
                 self._refused.pop(name, None)
                 self._answer(name)
             case commands.HoldPosition(name), CommandRejected(why) if not self._is_held(name):
-                if self._wishes.put_off(name, time.monotonic() + REFUSED_S):
+                if self._requested.put_off(name, time.monotonic() + REFUSED_S):
                     logger.warning("hold_refused name=%s why=%r", name, why)
                     self._refuse(name, why)
 
     def _refuse(self, name: str, why: str) -> None:
         now_s = time.monotonic()
         self._refused = {one: said for one, said in self._refused.items() if now_s < said[1]}
-        self._refused[name] = why, now_s + 2 * REFUSED_S  # It is asked for again before that.
+        self._refused[name] = why, now_s + 2 * REFUSED_S  # It is proposed again before that.
         self._on_refused(name, why)
         self._answer(name)
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Propose due holds every second, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_INTERVAL_S)
             self.propose_due(time.monotonic())
 
     def propose_due(self, now_s: float) -> None:
-        """Propose what is due."""
         state = self._replica.state
         if state is None or not any(state.cluster) or not self._replica.standing.leader:
-            return  # What is proposed to nobody only waits, and comes when it is not true any more.
-        for name, position in self._wishes.due(state.holds, state.position, now_s):
+            return  # Without a leader a proposal waits, and is applied when it is out of date.
+        for name, position in self._requested.due(state.holds, state.position, now_s):
             self._propose(commands.HoldPosition(name, position, time.time_ns()))
 
     def _is_held(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Leases as they are asked for on any node: a request is proposed until its outcome is applied here.
+"""Lease requests on any node: a request is proposed until its outcome is applied here.
 
-For one event loop. The law: `run` returns what consensus decided about this very request, or raises; then it
-may have been decided, or may be yet, and who asks again by the same id gets what it got then.
+For one event loop. `run` returns the decision about this request, or raises. After an error the request may
+have been granted, or may still be: a request with the same id gets the same answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from sequencer.state.leases import no_room
 from sequencer.state.state import SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0
-"""What was not seen applied after so long is proposed again: it may have been lost."""
+"""A request that is not applied after this time is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
 WAITING_MAX: Final = 64
-"""Requests that are being answered: each may be as large as 64 KiB in consensus's log."""
+"""Maximum number of requests in progress. Each may take 64 KiB of the Raft log."""
 
-_ROOM_HINT: Final = "Others must be released first, or lapse."
+_ROOM_HINT: Final = "Other leases must be released or expire first."
 
 LeaseCommand: TypeAlias = AcquireLeases | RenewLeases | ReleaseLeases
 
 
 class LeaseManager:
-    """Proposes what is asked for, by `propose`, which may lose it; `is_up`: it is connected to consensus."""
+    """`propose` may lose a command. `is_up` says whether the control process is connected."""
 
     def __init__(
         self, replica: StateFollower, propose: Callable[[Command], None], is_up: Callable[[], bool]
@@ -40,34 +40,33 @@ class LeaseManager:
         self._waiting: dict[LeaseCommand, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """A command was applied here."""
         if isinstance(command, AcquireLeases | RenewLeases | ReleaseLeases):
             waiting = self._waiting.get(command)
             if waiting is not None and not waiting.done():
                 waiting.set_result(outcome)
 
     def state(self) -> SequencerState:
-        """What was applied here; `Unreachable` unless this node hears what is committed."""
+        """The applied state; `Unreachable` unless this node gets what is committed."""
         state = self._replica.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
         if not (self._is_up() and self._replica.standing.leader and self._replica.is_caught_up):
-            raise Unreachable("this node knows of no leader", hint="Try again, or another node.")
+            raise Unreachable("this node knows no leader", hint="Try again, or another node.")
         return state
 
     async def run(self, command: LeaseCommand) -> LeasesGranted:
-        """Have consensus decide about it, within some seconds.
+        """Propose the command and wait for the decision, `TIMEOUT_S` at most.
 
-        `rt.Overloaded`: there is no room for more, or that request is being answered. `rt.Timeout`: nothing
-        was heard. `Unreachable`: nothing was proposed.
+        `rt.Overloaded`: no more leases fit, or the same request is in progress. `rt.Timeout`: no decision was
+        seen. `Unreachable`: nothing was proposed.
         """
         state = self.state()
         if isinstance(command, AcquireLeases) and (why := no_room(state, command)) is not None:
-            raise Overloaded(why, hint=_ROOM_HINT)  # It would be refused: nothing is proposed for that.
+            raise Overloaded(why, hint=_ROOM_HINT)  # It would be rejected, so it is not proposed.
         if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded("too many requests for leases", expected=f"{WAITING_MAX} at once at most")
+            raise Overloaded("too many lease requests in progress", expected=f"{WAITING_MAX} at most")
         if command in self._waiting:
-            raise Overloaded("that request is being answered", hint="Ask again when it is.")
+            raise Overloaded("the same request is in progress", hint="Try again when it is done.")
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[command] = outcome
         try:
@@ -76,8 +75,10 @@ class LeaseManager:
                     self._propose(command)
                     await asyncio.wait([outcome], timeout=PROPOSE_AGAIN_S)
         except TimeoutError:
-            hint = "Ask again by the same id, of any node: what it got it has."
-            raise Timeout("leases were not seen decided", expected=f"{TIMEOUT_S:g} s", hint=hint) from None
+            hint = "Repeat the request with the same id, on any node. It gets the same answer."
+            raise Timeout(
+                "no decision about the leases was seen", expected=f"{TIMEOUT_S:g} s", hint=hint
+            ) from None
         finally:
             del self._waiting[command]
         came_to = outcome.result()

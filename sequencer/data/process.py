@@ -141,14 +141,14 @@ class DataProcess:
         for work in (
             self.link.run(),
             self.merging.keep_durable(),
-            self.reports.keep_telling_disk(self.config.directory),
+            self.reports.keep_reporting_disk(self.config.directory),
             self.catching_up.run(),
             self.healing.mender.run(),
             self.healing.scrubber.run(),
             self.holding.run(),
             self.idle_copies.run(),
             self.closed_copies.run(),
-            self.reports.keep_telling_connected(self.copies.connected),
+            self.reports.keep_reporting_connected(self.copies.connected),
             self.stepping.run(),
         ):
             self.tasks.keep(work)

@@ -1,7 +1,7 @@
-"""Resets as an operator has them from any node: asked for, and how they stand. For one event loop.
+"""Resets on request of an operator, on any node, and their status. For one event loop.
 
-The law: that one is done is read from the state that the nodes agree on, so all of them say the same, also
-after a restart of either process; what only this process knows is that it asked.
+Whether a reset is done is read from the replicated state, so all nodes report the same, also after restarts.
+Only the node that was asked knows of a reset that is not committed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sequencer.state.state import REQUEST_BYTES, LastReset
 
 PROPOSE_AGAIN_S: Final = 0.5
 GIVE_UP_S: Final = 30.0
-"""A reset that was not seen applied after so long is asked for no more; it may still come."""
+"""A reset that is not applied after this time is not proposed again. It may still be applied."""
 UNDER_WAY_S: Final = 2.0
-"""So long a forced one may take to be refused."""
+"""How long to wait whether a forced reset is refused."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _PendingReset:
     command: ResetCluster
     error: str = ""
     is_under_way: bool = False
-    """The control process has ended: it goes on in the next epoch."""
+    """The control process has ended and restarts in the next epoch."""
 
 
 class ResetService:
@@ -50,24 +50,24 @@ class ResetService:
     ) -> None:
         self._node, self._replica, self._clearing = node, replica, clearing
         self._propose, self._spawn = propose, spawn
-        self._asked: _PendingReset | None = None
+        self._pending: _PendingReset | None = None
         self._ended_ns: dict[int, int] = {}
-        """By epoch: when this process saw that it had begun."""
+        """By epoch: when this process saw its start."""
 
     def status(self) -> ResetStatus:
         """See `Resets`."""
-        asked, last = self._asked, self._last
-        if asked is None:
+        pending, last = self._pending, self._last
+        if pending is None:
             return ResetStatus() if last is None else self._status_of(last)
-        command = asked.command
+        command = pending.command
         if last is not None and (last.request == command.request or last.epoch > command.epoch):
             return self._status_of(last)
         return ResetStatus(
-            "failed" if asked.error else "running",
+            "failed" if pending.error else "running",
             "hard" if command.is_hard else "soft",
             command.epoch,
             started_ns=command.at_ns,
-            error=asked.error,
+            error=pending.error,
             may_lose=self._may_lose() if command.forced_by else "",
         )
 
@@ -82,60 +82,60 @@ class ResetService:
         is_forced = not standing.leader
         if is_forced and not force:
             raise NotReady(
-                "there is no leader, so no majority that could agree on a reset",
+                "there is no leader, so no majority can agree on a reset",
                 expected="a majority of the nodes, or force",
-                hint=f"With force the cluster goes on with what {self._node} has. {self._may_lose()}",
+                hint=f"With force the cluster continues with the data of {self._node}. {self._may_lose()}",
             )
         epoch = forced_number(standing.epoch) if is_forced else standing.epoch + 1
         forced_by = self._node if is_forced else ""
         command = ResetCluster(kind == "hard", epoch, time.time_ns(), os.urandom(REQUEST_BYTES), forced_by)
-        asked = self._asked = _PendingReset(command)
-        self._spawn(self._ask(asked))
+        pending = self._pending = _PendingReset(command)
+        self._spawn(self._propose_until_applied(pending))
         if is_forced:
-            await self._wait_for_refusal(asked)
+            await self._wait_for_refusal(pending)
         return self.status()
 
     def on_refused(self, request: bytes, why: str) -> None:
-        """The control process will not begin a forced epoch."""
-        if self._asked is not None and self._asked.command.request == request:
-            self._asked.error = why
+        """The control process refused a forced reset."""
+        if self._pending is not None and self._pending.command.request == request:
+            self._pending.error = why
 
     def on_lost(self) -> None:
-        """The control process has ended, or another one begins."""
-        if self._asked is not None:
-            self._asked.is_under_way = True
+        """The control process has ended or restarted."""
+        if self._pending is not None:
+            self._pending.is_under_way = True
 
     def on_changed(self) -> None:
-        """The state or this node's standing may be another one."""
+        """The state or this node's standing may have changed."""
         last = self._last
         if last is not None and self._has_begun(last) and self.status().state == "done":
             self._ended_ns.setdefault(last.epoch, time.time_ns())
 
-    async def _ask(self, asked: _PendingReset) -> None:
-        """Propose until it is applied, or cannot be any more."""
-        content, begun = encode_command(asked.command), time.monotonic()
-        while not asked.error:
+    async def _propose_until_applied(self, pending: _PendingReset) -> None:
+        """Propose the reset until it is applied or can no longer be."""
+        content, begun = encode_command(pending.command), time.monotonic()
+        while not pending.error:
             last = self._last
-            if last is not None and last.epoch >= asked.command.epoch:
-                if last.request != asked.command.request:
-                    asked.error = "Another reset came first."
+            if last is not None and last.epoch >= pending.command.epoch:
+                if last.request != pending.command.request:
+                    pending.error = "Another reset was first."
                 return
             if time.monotonic() - begun > GIVE_UP_S:
-                asked.error = "No majority has applied it; it may still come."
+                pending.error = "No majority has applied it. It may still be applied."
                 return
             self._propose(content)
             await asyncio.sleep(PROPOSE_AGAIN_S)
 
-    async def _wait_for_refusal(self, asked: _PendingReset) -> None:
+    async def _wait_for_refusal(self, pending: _PendingReset) -> None:
         for _ in range(int(UNDER_WAY_S / 0.05)):
             last = self._last
-            is_applied = last is not None and last.request == asked.command.request
-            if asked.error or asked.is_under_way or is_applied:
+            is_applied = last is not None and last.request == pending.command.request
+            if pending.error or pending.is_under_way or is_applied:
                 break
             await asyncio.sleep(0.05)
-        if asked.error:
-            self._asked = None
-            raise NotReady("the reset was not begun", got=asked.error, hint=self._may_lose())
+        if pending.error:
+            self._pending = None
+            raise NotReady("the reset was not started", got=pending.error, hint=self._may_lose())
 
     @property
     def _last(self) -> LastReset | None:
@@ -166,10 +166,10 @@ class ResetService:
         state = self._replica.state
         position = 0 if state is None else state.position
         return (
-            f"What other nodes committed and this one never heard of is lost: positions from {position} on "
-            "may be given to other messages, and messages acknowledged as replicated of which this node has "
-            "no copy come again only from publishers that still have them."
+            f"Commits that this node did not receive are lost: positions from {position} on may be given to "
+            "other messages. Replicated messages that are not on this node come again only from publishers "
+            "that still have them."
         )
 
     def _lost(self) -> str:
-        return "It went on with what one node had: what only others had is lost."
+        return "The cluster continued with the data of one node. Data that only other nodes had is lost."

@@ -1,7 +1,6 @@
-"""The tasks of the data process, and what ends it.
+"""The tasks of the data process, and the failure that ends it.
 
-For one event loop. The law: what failed is not followed by anything: the first failure that may not be lived
-with is kept, and the process ends with it.
+For one event loop. The first fatal failure is kept, and the process ends with it.
 """
 
 from __future__ import annotations
@@ -17,39 +16,36 @@ logger = logging.getLogger("sequencer")
 
 
 class TaskGroup:
-    """Every task of the process that is not somebody's own."""
-
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
-        """Set once the process is to end."""
+        """Set when the process must end."""
         self.failure: RtError | None = None
-        """What ends it; None if it was asked to."""
+        """The fatal failure; None if the process was asked to end."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it beside the rest. An `RtError` ends the work alone, anything else the process."""
+        """Run a task. An `RtError` ends only the task; any other error ends the process."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it for as long as the process lives: without it the process would only seem to be alive."""
-        self.spawn(self._for_ever(work))
+        """Run a task that the process cannot do without: an `RtError` ends the process, too."""
+        self.spawn(self._run_essential(work))
 
     def fail(self, error: RtError) -> None:
-        """End the process."""
         if self.failure is None:
             self.failure = error
             logger.critical("data_process_stopping error=%r", str(error))
         self.stopping.set()
 
     async def cancel(self) -> None:
-        """Cancel all; returns when they have ended."""
+        """Cancel all tasks and wait until they have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _for_ever(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_essential(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except RtError as error:
@@ -64,4 +60,4 @@ class TaskGroup:
             logger.error("task_failed error=%r", str(error))
         else:
             logger.critical("task_failed", exc_info=error)
-            self.fail(RtError(f"the data process is broken: {error!r}"))
+            self.fail(RtError(f"a task of the data process failed: {error!r}"))

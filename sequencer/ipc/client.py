@@ -1,6 +1,6 @@
-"""The connection to the control process. For one event loop.
+"""The data process's connection to the control process. For one event loop.
 
-The law: it is made again for ever; while it is down nothing is acknowledged, for nobody would hear of it.
+It reconnects indefinitely. While it is down nothing is acknowledged, because no report would arrive.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger("sequencer")
 
 
 class ControlLink:
-    """Connects to the control process's socket; `hello` is made anew for each connection.
+    """Connects to the control process's socket and calls `hello` for each connection.
 
-    What `on_message` raises ends `run`.
+    An error of `on_message` ends `run`.
     """
 
     def __init__(
@@ -41,12 +41,11 @@ class ControlLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether the control process is connected."""
         return self._writer is not None
 
     def send(self, message: pb.ToControl) -> None:
         """Send a message; dropped if the connection is down."""
-        # The peer may be gone though `_serve` has not read so yet: a closed transport takes no write.
+        # The peer may have closed though `_serve` has not read that yet: a closed transport takes no write.
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message.SerializeToString()))
 
@@ -66,10 +65,10 @@ class ControlLink:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self.send(pb.ToControl(hello=self._hello()))
-        unframer = FrameDecoder()
+        decoder = FrameDecoder()
         while data := await reader.read(_READ_BYTES):
             try:
-                messages = [pb.ToData.FromString(content) for content in unframer.feed(data)]
+                messages = [pb.ToData.FromString(content) for content in decoder.feed(data)]
             except (FormatError, DecodeError) as error:
                 logger.error("control_link_broken error=%r", str(error))
                 return

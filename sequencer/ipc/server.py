@@ -1,7 +1,7 @@
 """The Unix socket that the data process connects to.
 
-The law: sending never waits; a data process that does not read is dropped, and gets everything again when it
-comes back. A newer connection takes the place of the older one.
+Sending never waits. A data process that does not read is disconnected; when it reconnects, it gets everything
+again. A newer connection replaces the older one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("sequencer")
 
 
 class ControlServer:
-    """The listening end. `run` is the loop of one thread; `send` may be called from any other."""
+    """The listening end. One thread calls `run`; any thread may call `send` and `stop`."""
 
     def __init__(
         self, path: str, on_message: Callable[[bytes], None], on_tick: Callable[[], None], tick_s: float
@@ -44,14 +44,13 @@ class ControlServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._lock = threading.Lock()
-        """Guards the peer and what is unsent."""
+        """Guards `_peer` and `_unsent`."""
         self._peer: socket.socket | None = None
         self._unsent = bytearray()
-        self._unframer = FrameDecoder()
+        self._decoder = FrameDecoder()
         self._is_stopping = False
 
     def run(self) -> None:
-        """Serve until `stop`."""
         while not self._is_stopping:
             for key, events in self._selector.select(self._tick_s):
                 if key.fileobj is self._listener:
@@ -70,13 +69,12 @@ class ControlServer:
         os.close(self._wake_write)
 
     def stop(self) -> None:
-        """End `run`; any thread."""
         self._is_stopping = True
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"x")
 
     def send(self, content: bytes) -> None:
-        """Send a message; dropped if nobody is connected. Never waits."""
+        """Send a message; dropped if no data process is connected. Never waits."""
         with self._lock:
             if self._peer is None:
                 return
@@ -90,17 +88,17 @@ class ControlServer:
             if had_rest or self._send_now():
                 return
         with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")  # The loop waits until the socket takes more.
+            os.write(self._wake_write, b"x")  # `run` sends the rest when the socket takes more.
 
     def _send_now(self) -> bool:
-        """Send what the socket takes; whether that was all. The lock is held."""
+        """Send what the socket takes; true if nothing is left. The caller holds the lock."""
         assert self._peer is not None
         try:
             sent = self._peer.send(self._unsent)
         except BlockingIOError:
             return False
         except OSError:
-            return True  # The loop reads the end.
+            return True  # `run` will read the end of the connection.
         del self._unsent[:sent]
         return not self._unsent
 
@@ -128,7 +126,7 @@ class ControlServer:
         self._drop("replaced")
         peer.setblocking(False)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        self._unframer = FrameDecoder()
+        self._decoder = FrameDecoder()
         self._selector.register(peer, selectors.EVENT_READ)
         with self._lock:
             self._peer = peer
@@ -145,7 +143,7 @@ class ControlServer:
             self._drop("ended")
             return
         try:
-            for message in self._unframer.feed(data):
+            for message in self._decoder.feed(data):
                 self._on_message(message)
         except FormatError as error:
             self._drop(str(error))

@@ -1,7 +1,8 @@
-"""The sequencer's state as the data process follows it: a snapshot, then the committed commands.
+"""The sequencer's state in the data process: a snapshot, then the committed commands.
 
-Pure: one thread uses it. The law: it is the same `apply` as everywhere, so what it says was committed; and it
-never goes back, for a fence that was heard of is not forgotten while this process lives.
+Pure; for one thread. Invariants:
+- It uses the same `apply` as the control process, so everything in it was committed.
+- It never goes back, so that this process does not forget a fence.
 """
 
 from __future__ import annotations
@@ -19,37 +20,34 @@ from sequencer.state.write_plan import WritePlan, decode_order
 
 
 class StateFollower:
-    """What the node's consensus has applied, as far as this process has heard of it."""
-
     def __init__(
         self,
         on_snapshot: Callable[[list[WritePlan] | None], None],
         on_applied: Callable[[Command, Outcome], None],
     ) -> None:
-        """`on_snapshot` gets the orders; None if control, begun anew, is behind what is known here."""
+        """`on_snapshot` gets the plans; None if the restarted control process is behind this state."""
         self.index = 0
         self.epoch = 0
-        """In which control is, by its last snapshot: see `rt.cluster_epoch`."""
+        """The control process's epoch at its last snapshot: see `rt.cluster_epoch`."""
         self.state: SequencerState | None = None
         """None before the first snapshot."""
         self.standing = pb.Standing()
         self.is_caught_up = False
-        """Whether all that earlier terms committed was heard behind the last snapshot."""
+        """Whether everything committed in earlier terms was applied since the last snapshot."""
         self._on_snapshot, self._on_applied = on_snapshot, on_applied
 
     def session(self, session_id: int) -> Session | None:
-        """A session of the state, if there is one."""
         return None if self.state is None else self.state.sessions.get(session_id)
 
     def on_message(self, message: pb.ToData) -> None:
-        """What the control process says. `rt.FormatError`, `rt.UnknownVersion`."""
+        """Handle a message of the control process. `rt.FormatError`, `rt.UnknownVersion`."""
         match message.WhichOneof("kind"):
             case "snapshot":
                 self._on_state(message.snapshot)
             case "applied":
                 applied = message.applied
                 if self.state is None or applied.index != self.index + 1:
-                    return  # Of before a snapshot that is on its way.
+                    return  # Sent before a snapshot that is still to come.
                 self.index = applied.index
                 command = decode_command(applied.command)
                 self._on_applied(command, apply(self.state, command))

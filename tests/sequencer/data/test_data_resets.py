@@ -128,7 +128,7 @@ def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
     assert [dropped.session_id for dropped in found.done.dropped] == [1, 2]
 
 
-@pytest.mark.parametrize("step", ["_trim", "_note"])
+@pytest.mark.parametrize("step", ["_trim", "_record"])
 def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     whole, broken = kept.clearing(), getattr(HardResetter, step)
 
     def crash(self: HardResetter, *args: object) -> None:
-        if step == "_note" and not args[0].is_done:  # type: ignore[attr-defined]
+        if step == "_record" and not args[0].is_done:  # type: ignore[attr-defined]
             broken(self, *args)
             return
         raise KeyboardInterrupt
@@ -535,7 +535,7 @@ def test_of_two_that_are_asked_for_on_two_nodes_the_second_fails(tmp_path: Path)
         reset(desk.state, is_hard=False)
         await desk.tasks[0]
         status = desk.resets.status()
-        assert (status.state, status.error) == ("failed", "Another reset came first.")
+        assert (status.state, status.error) == ("failed", "Another reset was first.")
 
     asyncio.run(play())
 
@@ -562,7 +562,7 @@ def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(
         desk = Desk(tmp_path, leader="")
         with pytest.raises(NotReady, match="no majority") as refused:
             await desk.resets.begin("soft", force=False)
-        assert "is lost" in str(refused.value.hint)
+        assert "are lost" in str(refused.value.hint)
         asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
         await desk.until(lambda: desk.proposed)
         command = desk.proposed[0]
@@ -584,7 +584,7 @@ def test_a_forced_one_that_control_refuses_is_refused(tmp_path: Path) -> None:
         await desk.until(lambda: desk.proposed)
         desk.resets.on_refused(b"another request.", "not this one")
         desk.resets.on_refused(desk.proposed[0].request, "nobody else is there")
-        with pytest.raises(NotReady, match="was not begun") as refused:
+        with pytest.raises(NotReady, match="was not started") as refused:
             await asking
         assert refused.value.got == "nobody else is there"
         assert desk.resets.status().state == "idle"

@@ -26,7 +26,7 @@ def held(position: int) -> dict[str, Held]:
 @pytest.fixture
 def wishes() -> RequestedHolds:
     wishes = RequestedHolds()
-    wishes.hear("sub", 10)
+    wishes.record("sub", 10)
     return wishes
 
 
@@ -35,17 +35,17 @@ def test_what_is_new_or_has_advanced_is_proposed_and_nothing_else(wishes: Reques
     assert len(wishes) == 1
     assert wishes.due(held(10), 100, 50.0) == []
     assert len(wishes) == 0
-    wishes.hear("sub", 10)
+    wishes.record("sub", 10)
     assert wishes.due(held(10), 100, 51.0) == []
-    wishes.hear("sub", 11)
+    wishes.record("sub", 11)
     assert wishes.due(held(10), 100, 52.0) == [("sub", 11)]
 
 
 def test_what_goes_back_is_not_proposed(wishes: RequestedHolds) -> None:
-    wishes.hear("sub", 5)
+    wishes.record("sub", 5)
     assert wishes.due({}, 100, 1.0) == [("sub", 10)]
     assert wishes.due(held(10), 100, 50.0) == []
-    wishes.hear("sub", 5)
+    wishes.record("sub", 5)
     assert wishes.due(held(10), 100, 51.0) == []
     assert len(wishes) == 0
 
@@ -53,7 +53,7 @@ def test_what_goes_back_is_not_proposed(wishes: RequestedHolds) -> None:
 def test_a_name_is_proposed_at_most_so_often_however_often_it_acknowledges(wishes: RequestedHolds) -> None:
     proposed = []
     for tenths in range(200):
-        wishes.hear("sub", 10 + tenths)
+        wishes.record("sub", 10 + tenths)
         state = held(proposed[-1][1][0][1]) if proposed else {}
         if found := wishes.due(state, 1000, 1 + tenths / 10):
             proposed.append((tenths, found))
@@ -75,14 +75,14 @@ def test_nothing_is_held_beyond_the_end_of_the_log_as_it_is_known(wishes: Reques
 
 def test_a_log_without_messages_can_be_held_from_its_start() -> None:
     wishes = RequestedHolds()
-    wishes.hear("sub", 0)
+    wishes.record("sub", 0)
     assert wishes.due({}, 0, 1.0) == [("sub", 0)]
 
 
 def test_of_more_names_than_there_can_be_some_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold_tracker, "NAMES_MAX", 2)
     wishes = RequestedHolds()
-    assert [wishes.hear(name, 1) for name in ("a", "b", "c", "b")] == [True, True, False, True]
+    assert [wishes.record(name, 1) for name in ("a", "b", "c", "b")] == [True, True, False, True]
 
 
 class Node:
