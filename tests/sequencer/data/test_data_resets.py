@@ -570,7 +570,7 @@ def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(
         apply(desk.state, command)
         status = await asking
         assert (status.state, status.epoch) == ("running", forced_number(1))
-        assert "only others had is lost" in status.may_lose
+        assert "only other nodes had is lost" in status.may_lose
         desk.standing(epoch=forced_number(1))
         assert desk.resets.status().state == "done"
 
