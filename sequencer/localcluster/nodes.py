@@ -149,7 +149,7 @@ class LocalCluster:
                         "node",
                         *self._arguments(name),
                     ],
-                    env={key: value for key, value in os.environ.items() if not key.startswith("RT_")},
+                    env=self._environment(name),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -234,9 +234,7 @@ class LocalCluster:
         ports = [self.data_ports[name] for name in self.running]
 
         def is_ready() -> bool:
-            for name in self.running:
-                if self._logs[name].has_failed:
-                    raise ProcessEnded("a node cannot start", where=name, got=self.last_words(name))
+            self._check_started()
             return self.leader() is not None and all(map(_listens, ports))
 
         self.wait(is_ready, "the nodes to listen, and one to lead", timeout_s=timeout_s)
@@ -270,6 +268,12 @@ class LocalCluster:
                 words = f"status {process.returncode}: {self.last_words(name)}"
                 raise ProcessEnded("a node ended by itself", where=name, got=words)
 
+    def _check_started(self) -> None:
+        """Raise `ProcessEnded` if a part of a node has failed since that was started."""
+        for name in self.running:
+            if self._logs[name].has_failed:
+                raise ProcessEnded("a node cannot start", where=name, got=self.last_words(name))
+
     def _arguments(self, name: str) -> list[str]:
         ca, cert, key = self._certificates[name]
         members = [
@@ -285,6 +289,11 @@ class LocalCluster:
             *("--health-port", str(self.health_ports.get(name, 0))),
             *self._flags,
         ]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """The environment of a node's processes."""
+        del name  # All have the same.
+        return {key: value for key, value in os.environ.items() if not key.startswith("RT_")}
 
     def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
         """Where this node dials each member: its addresses for Raft and for data."""

@@ -159,16 +159,21 @@ class CatchUp:
         await asyncio.sleep(AGAIN_S)
 
     async def _fetch_ranges(self, merger: Merger) -> bool:
-        """Fetch what the next orders need; whether any of it came."""
-        orders = merger.upcoming()
-        wanted = plan_ranges(orders, self._is_here)
+        """Fetch what the next orders need; whether the first of them has its input now.
+
+        Input of later orders is no progress: while a stream flows, peers have more of it at each round.
+        """
+        orders, is_here = merger.upcoming(), self._is_here
+        wanted = plan_ranges(orders, is_here)
         if not wanted and merger.missing is not None:
             # A copy is here, but its bytes cannot be read: it was trimmed or is damaged.
-            wanted = plan_ranges(orders[:1], lambda block: self._merging.fetched.find(block) is not None)
+            orders, is_here = orders[:1], lambda block: self._merging.fetched.find(block) is not None
+            wanted = plan_ranges(orders, is_here)
         got = await asyncio.gather(*map(self._fetch_range, wanted))
         if any(got):
             logger.info("fetched_ranges count=%d wanted=%d bytes=%d", sum(map(bool, got)), len(got), sum(got))
-        return any(got)
+        is_past = merger.upcoming()[:1] != orders[:1]
+        return any(got) and (is_past or not plan_ranges(orders[:1], is_here))
 
     def _is_here(self, block: BlockWrite) -> bool:
         if self._merging.fetched.find(block) is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from chaos.wired_nodes import CLIENTS, WiredNodes
 from faults import WAIT_S, Faults
+from preloaded import FSYNC, built
 from sending import Sender
 
 import rt
@@ -292,7 +293,7 @@ def test_a_node_whose_fsync_fails_once_stops_that_process_and_recovers(
     faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trigger = tmp_path / "fail"
-    monkeypatch.setenv("LD_PRELOAD", str(failing_fsync(tmp_path)))
+    monkeypatch.setenv("LD_PRELOAD", str(built(tmp_path, "fsync", FSYNC)))
     monkeypatch.setenv("FSYNC_FAILS_ONCE_IF", str(trigger))
     nodes = faults.nodes
     name = nodes.names[1]
@@ -455,33 +456,6 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(b"x" * 4096)
-
-
-def failing_fsync(directory: Path) -> Path:
-    """A library whose fsync and fdatasync fail once each time that a file appears."""
-    source, library = directory / "fsync.c", directory / "fsync.so"
-    source.write_text(
-        """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-static int fails(void) {
-    const char *path = getenv("FSYNC_FAILS_ONCE_IF");
-    if (path == NULL || unlink(path) != 0) return 0;
-    errno = EIO;
-    return 1;
-}
-int fsync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd); }
-int fdatasync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd); }
-"""
-    )
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for a library whose fsync fails; rt.testing's disks do without")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
 
 
 def damage(faults: Faults, name: str, where: str) -> Path:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 from chaos.stack import StackChaos
+from chaos.stack_cast import LogCheck
+from chaos.stack_publisher import value_of
 
+import rt
 from sequencer.localcluster.leftovers import nothing_left
 
 pytestmark = pytest.mark.slow
@@ -26,16 +29,33 @@ def root() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_whatever_is_cut_killed_and_lost_all_is_merged_everywhere_after_each_heal(root: Path) -> None:
-    outcome = StackChaos(root, strikes=10, seed=5, live_s=LIVE_S).run()
+def test_whatever_fails_all_is_merged_everywhere_after_each_heal(root: Path) -> None:
+    """One deck of faults: each kind of them happens."""
+    chaos = StackChaos(root, decks=1, seed=5, live_s=LIVE_S)
+    outcome = chaos.run()
     assert outcome.problems == [], str(outcome)
     assert outcome.merged == outcome.published > 0
-    assert outcome.faults.total() >= 10
+    assert outcome.faults.keys() == set(chaos.kinds), str(outcome)
+    assert outcome.lost_files > 0
 
 
 def test_a_run_that_never_comes_to_the_committed_end_says_so(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StackChaos, "_behind", lambda *_: {"n1": 1})
-    outcome = StackChaos(root, strikes=1, seed=5, live_s=1.0).run()
+    outcome = StackChaos(root, decks=1, seed=5, live_s=1.0).run()
     assert any("after a heal: waited for" in problem for problem in outcome.problems), str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_right"), [([0, 1, 2], True), ([0, 2], False), ([0, 1, 1], False), ([1, 0], False)]
+)
+def test_a_log_in_which_a_message_is_missing_or_repeated_is_a_problem(
+    numbers: list[int], is_right: bool
+) -> None:
+    check = LogCheck("n1")
+    check.take(
+        rt.Message(position, 0, "feed", 0, number, "", value_of(number))
+        for position, number in enumerate(numbers)
+    )
+    assert (check.problems == []) is is_right

@@ -1,4 +1,4 @@
-"""Libraries in C that come between a node's processes and the system: clocks that jump, disks that forget."""
+"""Libraries in C that come between a node's processes and the system: clocks that jump, disks that fail."""
 
 from __future__ import annotations
 
@@ -49,6 +49,80 @@ time_t time(time_t *now) {
     clock_gettime(CLOCK_REALTIME, &read);
     if (now != NULL) *now = read.tv_sec;
     return read.tv_sec;
+}
+"""
+
+FSYNC = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+/* A sync fails once each time that a file appears. */
+static int fails(void) {
+    const char *path = getenv("FSYNC_FAILS_ONCE_IF");
+    if (path == NULL || unlink(path) != 0) return 0;
+    errno = EIO;
+    return 1;
+}
+int fsync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd); }
+int fdatasync(int fd) { return fails() ? -1 : ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd); }
+"""
+
+FULL = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+/* While a file is there, those in a directory get no block beyond the ones they have. What is refused so is
+   counted in that file: a byte each. */
+#define BLOCK 4096
+static off_t room(int fd, off_t offset) {
+    const char *full = getenv("DISK_FULL_IF"), *below = getenv("DISK_FULL_BELOW");
+    char link[64], path[4096];
+    struct stat it;
+    if (full == NULL || below == NULL || access(full, F_OK)) return -1;
+    sprintf(link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0 || fstat(fd, &it) || !S_ISREG(it.st_mode)) return -1;
+    path[length] = 0;
+    if (strncmp(path, below, strlen(below)) || path[strlen(below)] != '/') return -1;
+    off_t end = (it.st_size + BLOCK - 1) / BLOCK * BLOCK;
+    return offset < end ? end - offset : 0;
+}
+static ssize_t refuse(void) {
+    int fd = open(getenv("DISK_FULL_IF"), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd >= 0) {
+        if (write(fd, "x", 1) != 1) abort();
+        close(fd);
+    }
+    errno = ENOSPC;
+    return -1;
+}
+ssize_t pwritev64v2(int fd, const struct iovec *vectors, int count, off64_t offset, int flags) {
+    ssize_t (*real)(int, const struct iovec *, int, off64_t, int) = dlsym(RTLD_NEXT, "pwritev64v2");
+    struct iovec less[count + 1];
+    off_t left = room(fd, offset);
+    int used = 0;
+    if (left < 0) return real(fd, vectors, count, offset, flags);
+    for (; used < count && left > 0; used++) {
+        less[used] = vectors[used];
+        if ((off_t)less[used].iov_len > left) less[used].iov_len = left;
+        left -= less[used].iov_len;
+    }
+    return used == 0 && count > 0 ? refuse() : real(fd, less, used, offset, flags);
+}
+ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *offset, size_t size, unsigned flags) {
+    ssize_t (*real)(int, off64_t *, int, off64_t *, size_t, unsigned) = dlsym(RTLD_NEXT, "copy_file_range");
+    off_t left = room(to, offset == NULL ? lseek(to, 0, SEEK_CUR) : *offset);
+    if (left == 0) return refuse();
+    return real(from, at, to, offset, left > 0 && (size_t)left < size ? (size_t)left : size, flags);
 }
 """
 

@@ -21,7 +21,8 @@ from rt.log.format.running_checksum import chain_of_segment
 from rt.log.format.segment import SegmentId, encode_segment_header
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import read_header
-from rt.net.grpc_channel import open_channel
+from rt.net.grpc_channel import Channel, open_channel
+from rt.net.grpc_errors import Unreachable
 from rt.testing.merged import MergedLogBuilder
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import ClusterMember, NodeConfig
@@ -29,6 +30,7 @@ from sequencer.data.process import DataProcess
 from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
 from sequencer.sessions import peer_pull
+from sequencer.sessions.input_planner import FetchedRange, SessionRange
 from sequencer.sessions.peer_pull import catch_up
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
@@ -229,6 +231,40 @@ def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Benc
             await bench.merged_whole(data)
 
     asyncio.run(play())
+
+
+def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_have_what_comes_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a stream flows there is always more of that: the node does not wait until all of it came."""
+    bench.give("n3", range(1, bench.segments))
+    merged = MergedLogBuilder(str(bench.root / "n2" / "merged"), cluster_id=CLUSTER, stream="s")
+    merged.merge_all([bench.path])
+    merged.sync()
+    asked: list[SegmentId] = []
+    asked_before_copying: list[list[SegmentId]] = []
+    fetch_range = catch_up_module.fetch_range
+
+    async def fetch(channel: Channel, stream: str, wanted: SessionRange, *rest: Any) -> FetchedRange:
+        asked.append(wanted.segment)
+        return await fetch_range(channel, stream, wanted, *rest)
+
+    async def copy(*_: object, **__: object) -> None:
+        asked_before_copying.append(list(asked))
+        raise Unreachable("the log of this peer is no merge of the orders")
+
+    monkeypatch.setattr(catch_up_module, "fetch_range", fetch)
+    monkeypatch.setattr(catch_up_module, "catch_up", copy)
+
+    async def play() -> None:
+        async with bench.serving("n2", "n3"), bench.running() as data:
+            await until(lambda: asked_before_copying or data.failure)
+
+    asyncio.run(play())
+    merged.close()
+    first = asked_before_copying[0]
+    assert first.count(SegmentId(0, 0)) == 2, "each peer is asked once"
+    assert len(first) > 2
 
 
 def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(

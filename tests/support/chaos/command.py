@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chaos.run import Chaos
 from chaos.stack import LIVE_S, StackChaos
+from sequencer.localcluster.leftovers import nothing_left
 
 
 def main() -> int:
@@ -39,13 +40,14 @@ def main() -> int:
 
     say(f"seed {arguments.seed} in {root}")
     seconds, seed, nodes = arguments.seconds, arguments.seed, arguments.nodes
-    outcome = (
-        StackChaos(
-            root, nodes=nodes, seconds=seconds, seed=seed, live_s=arguments.live_seconds, say=say
-        ).run()
-        if arguments.stack
-        else Chaos(root, nodes=nodes, seconds=seconds, seed=seed, say=say).run()
-    )
+    with nothing_left():
+        outcome = (
+            StackChaos(
+                root, nodes=nodes, seconds=seconds, seed=seed, live_s=arguments.live_seconds, say=say
+            ).run()
+            if arguments.stack
+            else Chaos(root, nodes=nodes, seconds=seconds, seed=seed, say=say).run()
+        )
     say(str(outcome))
     if not outcome.problems:
         shutil.rmtree(root)

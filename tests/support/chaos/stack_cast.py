@@ -1,0 +1,160 @@
+"""Who uses the nodes in a chaos run of the whole stack: publishers, a subscriber, an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import rt
+from chaos.stack_publisher import value_of
+from chaos.wired_nodes import WiredNodes
+from rt.errors import RtError
+from rt.events import Event, Reset
+from rt.log.scan.directory import merged_directory
+from rt.net.rest_client import ask, check
+from sequencer.localcluster.processes import Process, ProcessEnded
+
+PROBLEMS_MAX: Final = 20
+_ANSWER_S: Final = 60.0
+_ASK_S: Final = 5.0
+
+
+class StackPublisher:
+    """A publisher that reaches some nodes only, by wires of its own."""
+
+    def __init__(self, nodes: WiredNodes, name: str, reached: Sequence[str], seed: int) -> None:
+        self.name, self.reached = name, list(reached)
+        self._nodes, self._seed = nodes, seed
+        self._tls = nodes.certificate("publisher", name)
+        self._process: Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not killed since."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Begin another life, which goes on with the numbers of the one before."""
+        settings = {
+            "name": self.name,
+            "root": str(self._nodes.root / self.name),
+            "stream": self._nodes.stream,
+            "endpoints": self._nodes.endpoints_of(self.name, *self.reached),
+            "tls": [str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key)],
+            "seed": self._seed,
+            "pause_s": 0.1,
+        }
+        (self._nodes.root / self.name).mkdir(exist_ok=True)
+        log = self._nodes.root / f"{self.name}.log"
+        self._process = Process("chaos.stack_publisher", settings, log)
+
+    def kill(self) -> None:
+        """Kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def ask(self, do: str) -> dict[str, Any]:
+        """See `stack_publisher`."""
+        assert self._process is not None, self.name
+        return self._process.ask(do, timeout_s=_ANSWER_S)
+
+    def check_alive(self) -> None:
+        """Raise `ProcessEnded` if it ended, and nobody killed it."""
+        process = self._process
+        if process is not None and process.exit_status is not None:
+            raise ProcessEnded("a publisher ended by itself", where=self.name, got=process.last_words(500))
+
+
+class LogCheck:
+    """Each message is there once, in its publisher's order, and positions are dense."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.end = 0
+        """One past the last position."""
+        self.ends: dict[str, int] = {}
+        """By session: one past the last number."""
+        self.problems: list[str] = []
+
+    def take(self, messages: Iterable[rt.Message]) -> None:
+        """Those that come next."""
+        for message in messages:
+            session, number = message.session, message.number
+            wanted = self.end, self.ends.get(session, 0)
+            if (message.position, number) != wanted or message.value != value_of(number):
+                self.problem(f"position {message.position} is {session} {number}: {wanted} must follow")
+            self.end, self.ends[session] = message.position + 1, number + 1
+
+    def problem(self, text: str) -> None:
+        """Note what is wrong; of many only the first ones."""
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(f"{self.who}: {text}")
+
+
+class StackSubscriber:
+    """A subscriber in this process, by wires of its own, which reads whenever `read` is called."""
+
+    def __init__(self, nodes: WiredNodes, name: str) -> None:
+        self.name, self.reached = name, nodes.names
+        self.check = LogCheck(name)
+        self._nodes, self._root = nodes, nodes.root / name
+        self._tls = nodes.certificate("subscriber", name)
+        self._subscriber: rt.Subscriber | None = None
+
+    @property
+    def copy(self) -> Path:
+        """Its copy of the merged log."""
+        return Path(merged_directory(str(self._root), self._nodes.stream))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not closed since."""
+        return self._subscriber is not None
+
+    def start(self) -> None:
+        """Begin another life where the one before has read to."""
+        self._subscriber = rt.Subscriber(
+            self._root,
+            self._nodes.stream,
+            endpoints=self._nodes.endpoints_of(self.name, *self.reached),
+            tls=self._tls,
+            position=self.check.end,
+            on_event=self._on_event,
+        )
+
+    def close(self) -> None:
+        """End the life."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+            self._subscriber = None
+
+    def read(self) -> None:
+        """Take what is there."""
+        if self._subscriber is not None:
+            self.check.take(self._subscriber.poll(10_000, 0))
+
+    def _on_event(self, event: Event) -> None:
+        if not isinstance(event, Reset):  # Nothing is trimmed here, and damage of one node reaches nobody.
+            self.check.problem(f"it was told of {event}")
+
+
+class StackOperator:
+    """What an operator asks of the nodes, directly."""
+
+    def __init__(self, nodes: WiredNodes) -> None:
+        self._nodes = nodes
+        self._tls = nodes.certificate("operator", "chaos")
+
+    def post(self, target: str, **body: object) -> bool:
+        """Whether a node did it."""
+        endpoints = [f"127.0.0.1:{self._nodes.data_ports[name]}" for name in self._nodes.running]
+        with contextlib.suppress(RtError):
+            content = json.dumps(body).encode()
+            check(asyncio.run(ask(endpoints, self._tls, "POST", target, content, timeout_s=_ASK_S)))
+            return True
+        return False
