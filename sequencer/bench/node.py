@@ -179,7 +179,7 @@ def main() -> None:
             case "first_after" if probe is not None:
                 return {"at": probe.first_after(**arguments)}
             case "hand_over":
-                return {"is_led_by_another": raft.hand_over(arguments["seconds"])}
+                return {"is_led_by_another": raft.transfer_leadership(arguments["seconds"])}
             case "unprobe" if probe is not None:
                 probe.stop()
             case _:

@@ -1,7 +1,4 @@
-"""What a node is told when it starts.
-
-Pure: it looks at no file. `config_sources` reads flags, environment and file into it.
-"""
+"""The settings of a node. Pure: `config_loader` reads options, environment and file."""
 
 from __future__ import annotations
 
@@ -25,18 +22,18 @@ HEALTH_PORT: Final = 8080
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 SOCKET_PATH_BYTES: Final = 100
-"""The path of a Unix socket stays below: Linux takes 107 bytes of it, others fewer."""
+"""Limit for the path of a Unix socket: Linux allows 107 bytes, other systems fewer."""
 
 
 class BadSetting(RtError, ValueError):
-    """A setting that cannot work; `where` is the flag, variable or key of a file that said it."""
+    """An invalid setting. `where`: the option, variable or key of a file that set it."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """One node of the cluster, as the others reach it."""
+    """The addresses of one node."""
 
     raft: str
     """host:port of its Raft transport."""
@@ -50,20 +47,22 @@ class ClusterMember:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """One node. Paths are absolute; `members` is the same on all nodes. `BadSetting` for what cannot work."""
+    """The settings of one node. Paths are absolute; `members` is the same on all nodes. Raises
+    `BadSetting`.
+    """
 
     stream: str
     name: str
     directory: str
     members: Mapping[str, ClusterMember]
-    """By name; 1, 3, 5 or 7 of them, this node among them."""
+    """By name; 1, 3, 5 or 7 of them, including this node."""
     ca: str
     cert: str
     key: str
     bootstrap: bool = False
     """Make a new cluster if every member is blank."""
     listen: str = ""
-    """Address to listen at, for all ports; "": every one."""
+    """IP address to listen on, for all ports. "": all addresses."""
     data_port: int = DATA_PORT
     raft_port: int = RAFT_PORT
     rest_port: int = REST_PORT
@@ -72,22 +71,20 @@ class NodeConfig:
     """0: none."""
     log_level: str = "info"
     log_format: str = "text"
-    # Of the replicated configuration (`sequencer.state.state.Configuration`), where None leaves it to others:
+    # Replicated settings (`sequencer.state.state.Configuration`). None: this node does not set them.
     roll_bytes: int | None = None
     roll_minutes: int | None = None
     retention_minutes: int | None = None
     retention_bytes: int | None = None
-    """Bytes."""
     retention_disk_percent: int | None = None
     hold_bytes_max: int | None = None
-    """Bytes."""
 
     def __post_init__(self) -> None:
         check_member_name(self.stream, kind="stream")
         check_members(self.members)
         if self.name not in self.members:
             raise BadSetting(
-                "the node is none of the members",
+                "the node is not a member",
                 where="name",
                 got=repr(self.name)[:200],
                 expected=" or ".join(sorted(self.members)),
@@ -108,7 +105,7 @@ class NodeConfig:
             )
         self._check_replicated()
         if self.log_level not in LOG_LEVELS or self.log_format not in LOG_FORMATS:
-            raise BadSetting("no such way of logging", got=f"{self.log_level!r}, {self.log_format!r}")
+            raise BadSetting("unknown log level or format", got=f"{self.log_level!r}, {self.log_format!r}")
 
     def _check_ports(self) -> None:
         ports: dict[int, str] = {}
@@ -116,42 +113,40 @@ class NodeConfig:
             port = getattr(self, field)
             is_optional = field in {"rest_port", "health_port"}
             if not (0 if is_optional else 1) <= port <= 65535:
-                raise BadSetting("no port", where=field, got=port, expected="1 to 65535")
+                raise BadSetting("invalid port", where=field, got=port, expected="1 to 65535")
             if port and port in ports:
-                raise BadSetting("the port is taken twice", where=f"{ports[port]} and {field}", got=port)
+                raise BadSetting("the port is used twice", where=f"{ports[port]} and {field}", got=port)
             ports[port] = field
 
     def _check_replicated(self) -> None:
         for field, name in REPLICATED.items():
             value, (least, end) = getattr(self, field), CONFIGURABLE[name]
             if value is not None and not least <= value < end:
-                wanted = f"{least} to {end - 1}"
-                raise BadSetting("outside of what can be", where=field, got=value, expected=wanted)
+                expected = f"{least} to {end - 1}"
+                raise BadSetting("out of range", where=field, got=value, expected=expected)
 
     @property
     def replicated(self) -> dict[str, int]:
-        """What this node says of the replicated configuration, by the names there."""
+        """The replicated settings that this node sets, by their names in the state."""
         said = {name: getattr(self, field) for field, name in REPLICATED.items()}
         return {name: value for name, value in said.items() if value is not None}
 
     @property
     def raft_directory(self) -> str:
-        """Raft's files."""
         return os.path.join(self.directory, "raft")
 
     @property
     def sessions_directory(self) -> str:
-        """The directories of the session copies, one a session id."""
+        """The session replicas, one directory for each session id."""
         return os.path.join(self.directory, self.stream, "sessions")
 
     @property
     def merged_directory(self) -> str:
-        """The merged log."""
         return os.path.join(self.directory, self.stream, "merged")
 
     @property
     def control_socket(self) -> str:
-        """The Unix socket between the node's two processes; as short as its limit of about 100 bytes asks."""
+        """The Unix socket between the node's two processes. Its path must be short."""
         return os.path.join(self.directory, "control")
 
     @property
@@ -161,16 +156,14 @@ class NodeConfig:
 
     @property
     def peers(self) -> list[str]:
-        """The other members."""
         return sorted(set(self.members) - {self.name})
 
     def to_json(self) -> str:
-        """All of it, in one line; it holds paths of secrets, never secrets."""
+        """One line, with paths of secrets but no secrets."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
-        """What `to_json` made."""
         fields = json.loads(text)
         members = {name: ClusterMember(**member) for name, member in fields.pop("members").items()}
         return cls(members=members, **fields)
@@ -184,24 +177,24 @@ REPLICATED: Final = {
     "retention_disk_percent": "retention_disk_percent",
     "hold_bytes_max": "hold_bytes_max",
 }
-"""The settings of a node that are of the replicated configuration: what each is called there."""
+"""For each setting of a node that is replicated: its name in the replicated configuration."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", an IPv6 host in brackets; `BadSetting` otherwise."""
+    """Host and port of "host:port", with an IPv6 host in brackets. `BadSetting` otherwise."""
     host, colon, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     is_host = bool(host.strip("[]")) and host.isprintable() and not set(host) & set(" /,;=@")
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535
     if not (colon and is_host and is_port and (is_bracketed or ":" not in host)):
         raise BadSetting(
-            "no address", got=repr(address)[:200], expected="host:port, as n1.example:7000 or [::1]:7000"
+            "invalid address", got=repr(address)[:200], expected="host:port, as n1.example:7000 or [::1]:7000"
         )
     return host, int(port)
 
 
 def check_member_name(name: str, *, kind: str = "node") -> str:
-    """Return `name`; `BadSetting` if it is outside the alphabet of names."""
+    """Return `name`; `BadSetting` if it is not a valid name."""
     try:
         return check_name(name, kind=kind)
     except InvalidName as error:
@@ -209,10 +202,10 @@ def check_member_name(name: str, *, kind: str = "node") -> str:
 
 
 def check_members(members: Mapping[str, ClusterMember]) -> None:
-    """`BadSetting` unless they can be a cluster: its sizes, names, and no address used twice."""
+    """`BadSetting` unless they can form a cluster: its size, names, and no address used twice."""
     if len(members) not in CLUSTER_SIZES:
         raise BadSetting(
-            "a cluster of that size cannot be",
+            "invalid number of members",
             where="members",
             got=f"{len(members)} members",
             expected="1, 3, 5 or 7",
@@ -234,7 +227,7 @@ def check_listen(address: str) -> str:
             ip_address(address)
         except ValueError:
             raise BadSetting(
-                "no address to listen at",
+                "invalid address to listen on",
                 where="listen",
                 got=repr(address)[:200],
                 expected="an IP address of this machine, or nothing for all",

@@ -1,10 +1,12 @@
-"""Where a node's settings come from: flags beat `RT_*` variables, they beat a TOML file, that beats defaults.
+"""Reads a node's settings. Options take precedence over `RT_*` variables, these over a TOML file, then
+defaults.
 
-Law: whatever is wrong is refused with the very flag, variable or key of a file that said it, and a key that
-nobody knows is an error. A setting that a stronger source gives replaces the weaker one whole, members too.
+Invariants:
+- An error names the option, variable or key of a file that set the value. An unknown key is an error.
+- A setting of a stronger source replaces that of a weaker one completely, also the members.
 
-`RT_NODE_<KEY>` comes before `RT_<KEY>`. Variables beyond the known ones mean nothing: an orchestrator makes
-up its own. A relative path starts in the file's directory, if a file says it, or in the working directory.
+`RT_NODE_<KEY>` takes precedence over `RT_<KEY>`. Unknown variables are ignored: orchestrators set their own.
+A relative path starts in the file's directory if the file sets it, else in the working directory.
 """
 
 from __future__ import annotations
@@ -41,63 +43,59 @@ class SettingSource:
 
     value: Any
     where: str
-    """The flag, the variable, or the file and key."""
+    """The option, the variable, or the file and key."""
     base: str
     """The directory in which a relative path starts."""
     is_text: bool
-    """Whether numbers and truths are spelled in it; a file has types of its own."""
+    """Whether numbers and booleans are written as text. A file has types of its own."""
 
-    def bad(self, what: str, wanted: str, hint: str | None = None) -> BadSetting:
-        """The error that refuses it."""
-        return BadSetting(what, where=self.where, got=repr(self.value)[:200], expected=wanted, hint=hint)
+    def bad(self, what: str, expected: str, hint: str | None = None) -> BadSetting:
+        return BadSetting(what, where=self.where, got=repr(self.value)[:200], expected=expected, hint=hint)
 
 
 Source = Mapping[str, SettingSource]
 
 
 def node_config(flags: Mapping[str, Any], environment: Mapping[str, str], directory: str) -> NodeConfig:
-    """The settings of a node; `BadSetting` names what is wrong, and where it was said.
+    """The settings of a node. `BadSetting` names the error and where it was set.
 
-    `flags` are those that were given, by key, and `config`, the path of a file; `members` is a sequence of
-    texts. `directory` is the working directory.
+    `flags`: the given options by key; `members` is a sequence of texts, `config` the path of a file.
+    `directory`: the working directory.
     """
-    given = from_flags(flags, directory)
-    told = from_environment(environment, directory)
-    said = {**told, **given}
-    file = said.pop("config", None)
-    return settle({**from_file(_path(file)), **said} if file is not None else said)
+    settings = {**from_environment(environment, directory), **from_flags(flags, directory)}
+    file = settings.pop("config", None)
+    return build_config({**from_file(_path(file)), **settings} if file is not None else settings)
 
 
 def from_flags(flags: Mapping[str, Any], directory: str) -> dict[str, SettingSource]:
-    """What the command line says."""
-    said = {}
+    settings = {}
     for key, value in flags.items():
         flag = "--member" if key == "members" else f"--{key.replace('_', '-')}"
         text = ";".join(value) if key == "members" else value
-        said[key] = SettingSource(text, flag, directory, isinstance(text, str))
-    return said
+        settings[key] = SettingSource(text, flag, directory, isinstance(text, str))
+    return settings
 
 
 def from_environment(environment: Mapping[str, str], directory: str) -> dict[str, SettingSource]:
-    """What the variables say; an empty one says nothing."""
-    said = {}
+    """An empty variable counts as not set."""
+    settings = {}
     for key in (*KEYS, "config"):
         for variable in (f"RT_NODE_{key.upper()}", f"RT_{key.upper()}"):
             if value := environment.get(variable):
-                said[key] = SettingSource(value, variable, directory, is_text=True)
+                settings[key] = SettingSource(value, variable, directory, is_text=True)
                 break
-    return said
+    return settings
 
 
 def from_file(path: str) -> dict[str, SettingSource]:
-    """What a TOML file says; `BadSetting` if it cannot be read or holds an unknown key."""
+    """`BadSetting` if the file cannot be read or contains an unknown key."""
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)
     except OSError as error:
-        raise BadSetting("cannot read the settings", where=path, got=error.strerror) from error
+        raise BadSetting("cannot read the settings file", where=path, got=error.strerror) from error
     except ValueError as error:  # TOMLDecodeError, and bytes that are no UTF-8.
-        raise BadSetting("the settings are no TOML", where=path, got=str(error)) from error
+        raise BadSetting("the settings file is not valid TOML", where=path, got=str(error)) from error
     _refuse_unknown(content, KEYS, path)
     base = os.path.dirname(path)
     return {
@@ -105,14 +103,14 @@ def from_file(path: str) -> dict[str, SettingSource]:
     }
 
 
-def settle(said: Source) -> NodeConfig:
-    """The settings that one set of sayings makes, defaults filled in."""
-    values = {key: KEYS[key](one) for key, one in said.items()}
-    if missing := [key for key in _REQUIRED if key not in said]:
+def build_config(settings: Source) -> NodeConfig:
+    """Parse the settings, and add defaults."""
+    values = {key: KEYS[key](one) for key, one in settings.items()}
+    if missing := [key for key in _REQUIRED if key not in settings]:
         raise BadSetting(
             f"{'a setting is' if len(missing) == 1 else 'settings are'} missing",
             where=", ".join(missing),
-            hint="Give each as a flag, as RT_<NAME> in the environment, or in the file of --config.",
+            hint="Give each as an option, as RT_<NAME> in the environment, or in the file of --config.",
         )
     own = values["members"].get(values["name"])
     if own is not None:
@@ -121,16 +119,16 @@ def settle(said: Source) -> NodeConfig:
     try:
         return NodeConfig(**values)
     except BadSetting as error:
-        if isinstance(error.where, str) and error.where in said:
-            error.where = said[error.where].where
+        if isinstance(error.where, str) and error.where in settings:
+            error.where = settings[error.where].where
         raise
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...], where: str) -> None:
     unknown = [key for key in table if key not in known]
     if unknown:
-        got, wanted = ", ".join(map(repr, unknown))[:200], ", ".join(known)
-        raise BadSetting("a key that nobody knows", where=where, got=got, expected=f"one of {wanted}")
+        got, expected = ", ".join(map(repr, unknown))[:200], ", ".join(known)
+        raise BadSetting("unknown key", where=where, got=got, expected=f"one of {expected}")
 
 
 @contextmanager
@@ -142,135 +140,139 @@ def _at(where: str) -> Iterator[None]:
         raise
 
 
-def _text(said: SettingSource) -> str:
-    if not isinstance(said.value, str):
-        raise said.bad("no text", "a string")
-    return said.value
+def _text(setting: SettingSource) -> str:
+    if not isinstance(setting.value, str):
+        raise setting.bad("not a text", "a string")
+    return setting.value
 
 
 def _name(kind: str) -> Callable[[SettingSource], str]:
-    def name(said: SettingSource) -> str:
-        with _at(said.where):
-            return check_member_name(_text(said), kind=kind)
+    def name(setting: SettingSource) -> str:
+        with _at(setting.where):
+            return check_member_name(_text(setting), kind=kind)
 
     return name
 
 
-def _path(said: SettingSource) -> str:
-    text = _text(said)
+def _path(setting: SettingSource) -> str:
+    text = _text(setting)
     if "-----BEGIN" in text or not text.isprintable():
         # Not shown: it may be a private key.
-        raise BadSetting("no path", where=said.where, expected="the path of a file, not what is in it")
+        raise BadSetting("not a path", where=setting.where, expected="the path of a file, not its content")
     if not text:
-        raise said.bad("no path", "one that is not empty")
-    return os.path.abspath(os.path.join(said.base, text))
+        raise setting.bad("the path is empty", "a path")
+    return os.path.abspath(os.path.join(setting.base, text))
 
 
-def _port(said: SettingSource, least: int = 1) -> int:
-    value = said.value
-    if said.is_text and value.isascii() and value.isdecimal() and len(value) < 6:
+def _port(setting: SettingSource, least: int = 1) -> int:
+    value = setting.value
+    if setting.is_text and value.isascii() and value.isdecimal() and len(value) < 6:
         value = int(value)
     if type(value) is not int or not least <= value <= 65535:
-        # As it does RT_DATA_PORT=tcp://10.0.0.7:5002 for a service called rt-data.
-        is_made_up = said.is_text and said.where.startswith("RT_") and "://" in said.value
-        hint = f"Kubernetes made it up: set enableServiceLinks: false, or RT_NODE_{said.where[3:]}."
-        raise said.bad(
-            "no port",
+        # Kubernetes sets RT_DATA_PORT=tcp://10.0.0.7:5002 for a service called rt-data.
+        is_made_up = setting.is_text and setting.where.startswith("RT_") and "://" in setting.value
+        hint = f"Kubernetes set it: set enableServiceLinks: false, or RT_NODE_{setting.where[3:]}."
+        raise setting.bad(
+            "invalid port",
             f"a whole number from {least} to 65535{'' if least else ', 0 for none'}",
             hint if is_made_up else None,
         )
     return value
 
 
-def _optional_port(said: SettingSource) -> int:
-    return _port(said, least=0)
+def _optional_port(setting: SettingSource) -> int:
+    return _port(setting, least=0)
 
 
 def _number(end: int) -> Callable[[SettingSource], int]:
-    def number(said: SettingSource) -> int:
-        value = said.value
-        if said.is_text and value.isascii() and value.isdecimal() and len(value) < 20:
+    def number(setting: SettingSource) -> int:
+        value = setting.value
+        if setting.is_text and value.isascii() and value.isdecimal() and len(value) < 20:
             value = int(value)
         if type(value) is not int or not 0 <= value < end:
-            raise said.bad("no number that can be", f"a whole number from 0 to {end - 1}")
+            raise setting.bad("invalid number", f"a whole number from 0 to {end - 1}")
         return value
 
     return number
 
 
 def _size(least: int) -> Callable[[SettingSource], int]:
-    def size(said: SettingSource) -> int:
-        value = said.value
+    def size(setting: SettingSource) -> int:
+        value = setting.value
         if isinstance(value, str):
             try:
                 value = parse_size(value)
             except ValueError:
-                raise said.bad("no size", SIZE_FORM) from None
+                raise setting.bad("invalid size", SIZE_FORM) from None
         if type(value) is not int or not least <= value < SIZE_END:
-            raise said.bad("no size", SIZE_FORM)
+            raise setting.bad("invalid size", SIZE_FORM)
         return value
 
     return size
 
 
-def _truth(said: SettingSource) -> bool:
-    if isinstance(said.value, bool):
-        return said.value
-    word = said.value.lower() if said.is_text else None
+def _truth(setting: SettingSource) -> bool:
+    if isinstance(setting.value, bool):
+        return setting.value
+    word = setting.value.lower() if setting.is_text else None
     if word not in _TRUE | _FALSE:
-        raise said.bad("neither true nor false", "true or false")
+        raise setting.bad("neither true nor false", "true or false")
     return word in _TRUE
 
 
 def _one_of(words: tuple[str, ...]) -> Callable[[SettingSource], str]:
-    def one(said: SettingSource) -> str:
-        word = _text(said).lower()
+    def one(setting: SettingSource) -> str:
+        word = _text(setting).lower()
         if word not in words:
-            raise said.bad("none of the choices", " or ".join(words))
+            raise setting.bad("unknown value", " or ".join(words))
         return word
 
     return one
 
 
-def _listen(said: SettingSource) -> str:
-    with _at(said.where):
-        return check_listen(_text(said))
+def _listen(setting: SettingSource) -> str:
+    with _at(setting.where):
+        return check_listen(_text(setting))
 
 
-def _members(said: SettingSource) -> Mapping[str, ClusterMember]:
-    members = dict(_spelled_members(said) if said.is_text else _table_of_members(said))
-    with _at(said.where):
+def _members(setting: SettingSource) -> Mapping[str, ClusterMember]:
+    members = dict(_spelled_members(setting) if setting.is_text else _table_of_members(setting))
+    with _at(setting.where):
         check_members(members)
     return members
 
 
-def _spelled_members(said: SettingSource) -> Iterator[tuple[str, ClusterMember]]:
+def _spelled_members(setting: SettingSource) -> Iterator[tuple[str, ClusterMember]]:
     seen: set[str] = set()
-    for text in filter(None, map(str.strip, said.value.split(";"))):
+    for text in filter(None, map(str.strip, setting.value.split(";"))):
         name, equals, addresses = text.partition("=")
         raft, comma, data = addresses.partition(",")
         if not (equals and comma):
-            raise BadSetting("no member", where=said.where, got=repr(text)[:200], expected=MEMBER_FORM)
+            raise BadSetting(
+                "invalid member", where=setting.where, got=repr(text)[:200], expected=MEMBER_FORM
+            )
         if name in seen:
-            raise BadSetting("a member is named twice", where=said.where, got=repr(name)[:200])
+            raise BadSetting("a member is named twice", where=setting.where, got=repr(name)[:200])
         seen.add(name)
-        yield _member(name, raft.strip(), data.strip(), said.where)
+        yield _member(name, raft.strip(), data.strip(), setting.where)
 
 
-def _table_of_members(said: SettingSource) -> Iterator[tuple[str, ClusterMember]]:
-    if not isinstance(said.value, dict):
-        raise said.bad("no table of members", 'tables as [members.n1] with raft = "host:port", data = ...')
-    for name, table in said.value.items():
-        where = f"{said.where}.{name}"
+def _table_of_members(setting: SettingSource) -> Iterator[tuple[str, ClusterMember]]:
+    if not isinstance(setting.value, dict):
+        raise setting.bad(
+            "not a table of members", 'tables as [members.n1] with raft = "host:port", data = ...'
+        )
+    for name, table in setting.value.items():
+        where = f"{setting.where}.{name}"
         if not isinstance(table, dict):
             raise BadSetting(
-                "no member", where=where, got=repr(table)[:200], expected="a table of raft, data"
+                "invalid member", where=where, got=repr(table)[:200], expected="a table of raft, data"
             )
         _refuse_unknown(table, ("raft", "data"), where)
         for key in ("raft", "data"):
             if not isinstance(table.get(key), str):
                 got = repr(table.get(key))[:200]
-                raise BadSetting("no address", where=f"{where}.{key}", got=got, expected='"host:port"')
+                raise BadSetting("invalid address", where=f"{where}.{key}", got=got, expected='"host:port"')
         yield _member(name, table["raft"], table["data"], where)
 
 
@@ -302,4 +304,4 @@ KEYS: Final[Mapping[str, Callable[[SettingSource], Any]]] = {
     "retention_disk_percent": _number(101),
     "hold_bytes_max": _size(0),
 }
-"""Each setting, and what makes its value of what a source says."""
+"""Each setting and its parser."""

@@ -1,10 +1,10 @@
-r"""How the processes of a node log: one line an event on stderr, that no stranger's bytes can break.
+r"""Logging of a node's processes: one line for each event on stderr.
 
     time=2026-01-31T12:00:00.123Z level=info process=control logger=sequencer.raft event=became_leader term=3
     {"time":...,"level":...,"process":...,"logger":...,"event":"became_leader","message":"leads term=3"}
 
-Law: a record is one line, written by one write, of printable characters; everything else in it is escaped as
-Python does (`\n`, `\x1b`). A record of another library has no event, but a `message` in quotes.
+Invariant: a record is one line of printable characters, written with one write. Other characters are escaped
+as in Python (`\n`, `\x1b`). A record of another library has no event, but a `message` in quotes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STDERR: Final = 2
 
 
 def configure(process: str, level: str, style: str) -> None:
-    """Send records of `level` and above to stderr, as "text" or "json"; replaces what was there."""
+    """Send records of `level` and above to stderr, as "text" or "json". Replaces earlier handlers."""
     handler = _Handler()
     handler.setFormatter(JsonLines(process) if style == "json" else TextLines(process))
     root = logging.getLogger()
@@ -41,7 +41,6 @@ class TextLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
         message = record.getMessage()
         said = f"event={_unbroken(message)}" if event_of(record) else f"message={json.dumps(message)}"
         line = (
@@ -55,10 +54,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(TextLines):
-    """One JSON object, for machines."""
+    """One JSON object for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
         entry = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -73,7 +71,7 @@ class JsonLines(TextLines):
 
 
 def event_of(record: logging.LogRecord) -> str | None:
-    """The constant name that a record of ours begins with."""
+    """The event name with which a record of rt starts."""
     if record.name.partition(".")[0] not in _OURS:
         return None
     event = _EVENT.match(record.getMessage())
@@ -81,7 +79,9 @@ def event_of(record: logging.LogRecord) -> str | None:
 
 
 class _Handler(logging.Handler):
-    """Writes to the file descriptor: nothing is kept back when the process ends at once."""
+    """Writes to the file descriptor without a buffer, so that nothing is lost when the process
+    ends at once.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -93,7 +93,9 @@ class _Handler(logging.Handler):
 
 
 def _unbroken(text: str) -> str:
-    """As it is if it can be printed: its values have been through `%r`, whose backslashes are not doubled."""
+    """`text` if it is printable. Its values were formatted with `%r`, so backslashes are not
+    escaped again.
+    """
     return text if text.isprintable() else escape(text)
 
 

@@ -1,11 +1,11 @@
-"""What a node does about its child processes: when one is started again, in which order they stop.
+"""When a node's child process is started again, and in which order children stop.
 
-Pure: events and the time go in, what to do comes out. Laws:
-- A child that ended is started again, after a pause that doubles while it keeps ending soon, unless its exit
-  status says that starting it again cannot help. Then the others are stopped, and the node ends with it too.
-  Behind a reset of the cluster there is no pause.
-- Children stop one after the other, the last of `children` first: each is asked, and killed if it has not
-  ended in time. Once stopping has begun, nothing is started.
+Pure: events and the time go in, actions come out. Invariants:
+- A child that ended is started again, after a pause that doubles while it ends soon after each start. There
+  is no pause after a reset of the cluster. If its exit status says that a restart cannot help, the other
+  children are stopped, and the node ends with that status.
+- Children stop one after the other, the last of `children` first: each gets SIGTERM, and SIGKILL after a time
+  limit. Once stopping has started, nothing is started.
 """
 
 from __future__ import annotations
@@ -20,55 +20,50 @@ from rt.errors import RtError
 
 
 class ExitStatus(IntEnum):
-    """How a child ends, and the node."""
+    """The exit status of a child and of the node."""
 
     STOPPED = 0
-    """As it was asked to."""
+    """As requested."""
     FAILED = 1
-    """Starting it again cannot help: bad settings, damaged files."""
+    """A restart cannot help: invalid settings, corrupt files."""
     MISUSED = 2
-    """The command line is wrong; as FAILED."""
+    """Wrong command line. Handled like FAILED."""
     FELL = 70
-    """The disk or consensus failed, or the program is broken; a new start may recover. EX_SOFTWARE."""
+    """The disk or consensus failed, or a bug. A restart may help. EX_SOFTWARE."""
     DIVERGED = 71
-    """This replica differs from the others: it must not go on, and its files are kept."""
+    """This replica differs from the others: it must not continue, and its files are kept."""
     RESET = 72
-    """A reset of the cluster: it goes on when it is started again, at once."""
+    """The cluster was reset: restart at once."""
 
 
 class RestartLater(RtError):
-    """The process has to be started again, as nothing is open then."""
+    """The process must be restarted, because it cannot continue with closed files."""
 
 
 FINAL: Final = frozenset({ExitStatus.FAILED, ExitStatus.MISUSED, ExitStatus.DIVERGED})
-"""Those that end the node. Any other, and any signal, leads to another start."""
+"""Statuses that end the node. After any other status, and any signal, the child is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartTimes:
-    """Seconds."""
+    """In seconds."""
 
     pause_s_min: float = 0.1
-    """Before a child is started again; doubles ..."""
+    """First pause before a restart. It doubles up to `pause_s_max`."""
     pause_s_max: float = 5.0
-    """... up to this, ..."""
     calm_s: float = 30.0
-    """... and begins anew when a child has lived for so long."""
+    """The pause starts again at the minimum when a child has run for this long."""
     stop_s: float = 10.0
-    """For each child, from being asked to stop to being killed."""
+    """For each child, from SIGTERM to SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start the child."""
-
     child: str
 
 
 @dataclass(frozen=True, slots=True)
 class SignalChild:
-    """Send the child a signal."""
-
     child: str
     number: signal.Signals
 
@@ -88,7 +83,7 @@ class _Child:
 
 
 class RestartPolicy:
-    """Decides for `children`, in the order in which they are started; all of them at `begin`."""
+    """Decides for `children`, in the order in which `start` starts them."""
 
     def __init__(self, children: Sequence[str], times: RestartTimes) -> None:
         self._children = {name: _Child() for name in children}
@@ -98,7 +93,6 @@ class RestartPolicy:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the node is on its way to its end."""
         return self._is_stopping
 
     @property
@@ -110,7 +104,7 @@ class RestartPolicy:
 
     @property
     def wake_at_s(self) -> float | None:
-        """When `tick` has something to do; None: not before another event."""
+        """When `tick` must be called. None: not before another event."""
         times = [
             at_s
             for child in self._children.values()
@@ -120,17 +114,17 @@ class RestartPolicy:
         return min(times, default=None)
 
     def restart_at_s(self, name: str) -> float | None:
-        """When a child is started again; None if it is not waiting for that."""
+        """When a child will be restarted. None if it is not waiting for that."""
         return self._children[name].start_at_s
 
-    def begin(self, now_s: float) -> list[Action]:
-        """Start them all."""
+    def start(self, now_s: float) -> list[Action]:
+        """Start all children."""
         for child in self._children.values():
             child.start_at_s = now_s
         return self.tick(now_s)
 
     def ended(self, name: str, status: int, now_s: float) -> list[Action]:
-        """A child has ended, or could not even be started; `status` is negative for a signal."""
+        """A child ended, or could not be started. `status` is negative for a signal."""
         child = self._children[name]
         child.is_running, child.kill_at_s = False, None
         if self._is_stopping:
@@ -151,7 +145,7 @@ class RestartPolicy:
         return []
 
     def stop(self, now_s: float) -> list[Action]:
-        """The node is asked to end. More than once is no reason to hurry: some send every signal twice."""
+        """The node must end. Repeated calls change nothing: some systems send every signal twice."""
         if self._is_stopping:
             return []
         self._is_stopping = True
@@ -160,7 +154,7 @@ class RestartPolicy:
         return self._stop_next(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Do what the time has come for."""
+        """Do what is due."""
         actions: list[Action] = []
         for name, child in self._children.items():
             if child.start_at_s is not None and child.start_at_s <= now_s:
@@ -172,7 +166,7 @@ class RestartPolicy:
         return actions
 
     def _stop_next(self, now_s: float) -> list[Action]:
-        """Ask the last child that runs, unless one was asked that still does."""
+        """Stop the last running child, unless it is already stopping."""
         for name, child in reversed(self._children.items()):
             if child.is_running:
                 if child.is_asked:

@@ -1,10 +1,10 @@
-"""The steps by which a node returns, from its start until it keeps up with the others: which one it is at.
+"""The phases of a node from its start until it keeps up with the others. Pure.
 
-    starting ── snapshot ── commands ── copying ── merging ── ready          away: not heard of
+    starting ── snapshot ── commands ── copying ── merging ── ready          unreachable: nothing was heard
 
-Pure. Each process of a node tells its part: control how far Raft's log is applied, data how far the merged
-log goes. The law: the first step that is not behind the node is the one that it is at. A node that was ready
-is at a step again when it has fallen behind for `PATIENCE_NS`: that others have something more is no news.
+Each process of a node reports its part: control how far Raft's log is applied, data how far the merged log
+goes. Invariant: a node is in the first phase that it has not completed. A ready node returns to a phase after
+it was behind for `PATIENCE_NS`: a new entry elsewhere is no lag.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 STARTING: Final = "starting"
-"""No leader was known yet, or the data process is not there."""
+"""No leader was known yet, or the data process is not connected."""
 SNAPSHOT: Final = "snapshot"
-"""It receives a snapshot; in bytes."""
+"""Receives a snapshot; in bytes."""
 COMMANDS: Final = "commands"
-"""It applies what is committed; in indices of Raft's log."""
+"""Applies committed commands; in indices of Raft's log."""
 COPYING: Final = "copying"
-"""Merged bytes come from peers, or are mended by them; in positions."""
+"""Copies or repairs merged bytes from peers; in positions."""
 MERGING: Final = "merging"
-"""It is behind in merging; in positions."""
+"""Is behind in merging; in positions."""
 READY: Final = "ready"
-AWAY: Final = "unreachable"
-STEPS: Final = (STARTING, SNAPSHOT, COMMANDS, COPYING, MERGING, READY, AWAY)
+UNREACHABLE: Final = "unreachable"
+PHASES: Final = (STARTING, SNAPSHOT, COMMANDS, COPYING, MERGING, READY, UNREACHABLE)
 
 PATIENCE_NS: Final = 2 * 10**9
 
 
 class Phase(NamedTuple):
-    """Where a node is; `total` 0: it is not known how far it goes."""
+    """The phase and its progress. `total` 0: unknown."""
 
     name: str
     done: int = 0
@@ -37,9 +37,9 @@ class Phase(NamedTuple):
 
 
 class LagDetector:
-    """Whether one who follows keeps up with an end that moves on.
+    """Whether a follower keeps up with a moving end.
 
-    It does once it has reached an end that it was shown; no more if it has not for `PATIENCE_NS`.
+    It does after it reached an end that was reported, until it has not reached one for `PATIENCE_NS`.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class LagDetector:
         self._since_ns = 0
         self.is_behind = True
 
-    def look(self, done: int, end: int, now_ns: int) -> bool:
-        """Whether it is behind, now that it is at `done` and the end is shown to be at `end`."""
+    def update(self, done: int, end: int, now_ns: int) -> bool:
+        """Whether it is behind, now at `done`, with the end at `end`."""
         if self._goal is None:
             self._goal, self._since_ns = end, now_ns
         if done >= self._goal:
@@ -60,67 +60,67 @@ class LagDetector:
 
 
 class MergedLogView(NamedTuple):
-    """A node's merged log, as its data process sees it; positions."""
+    """A node's merged log in its data process; positions."""
 
     done: int
-    """Up to where it goes."""
+    """End of the merged log here."""
     total: int
-    """Up to where the cluster has merged, as far as this node knows."""
+    """End of the cluster's merged log, as this node knows it."""
     copied: Phase | None = None
-    """Bytes come from peers; how far that is."""
+    """Progress of a copy from peers."""
     is_cut_off: bool = False
-    """It cannot go on without peers: bytes before the next order are not here, or some are damaged."""
+    """It cannot continue without peers: bytes are missing or corrupt."""
 
 
 class DataPhases:
     """The part of the data process."""
 
     def __init__(self) -> None:
-        self._pace = LagDetector()
+        self._lag = LagDetector()
 
-    def look(self, merged: MergedLogView | None, now_ns: int) -> Phase:
-        """The step; `merged` is None before there is a merged log."""
+    def update(self, merged: MergedLogView | None, now_ns: int) -> Phase:
+        """`merged` is None before there is a merged log."""
         if merged is None:
             return Phase(STARTING)
         if merged.copied is not None:
             return merged.copied
         if merged.is_cut_off:
             return Phase(COPYING, merged.done, merged.total)
-        if self._pace.look(merged.done, merged.total, now_ns):
+        if self._lag.update(merged.done, merged.total, now_ns):
             return Phase(MERGING, merged.done, merged.total)
         return Phase(READY)
 
 
 class RaftLogView(NamedTuple):
-    """Raft's log, as the control process sees it; indices."""
+    """Raft's log in the control process; indices."""
 
     is_led: bool
     """A leader is known."""
     applied: int
     committed: int
-    """By what the leader said last."""
+    """As the leader last reported."""
     is_caught_up: bool
-    """All that earlier terms committed is applied, and this node's disk counts."""
+    """Everything that earlier terms committed is applied, and this node's disk counts."""
     received: tuple[int, int] | None = None
-    """Of a snapshot that comes: the bytes that are here, and all."""
+    """While a snapshot is received: bytes received, total bytes."""
 
 
 class NodePhases:
-    """The whole node's, as its control process tells it."""
+    """The phase of the whole node, in its control process."""
 
     def __init__(self) -> None:
-        self._pace = LagDetector()
+        self._lag = LagDetector()
         self._was_led = False
 
-    def look(self, log: RaftLogView, data: Phase | None, now_ns: int) -> Phase:
-        """The step; `data` is what the data process said, None if there is none."""
+    def update(self, log: RaftLogView, data: Phase | None, now_ns: int) -> Phase:
+        """`data` is what the data process reported, None if it reported nothing."""
         if log.received is not None:
             return Phase(SNAPSHOT, *log.received)
         self._was_led = self._was_led or log.is_led
         if not self._was_led:
             return Phase(STARTING)
-        # That nothing more is committed is believed once something of the present term was applied.
+        # The leader's commit index is trusted after an entry of the current term was applied.
         end = log.committed if log.is_caught_up or log.committed > log.applied else log.applied + 1
-        if self._pace.look(log.applied, end, now_ns):
+        if self._lag.update(log.applied, end, now_ns):
             return Phase(COMMANDS, log.applied, log.committed)
         return Phase(STARTING) if data is None else data

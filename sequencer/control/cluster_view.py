@@ -1,4 +1,4 @@
-"""How the nodes stand: what each says of itself, and what a data process is told of all of them. Pure."""
+"""The status of all nodes, as this node knows it. Pure."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ from collections.abc import Mapping
 from typing import Final
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.startup_phase import AWAY, Phase, RaftLogView
-from sequencer.control.reporter import ClusterStandings
+from sequencer.config.startup_phase import UNREACHABLE, Phase, RaftLogView
+from sequencer.control.reporter import DataStatus
 from sequencer.raft.model.api import Leadership, Status
 
-AWAY_NS: Final = 5 * 10**9
-"""A node that has said nothing for so long is away, even if a connection with it stands."""
+UNREACHABLE_NS: Final = 5 * 10**9
+"""A node that sent no summary for this long is unreachable, even if it is connected."""
 
 
 class ClusterView:
-    """The nodes as this one, `name`, hears of them. `addresses`: of their data processes, by name."""
+    """The summaries that the nodes sent. `addresses`: the data address of each node."""
 
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
         self._name, self._addresses = name, addresses
         self._summaries: dict[str, tuple[pb.Summary, int]] = {}
-        """With the time at which it was heard."""
+        """Each summary, and when it arrived."""
 
     def on_summary(self, node: str, summary: pb.Summary, now_ns: int) -> None:
-        """A node, maybe this one, says how it stands."""
         self._summaries[node] = summary, now_ns
 
-    def standing(self, status: Status, leadership: Leadership, now_ns: int, *, may_take: bool) -> pb.Standing:
-        """What the data process is told. `may_take`: this node knows of all fences, and its disk counts."""
+    def to_proto(
+        self, status: Status, leadership: Leadership, now_ns: int, *, accepts_sessions: bool
+    ) -> pb.Standing:
+        """The message for the data process.
+
+        `accepts_sessions`: this node knows of all fences, and its disk counts.
+        """
         standing = pb.Standing(
             node=self._name,
             leader=leadership.leader or "",
@@ -36,7 +40,7 @@ class ClusterView:
             epoch=status.epoch,
             epoch_id=status.epoch_id,
             leader_gap_s=status.leader_gap_s,
-            is_caught_up=may_take and bool(status.cluster) and status.leader is not None,
+            is_caught_up=accepts_sessions and bool(status.cluster) and status.leader is not None,
         )
         for member in status.members:
             one = standing.nodes.add(
@@ -49,13 +53,13 @@ class ClusterView:
                 continue
             summary, heard_ns = self._summaries[member.name]
             one.summary.CopyFrom(summary)
-            if not member.is_connected or now_ns - heard_ns >= AWAY_NS:
-                one.summary.step, one.summary.step_done, one.summary.step_total = Phase(AWAY)
+            if not member.is_connected or now_ns - heard_ns >= UNREACHABLE_NS:
+                one.summary.step, one.summary.step_done, one.summary.step_total = Phase(UNREACHABLE)
         return standing
 
 
-def log_of(status: Status, *, is_caught_up: bool) -> RaftLogView:
-    """What the steps are told of Raft. `is_caught_up`: all that earlier terms committed is applied."""
+def raft_log_view(status: Status, *, is_caught_up: bool) -> RaftLogView:
+    """`is_caught_up`: everything that earlier terms committed is applied."""
     return RaftLogView(
         status.leader is not None,
         status.applied,
@@ -65,20 +69,19 @@ def log_of(status: Status, *, is_caught_up: bool) -> RaftLogView:
     )
 
 
-def data_step(standings: ClusterStandings) -> Phase | None:
-    """What the data process said of its part; None if it has said nothing."""
-    said = standings.step
+def data_phase(data_status: DataStatus) -> Phase | None:
+    """The phase that the data process reported, or None."""
+    said = data_status.step
     return Phase(said.step, said.done, said.total) if said.step else None
 
 
-def summary_of(standings: ClusterStandings, clock_ns: int, step: Phase) -> pb.Summary:
-    """What this node says of itself."""
+def summarize(data_status: DataStatus, clock_ns: int, step: Phase) -> pb.Summary:
     return pb.Summary(
         step=step.name,
         step_done=step.done,
         step_total=step.total,
         clock_ns=clock_ns,
-        merged=standings.merged,
-        disk_bytes=standings.disk_bytes,
-        disk_free_bytes=standings.disk_free_bytes,
+        merged=data_status.merged,
+        disk_bytes=data_status.disk_bytes,
+        disk_free_bytes=data_status.disk_free_bytes,
     )

@@ -1,6 +1,6 @@
-"""Planning while this node leads: a leader for each term, asked whenever there may be something to plan.
+"""Runs a `Leader` while this node leads: one for each term and each restored state.
 
-The consensus thread alone uses it. The law: a leader lives for one term, on one state.
+Used by the consensus thread only.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from sequencer.state.commands import Command
 
 
 class LeaderLoop:
-    """Has a leader while this node, one of `members`, is to plan. `call_soon` is consensus's.
-
-    `wanted` is what this node is told of the replicated configuration.
-    """
+    """`members`: how many nodes the cluster has. `configured`: the replicated settings of this node."""
 
     def __init__(
         self,
         members: int,
         machine: SequencerStateMachine,
-        telling: PeerMessenger,
+        messenger: PeerMessenger,
         call_soon: Callable[[Callable[[], None]], None],
-        wanted: Mapping[str, int],
+        configured: Mapping[str, int],
     ) -> None:
-        self._members, self._machine, self._telling, self._call_soon = members, machine, telling, call_soon
-        self._wanted = wanted
+        self._members, self._machine, self._messenger, self._call_soon = (
+            members,
+            machine,
+            messenger,
+            call_soon,
+        )
+        self._configured = configured
         self._leader: Leader | None = None
         self._term = 0
         self._is_due = False
 
     def on_leadership(self, leadership: Leadership, proposer: ProposalPort) -> None:
-        """Who leads, or in which term, may have changed."""
         if not leadership.is_here:
             self._leader = None
         elif self._leader is None or leadership.term != self._term:
@@ -46,27 +47,26 @@ class LeaderLoop:
                 self._machine.state,
                 self._members,
                 proposer,
-                self._telling.ask_again,
+                self._messenger.request_full_report,
                 time.monotonic_ns,
-                self._telling.lack,
-                self._telling.difference,
-                self._wanted,
+                self._messenger.request_fetch,
+                self._messenger.report_divergence,
+                self._configured,
             )
         self._term = leadership.term
 
     def on_restored(self) -> None:
-        """The machine has another state."""
+        """The state machine has a new state: the leader of the old one must not plan."""
         self._leader = None
 
     def on_report(self, node: str, report: pb.Report) -> None:
-        """A node reports; what it brings is planned at once."""
         if self._leader is not None:
             self._leader.on_report(node, report)
             if self._leader.may_plan:
                 self._leader.plan()
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """The machine applied a command. It is planned once what was committed with it is applied, too."""
+        """Plans after everything that was committed together is applied."""
         if self._leader is not None:
             self._leader.on_applied(command, outcome)
             if self._leader.has_plans and not self._is_due:
@@ -74,7 +74,6 @@ class LeaderLoop:
                 self._call_soon(self._plan)
 
     def tick(self) -> None:
-        """Now and then."""
         if self._leader is not None:
             self._leader.tick()
 

@@ -1,8 +1,10 @@
-"""What nodes tell each other beside consensus: reports, how they stand, and what a leader wants of one.
+"""Messages between nodes beside consensus: reports, summaries, and requests of the leader.
 
-The consensus thread alone uses it. Laws. Only whoever leads, as far as this node knows, has it do something;
-anybody may report, or say how it stands. A leader tells its own node by the same calls, without the network.
-Whatever is told may be lost, and is told again by whom it matters to.
+Used by the consensus thread only. Invariants:
+- A node carries out requests only of the node that it knows as the leader. It accepts reports and summaries
+  of every node.
+- The leader uses the same calls for its own node. They do not use the network.
+- A message may be lost. The sender repeats it if it matters.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ logger = logging.getLogger("sequencer")
 
 
 class PeerMessenger:
-    """Node `name` and its `peers`. `send` is false if a peer is not connected; `call_soon` is consensus's."""
+    """`send` returns False if a peer is not connected."""
 
     def __init__(
         self,
@@ -31,93 +33,100 @@ class PeerMessenger:
         call_soon: Callable[[Callable[[], None]], None],
         *,
         on_report: Callable[[str, pb.Report], None],
-        on_again: Callable[[], None],
+        on_full_report_requested: Callable[[], None],
         on_fetch: Callable[[pb.Fetch], None],
         on_summary: Callable[[str, pb.Summary], None],
         on_diverged: Callable[[Diverged], None],
     ) -> None:
-        """`on_again`: the leader wants a full report. `on_diverged`: this node must end."""
+        """`on_full_report_requested`: the leader needs a full report. `on_diverged`: this node must stop."""
         self._name, self._peers, self._send, self._call_soon = name, peers, send, call_soon
-        self._on_report, self._on_again, self._on_fetch = on_report, on_again, on_fetch
+        self._on_report, self._on_full_report_requested, self._on_fetch = (
+            on_report,
+            on_full_report_requested,
+            on_fetch,
+        )
         self._on_summary, self._on_diverged = on_summary, on_diverged
         self.leader: str | None = None
-        """Who leads, as far as this node knows."""
+        """The leader as this node knows it."""
 
     # To the leader, and to all
 
-    def report(self, report: pb.Report) -> bool:
-        """Tell the leader, of which there must be one; false if it cannot be reached."""
-        assert self.leader is not None, "a report to nobody"
+    def send_report(self, report: pb.Report) -> bool:
+        """Send to the leader; one must be known. False if it is not connected."""
+        assert self.leader is not None, "no leader is known"
         if self.leader != self._name:
-            return self._tell(self.leader, pb.Told(report=report))
+            return self._send_message(self.leader, pb.Told(report=report))
         self._on_report(self._name, report)
         return True
 
-    def summary(self, summary: pb.Summary) -> None:
-        """Tell every node, this one too."""
+    def send_summary(self, summary: pb.Summary) -> None:
+        """Send to every node, also to this one."""
         self._on_summary(self._name, summary)
         for peer in self._peers:
-            self._tell(peer, pb.Told(summary=summary))
+            self._send_message(peer, pb.Told(summary=summary))
 
     # From a leader that is here
 
-    def ask_again(self, node: str) -> None:
-        """Something of its reports is lacking: it must say all."""
+    def request_full_report(self, node: str) -> None:
+        """The node's reports are incomplete for the leader."""
         if node == self._name:
-            self._call_soon(self._on_again)  # The leader is in the midst of a report.
+            self._call_soon(self._on_full_report_requested)  # The leader is handling a report now.
         else:
-            self._tell(node, pb.Told(again=pb.ReportAgain()))
+            self._send_message(node, pb.Told(again=pb.ReportAgain()))
 
-    def lack(self, lack: FetchRequest) -> None:
-        """It lacks what another node has, and nobody sends it."""
+    def request_fetch(self, request: FetchRequest) -> None:
+        """The node must fetch bytes that another node holds."""
         fetch = pb.Fetch(
-            session_id=lack.session_id, x=lack.x, y=lack.y, offset=lack.offset, holder=lack.holder
+            session_id=request.session_id,
+            x=request.x,
+            y=request.y,
+            offset=request.offset,
+            holder=request.holder,
         )
-        if lack.node == self._name:
+        if request.node == self._name:
             self._on_fetch(fetch)
         else:
-            self._tell(lack.node, pb.Told(fetch=fetch))
+            self._send_message(request.node, pb.Told(fetch=fetch))
 
-    def difference(self, found: Divergence) -> None:
-        """It merged something else than the others, and must end."""
+    def report_divergence(self, found: Divergence) -> None:
+        """The node merged something else than the others, and must stop."""
         logger.critical(
-            "merged_logs_differ node=%s instruction=%d got=%#010x wanted=%#010x",
+            "merged_logs_differ node=%s instruction=%d got=%#010x expected=%#010x",
             *(found.node or "this one", found.instruction, found.got, found.wanted),
         )
         differs = pb.Differs(instruction=found.instruction, got=found.got, wanted=found.wanted)
         if found.node is None or found.node == self._name:
             self._on_diverged(_diverged(differs))
         else:
-            self._tell(found.node, pb.Told(differs=differs))
+            self._send_message(found.node, pb.Told(differs=differs))
 
     # From the others
 
-    def on_told(self, peer: str, content: bytes) -> None:
-        """A peer told this node something."""
+    def on_message(self, peer: str, content: bytes) -> None:
         try:
-            told = pb.Told.FromString(content)
+            message = pb.Told.FromString(content)
         except DecodeError:
             logger.error("message_rejected peer=%s bytes=%d", peer, len(content))
             return
-        kind = told.WhichOneof("kind")
+        kind = message.WhichOneof("kind")
         if kind == "report":
-            self._on_report(peer, told.report)
+            self._on_report(peer, message.report)
         elif kind == "summary":
-            self._on_summary(peer, told.summary)
+            self._on_summary(peer, message.summary)
         elif peer == self.leader:
-            self._obey(told)
+            self._on_leader_message(message)
 
-    def _obey(self, told: pb.Told) -> None:
-        match told.WhichOneof("kind"):
+    def _on_leader_message(self, message: pb.Told) -> None:
+        match message.WhichOneof("kind"):
             case "again":
-                self._on_again()
+                self._on_full_report_requested()
             case "differs":
-                self._on_diverged(_diverged(told.differs))
+                self._on_diverged(_diverged(message.differs))
             case "fetch":
-                self._on_fetch(told.fetch)
+                self._on_fetch(message.fetch)
 
-    def _tell(self, peer: str, told: pb.Told) -> bool:
-        return self._send(peer, told.SerializeToString())
+    def _send_message(self, peer: str, message: pb.Told) -> bool:
+        return self._send(peer, message.SerializeToString())
 
 
 def _diverged(differs: pb.Differs) -> Diverged:

@@ -1,7 +1,7 @@
-"""The control process: Raft with the sequencer's state machine, the leader's plans, the link to data.
+"""The control process: Raft with the sequencer's state machine, the leader's plans, the socket.
 
-Everything but the link's own loop happens on the consensus thread, so nothing here has locks. Here is who
-hears of what; what is done about it is in the modules beside this one.
+Everything except the socket server's loop runs on the consensus thread, so nothing here has locks. This
+module only dispatches events; the modules beside it handle them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
 from sequencer.config.startup_phase import NodePhases, Phase
-from sequencer.control.cluster_view import ClusterView, data_step, log_of, summary_of
+from sequencer.control.cluster_view import ClusterView, data_phase, raft_log_view, summarize
 from sequencer.control.leader_loop import LeaderLoop
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.reporter import Reporter
@@ -38,10 +38,10 @@ from sequencer.state.state_codec import encode_state
 
 TICK_NS: Final = 50 * 10**6
 SUMMARY_NS: Final = 500 * 10**6
-HAND_OVER_S: Final = 1.0
-"""So long the end waits for another leader."""
+TRANSFER_S: Final = 1.0
+"""How long a stopping leader waits for another leader."""
 JOIN_AGAIN_NS: Final = 10**9
-"""A disk whose joining was not seen applied after so long joins again: it may have been lost."""
+"""A disk's join that was not applied within this time is proposed again: it may have been lost."""
 
 logger = logging.getLogger("sequencer")
 
@@ -60,29 +60,31 @@ class ControlProcess:
         self._leadership = Leadership(None, 0, False)
         self._is_attached = False
         self._is_over = False
-        """The epoch has ended here: the data process hears nothing more of it."""
+        """The epoch has ended here. The data process gets nothing more of it."""
         self._disk = b""
-        """The data process's, once it has said so."""
+        """The data process's disk id, once it has reported it."""
         self._summary_due_ns = self._join_due_ns = self._tick_due_ns = 0
-        self._steps = NodePhases()
+        self._phases = NodePhases()
         self._machine = SequencerStateMachine(self._on_applied, self._on_restored)
-        self._nodes = ClusterView(config.name, {name: member.data for name, member in config.members.items()})
-        self._telling = PeerMessenger(
+        self._cluster_view = ClusterView(
+            config.name, {name: member.data for name, member in config.members.items()}
+        )
+        self._messenger = PeerMessenger(
             config.name,
             config.peers,
-            self._tell,
+            self._send_to_peer,
             self._call_soon,
             on_report=self._on_report,
-            on_again=self._on_again,
+            on_full_report_requested=self._on_full_report_requested,
             on_fetch=self._on_fetch,
-            on_summary=lambda node, said: self._nodes.on_summary(node, said, time.monotonic_ns()),
+            on_summary=lambda node, said: self._cluster_view.on_summary(node, said, time.monotonic_ns()),
             on_diverged=on_failure,
         )
-        self._reporting = Reporter(self._telling, self._tick_by, lambda: self._has_joined)
-        self._planning = LeaderLoop(
-            len(config.members), self._machine, self._telling, self._call_soon, config.replicated
+        self._reporter = Reporter(self._messenger, self._tick_by, lambda: self._has_joined)
+        self._leader_loop = LeaderLoop(
+            len(config.members), self._machine, self._messenger, self._call_soon, config.replicated
         )
-        self._link = ControlServer(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
+        self._server = ControlServer(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
         self._is_made = threading.Event()
         self._raft: Raft | None = None
         self._raft = Raft(
@@ -97,47 +99,47 @@ class ControlProcess:
             tls=TLS(config.ca, config.cert, config.key),
             listen=(config.listen, config.raft_port),
             on_leadership=self._on_leadership,
-            on_told=self._telling.on_told,
+            on_app_message=self._messenger.on_message,
             on_failure=on_failure,
             on_epoch_over=on_epoch_over,
         )
         self._is_made.set()
 
     def run(self) -> None:
-        """Serve until `stop`; then have another node lead, so that the others need not find out."""
+        """Serve until `stop`, then transfer leadership, so that the others need no election timeout."""
         try:
-            self._link.run()
-            self._consensus.hand_over(HAND_OVER_S)
+            self._server.run()
+            self._consensus.transfer_leadership(TRANSFER_S)
         finally:
             self._consensus.stop()
 
     def stop(self) -> None:
-        """End it; a signal handler may call this."""
-        self._link.stop()
+        """May be called by a signal handler."""
+        self._server.stop()
 
     @property
     def _consensus(self) -> Raft:
-        assert self._raft is not None, "it is being made"
+        assert self._raft is not None, "the constructor has not finished"
         return self._raft
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         self._consensus.call_soon(call)
 
-    def _tell(self, peer: str, content: bytes) -> bool:
-        return self._consensus.tell(peer, content)
+    def _send_to_peer(self, peer: str, content: bytes) -> bool:
+        return self._consensus.send(peer, content)
 
-    # From the link's thread
+    # On the socket server's thread
 
     def _on_data(self, content: bytes) -> None:
         self._call_soon(lambda: self._on_data_message(content))
 
     def _on_tick(self) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns >= self._tick_due_ns:  # Else the consensus thread need not be woken.
+        if now_ns >= self._tick_due_ns:  # Otherwise do not wake the consensus thread.
             self._tick_due_ns = now_ns + TICK_NS
             self._call_soon(self._tick)
 
-    # On the consensus thread, as all below: from the data process
+    # On the consensus thread, like everything below: from the data process
 
     def _on_data_message(self, content: bytes) -> None:
         try:
@@ -154,39 +156,39 @@ class ControlProcess:
                 self._on_data_report(message.report)
 
     def _on_hello(self, hello: pb.DataHello) -> None:
-        self._reporting.attach(hello.boot)
+        self._reporter.attach(hello.boot)
         self._disk = hello.disk
-        self._machine.forget_orders(hello.instruction)
+        self._machine.prune_orders(hello.instruction)
         self._is_attached = not self._is_over
         self._send_snapshot()
-        self._send_standing()
+        self._send_cluster_view()
 
     def _on_data_report(self, report: pb.DataReport) -> None:
         try:
-            self._reporting.take(report)
+            self._reporter.handle_report(report)
         except FormatError as error:
             logger.error("data_report_rejected error=%r", str(error))
             return
         if report.HasField("merged"):
-            self._machine.forget_orders(report.merged.instruction)
-        self._reporting.report_news()
+            self._machine.prune_orders(report.merged.instruction)
+        self._reporter.report_news()
 
     def _propose(self, command: bytes) -> None:
         reset = reset_of(command)
         if reset is not None:
             self._reset(command, reset)
             return
-        with contextlib.suppress(Overloaded):  # Who proposes that asks again.
+        with contextlib.suppress(Overloaded):  # The data process repeats it.
             self._consensus.propose(command)
 
     def _reset(self, content: bytes, reset: ResetCluster) -> None:
-        """One for another epoch than follows this one is late: it was applied, or another came first."""
+        """Handle a reset request. One for another epoch than the next is late, and is ignored."""
         epoch = self._consensus.status().epoch
         if not reset.forced_by:
             if reset.epoch == epoch + 1:
                 self._consensus.reset(content)
         elif reset.epoch == forced_number(epoch):
-            # What is applied on the way is not told: it counts once the forced epoch is durable.
+            # Do not send what is applied on the way: it counts when the forced epoch is durable.
             was_attached, self._is_attached = self._is_attached, False
             why = self._why_not_forced(content, reset)
             if why:
@@ -194,9 +196,9 @@ class ControlProcess:
                 self._send(pb.ToData(reset_refused=pb.ResetRefused(request=reset.request, why=why)))
 
     def _why_not_forced(self, content: bytes, reset: ResetCluster) -> str:
-        """Have consensus forced; why not, empty if it is under way."""
+        """Force an epoch. Returns why it was refused, or "" if it has started."""
         if reset.forced_by != self._config.name:
-            return f"It asks {reset.forced_by} to go on by itself."
+            return f"The request names {reset.forced_by}, not this node."
         if self._leadership.leader:
             return "There is a leader."
         return str(self._consensus.force(content) or "")
@@ -206,76 +208,77 @@ class ControlProcess:
     def _on_applied(self, index: int, content: bytes, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, RangesMerged):
             for end in outcome.order.consumed:
-                self._reporting.forget_below(end)
+                self._reporter.prune_before(end)
         elif isinstance(outcome, Forgotten):
             for session_id in outcome.session_ids:
-                self._reporting.forget_session(session_id)
+                self._reporter.remove_session(session_id)
         if isinstance(outcome, ClusterReset):
-            # What it does to files is done when the next epoch is durable: its snapshot tells of it.
+            # Files are changed when the next epoch is durable: its snapshot carries the reset.
             self._is_over, self._is_attached = True, False
         if self._is_attached:
             self._send(pb.ToData(applied=pb.Applied(index=index, command=content)))
         if isinstance(command, JoinDisk) and command.node == self._config.name:
-            self._send_standing()
-            self._reporting.begin()
-        self._planning.on_applied(command, outcome)
+            self._send_cluster_view()
+            self._reporter.report_all()
+        self._leader_loop.on_applied(command, outcome)
 
     def _on_restored(self) -> None:
-        self._planning.on_restored()
+        self._leader_loop.on_restored()
         self._send_snapshot()
 
     def _on_leadership(self, leadership: Leadership) -> None:
-        self._is_made.wait()  # The consensus thread may be quicker than the one that makes this object.
-        self._planning.on_leadership(leadership, self._consensus)
+        self._is_made.wait()  # The constructor may not have finished yet.
+        self._leader_loop.on_leadership(leadership, self._consensus)
         is_new = leadership != self._leadership
-        self._leadership, self._telling.leader = leadership, leadership.leader
+        self._leadership, self._messenger.leader = leadership, leadership.leader
         if is_new and leadership.leader is not None:
-            self._reporting.begin()
-        self._send_standing()
+            self._reporter.report_all()
+        self._send_cluster_view()
 
-    # From nodes, this one too
+    # From nodes, also from this one
 
     def _on_report(self, node: str, report: pb.Report) -> None:
-        self._planning.on_report(node, report)
+        self._leader_loop.on_report(node, report)
 
-    def _on_again(self) -> None:
-        self._reporting.begin()
+    def _on_full_report_requested(self) -> None:
+        self._reporter.report_all()
 
     def _on_fetch(self, fetch: pb.Fetch) -> None:
         self._send(pb.ToData(fetch=fetch))
 
-    # With time
+    # Timers
 
     def _tick(self) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns >= self._reporting.due_ns:
-            self._reporting.report()
+        if now_ns >= self._reporter.due_ns:
+            self._reporter.report()
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
-            self._telling.summary(summary_of(self._reporting.standings, time.time_ns(), self._step(now_ns)))
-            self._send_standing()
-        self._planning.tick()
-        self._tick_due_ns = min(self._reporting.due_ns, self._summary_due_ns)
+            self._messenger.send_summary(
+                summarize(self._reporter.data_status, time.time_ns(), self._phase(now_ns))
+            )
+            self._send_cluster_view()
+        self._leader_loop.tick()
+        self._tick_due_ns = min(self._reporter.due_ns, self._summary_due_ns)
         if self._disk and not self._has_joined:
             self._join(now_ns)
             self._tick_due_ns = now_ns + TICK_NS
 
-    def _step(self, now_ns: int) -> Phase:
-        """Where this node is on its way to keeping up with the others."""
-        log = log_of(self._consensus.status(), is_caught_up=self._consensus.is_caught_up)
-        return self._steps.look(log, data_step(self._reporting.standings), now_ns)
+    def _phase(self, now_ns: int) -> Phase:
+        log = raft_log_view(self._consensus.status(), is_caught_up=self._consensus.is_caught_up)
+        return self._phases.update(log, data_phase(self._reporter.data_status), now_ns)
 
     def _tick_by(self, due_ns: int) -> None:
         self._tick_due_ns = min(self._tick_due_ns, due_ns)
 
     @property
     def _has_joined(self) -> bool:
-        """Whether this node's disk of session copies is the one that counts."""
+        """Whether this node's disk of session replicas counts."""
         disk = self._machine.state.disks.get(self._config.name)
         return disk is not None and disk.id == self._disk
 
     def _join(self, now_ns: int) -> None:
-        """Have the disk count. Nothing is stored on it before, for it might be forgotten with the disk."""
+        """Propose the join of this disk. Nothing may be stored on it before that: it would be forgotten."""
         is_led = self._consensus.is_caught_up and self._leadership.leader is not None
         if now_ns >= self._join_due_ns and is_led:
             self._join_due_ns = now_ns + JOIN_AGAIN_NS
@@ -293,13 +296,16 @@ class ControlProcess:
             )
             self._send(pb.ToData(snapshot=snapshot))
 
-    def _send_standing(self) -> None:
+    def _send_cluster_view(self) -> None:
         if self._is_attached:
-            may_take = self._has_joined and self._consensus.is_caught_up
-            standing = self._nodes.standing(
-                self._consensus.status(), self._leadership, time.monotonic_ns(), may_take=may_take
+            accepts_sessions = self._has_joined and self._consensus.is_caught_up
+            standing = self._cluster_view.to_proto(
+                self._consensus.status(),
+                self._leadership,
+                time.monotonic_ns(),
+                accepts_sessions=accepts_sessions,
             )
             self._send(pb.ToData(standing=standing))
 
     def _send(self, message: pb.ToData) -> None:
-        self._link.send(message.SerializeToString())
+        self._server.send(message.SerializeToString())

@@ -1,13 +1,10 @@
-"""What this node's data process holds durably, and the reports to the leader that are made of it.
+"""What this node's data process holds durably, and the reports about it to the leader.
 
-Pure. The law: a leader that took every report since a full one knows every boundary from what is consumed on,
-but for those thinned out: of a long backlog one each `COARSE_BYTES` is kept, the same on all nodes.
-
-When the leader is told what this node holds: at once if there is news, and in a while if there is none.
-
-The consensus thread alone uses it. Invariants:
-- A report that was lost is followed by a full one. So is one that went to another leader.
-- Nothing is reported of a disk that has not joined: the leader would take it for the disk before, which may
+Used by the consensus thread only. Invariants:
+- A leader that received every report since a full one knows every batch boundary after the merged end. In a
+  long backlog it knows one boundary for each `COARSE_BYTES`, the same one on all nodes.
+- After a lost report the next one is full. So is the first report to another leader.
+- Nothing is reported of a disk that has not joined: the leader would take it for the previous disk, which may
   have held more.
 """
 
@@ -25,10 +22,10 @@ from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack
 from sequencer.state.write_plan import SessionEnd
 
 FINE_MARKS_MAX: Final = 1 << 16
-"""Boundaries of a segment that are kept all; of more, the oldest are thinned out."""
+"""A segment with more boundaries is thinned out, oldest first."""
 COARSE_BYTES: Final = 8 << 20
 REPORT_MARKS_MAX: Final = 1 << 15
-"""In one report: 640 KiB, below what the network carries at once."""
+"""In one report: 640 KiB."""
 
 
 _NONE: Final[dict[int, pb.SessionEnd]] = {}
@@ -38,10 +35,10 @@ _NONE: Final[dict[int, pb.SessionEnd]] = {}
 class _Held:
     marks: list[BatchBoundary] = field(default_factory=list)
     reported: int = 0
-    """So many of `marks` the present leader was told."""
+    """How many of `marks` the current leader knows."""
 
     def add(self, marks: list[BatchBoundary]) -> None:
-        """These are durable. What became so while a data process begins to tell all may come before that."""
+        """Add durable boundaries. A starting data process may report older ones than are known."""
         if not self.marks or not marks or marks[0].offset > self.marks[-1].offset:
             self.marks.extend(marks)
             return
@@ -53,8 +50,8 @@ class _Held:
 
 
 @dataclass(slots=True)
-class ClusterStandings:
-    """What else a report says."""
+class DataStatus:
+    """The other fields of a report."""
 
     merged: pb.MergedReport = field(default_factory=pb.MergedReport)
     disk_bytes: int = 0
@@ -63,26 +60,26 @@ class ClusterStandings:
 
 
 class DurableEnds:
-    """Durable boundaries, announced and final ends of the sessions of one start of the data process."""
+    """Durable boundaries, announced ends and final ends that one run of the data process reported. Pure."""
 
     def __init__(self, boot: bytes) -> None:
         self.boot = boot
-        self.standings = ClusterStandings()
+        self.data_status = DataStatus()
         # By session id first: what is merged of one session costs nothing of the others.
         self._held: dict[int, dict[SegmentKey, _Held]] = {}
         self._announced: dict[int, dict[int, pb.SessionEnd]] = {}
         self._finals: dict[int, dict[int, pb.SessionEnd]] = {}
         self._news: dict[SegmentKey, None] = {}
         self._connected: list[int] = []
-        """Sessions whose publishers push to this node, as last said; empty once it was reported."""
+        """Sessions whose publishers are connected; empty after it was reported."""
         self._sequence = 0
         self._is_full = True
         self._joins = 0
 
     # From the data process
 
-    def take(self, report: pb.DataReport) -> None:
-        """What is new; `rt.FormatError`."""
+    def handle_report(self, report: pb.DataReport) -> None:
+        """Raises `rt.FormatError`."""
         for one in report.segments:
             key = SegmentKey(one.session_id, one.x, one.y)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
@@ -98,19 +95,19 @@ class DurableEnds:
         if report.connected:
             self._connected = list(report.connected)
         if report.HasField("merged"):
-            self.standings.merged = report.merged
+            self.data_status.merged = report.merged
         if report.HasField("step"):
-            self.standings.step = report.step
+            self.data_status.step = report.step
         if report.disk_bytes:
-            self.standings.disk_bytes = report.disk_bytes
-            self.standings.disk_free_bytes = report.disk_free_bytes
+            self.data_status.disk_bytes = report.disk_bytes
+            self.data_status.disk_free_bytes = report.disk_free_bytes
 
-    def forget_disk(self) -> None:
-        """What was said of the disk was long ago: nothing is known of it."""
-        self.standings.disk_bytes = self.standings.disk_free_bytes = 0
+    def clear_disk(self) -> None:
+        """The data process has not reported its disk for too long."""
+        self.data_status.disk_bytes = self.data_status.disk_free_bytes = 0
 
-    def forget_below(self, end: SessionEnd) -> None:
-        """That is merged: nobody plans it again."""
+    def prune_before(self, end: SessionEnd) -> None:
+        """Drop what was merged."""
         segments = self._held.get(end.session_id, {})
         for key in [key for key in segments if key[1:] < (end.x, end.y)]:
             del segments[key]
@@ -125,8 +122,8 @@ class DurableEnds:
             for x in [x for x in ends if x < end.x]:
                 del ends[x]
 
-    def forget_session(self, session_id: int) -> None:
-        """Its record is gone: the leader does not know it any more."""
+    def remove_session(self, session_id: int) -> None:
+        """The session's record was removed from the replicated state."""
         for key in self._held.pop(session_id, {}):
             self._news.pop(key, None)
         self._announced.pop(session_id, None)
@@ -134,24 +131,24 @@ class DurableEnds:
 
     # To the leader
 
-    def begin(self) -> None:
-        """A leader that knows nothing of this node: the next report is a full one."""
-        self._is_full = True  # Under the next number: was this report lost, the one behind it tells.
+    def require_full_report(self) -> None:
+        """Make the next report a full one: the leader knows nothing about this node."""
+        self._is_full = True  # The sequence goes on, so that the loss of this report is noticed, too.
         for segments in self._held.values():
             for key, held in segments.items():
                 held.reported = 0
                 self._news[key] = None
 
     def report(self, clock_ns: int) -> pb.Report:
-        """What the leader does not know yet, as much as one report holds; see `has_news`."""
+        """The next part of what the leader does not know. More remains while `has_news`."""
         report = pb.Report(
             boot=self.boot,
             sequence=self._sequence,
             is_full=self._is_full,
             clock_ns=clock_ns,
-            merged=self.standings.merged,
-            disk_bytes=self.standings.disk_bytes,
-            disk_free_bytes=self.standings.disk_free_bytes,
+            merged=self.data_status.merged,
+            disk_bytes=self.data_status.disk_bytes,
+            disk_free_bytes=self.data_status.disk_free_bytes,
             connected=self._connected,
         )
         self._connected = []
@@ -180,11 +177,11 @@ class DurableEnds:
 
     @property
     def has_news(self) -> bool:
-        """Whether the leader lacks something."""
+        """Whether the leader does not know everything."""
         return bool(self._news)
 
     def _thin_out(self, held: _Held) -> None:
-        """Of the older half keep the last boundary in front of every multiple of `COARSE_BYTES`."""
+        """In the older half keep only the last boundary before each multiple of `COARSE_BYTES`."""
         half = len(held.marks) // 2
         older, newer = held.marks[:half], held.marks[half:]
         following = [*older[1:], newer[0]]
@@ -199,77 +196,76 @@ class DurableEnds:
 
 
 REPORT_NS: Final = 200 * 10**6
-"""So soon behind a report with news another one follows at the latest: the leader finds out what was lost."""
+"""Longest time between a report with news and the next report, so that a loss is noticed."""
 DISK_NS: Final = 6 * 10**9
-"""What the data process said of its disk counts for so long, several times what it takes to say it again."""
+"""The reported disk usage is valid for this long, several times the interval at which it is reported."""
 IDLE_REPORT_NS: Final = 10**9
-"""And so soon behind one without: the leader needs the clock."""
+"""Time between reports without news: the leader needs the clock."""
 
 
 class Reporter:
-    """What this node's data process holds, and the reports of it.
+    """Sends the reports.
 
-    `on_due` hears when the next one is due. `has_joined` says whether the disk of the data process counts.
+    `on_due` is called with the time of the next report. `has_joined`: whether the data process's disk counts.
     """
 
     def __init__(
         self,
-        telling: PeerMessenger,
+        messenger: PeerMessenger,
         on_due: Callable[[int], None],
         has_joined: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._telling, self._on_due, self._has_joined = telling, on_due, has_joined
+        self._messenger, self._on_due, self._has_joined = messenger, on_due, has_joined
         self._holdings = DurableEnds(b"")
         self._disk_ns = 0
-        """When the data process told of its disk."""
+        """When the data process last reported its disk."""
         self.due_ns = 0
-        """On the monotonic clock, as what `on_due` hears."""
+        """Monotonic time of the next report."""
 
     @property
-    def standings(self) -> ClusterStandings:
-        """What the data process said last of merging and of its disk."""
-        return self._holdings.standings
+    def data_status(self) -> DataStatus:
+        return self._holdings.data_status
 
     def attach(self, boot: bytes) -> None:
-        """A data process begins: nothing is known of what it holds. Nothing is reported before."""
+        """A data process started. Nothing is reported before."""
         self._holdings = DurableEnds(boot)
 
-    def take(self, report: pb.DataReport) -> None:
-        """What is new with the data process; `rt.FormatError`."""
-        self._holdings.take(report)
+    def handle_report(self, report: pb.DataReport) -> None:
+        """Raises `rt.FormatError`."""
+        self._holdings.handle_report(report)
         if report.disk_bytes:
             self._disk_ns = time.monotonic_ns()
 
-    def forget_below(self, end: SessionEnd) -> None:
-        """That is merged."""
-        self._holdings.forget_below(end)
+    def prune_before(self, end: SessionEnd) -> None:
+        """Drop what was merged."""
+        self._holdings.prune_before(end)
 
-    def forget_session(self, session_id: int) -> None:
-        """Its record is gone."""
-        self._holdings.forget_session(session_id)
+    def remove_session(self, session_id: int) -> None:
+        """The session's record was removed from the replicated state."""
+        self._holdings.remove_session(session_id)
 
-    def begin(self) -> None:
-        """The leader knows nothing of this node: tell it all."""
-        self._holdings.begin()
+    def report_all(self) -> None:
+        """The leader knows nothing about this node: send a full report."""
+        self._holdings.require_full_report()
         self.report()
 
     def report_news(self) -> None:
-        """Tell the leader what it can plan with; the rest goes with that, or in a while."""
+        """Report at once if there is something that the leader can plan with."""
         if self._holdings.has_news:
             self.report()
 
     def report(self) -> None:
-        """Tell the leader what it does not know yet."""
+        """Send everything that the leader does not know."""
         holdings = self._holdings
         if time.monotonic_ns() - self._disk_ns > DISK_NS:
-            holdings.forget_disk()
+            holdings.clear_disk()
         self.due_ns = time.monotonic_ns() + (REPORT_NS if holdings.has_news else IDLE_REPORT_NS)
         self._on_due(self.due_ns)
-        if self._telling.leader is None or not holdings.boot or not self._has_joined():
+        if self._messenger.leader is None or not holdings.boot or not self._has_joined():
             return
         while True:
-            if not self._telling.report(holdings.report(time.time_ns())):
-                holdings.begin()
+            if not self._messenger.send_report(holdings.report(time.time_ns())):
+                holdings.require_full_report()
                 return
             if not holdings.has_news:
                 return

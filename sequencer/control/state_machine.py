@@ -1,10 +1,11 @@
-"""The state machine that Raft drives: the replicated state, and the merge orders not durable here yet.
+"""The state machine that Raft drives: the replicated state, and the write plans that are not durable here.
 
-    snapshot: length of the state u32, the state, then each order: length u32, order
+    snapshot: length of the state u32, the state, then for each plan: length u32, plan
 
-The law: whoever has the state has every order behind what this node has merged durably, so merged bytes can
-always be made again; but for those so far behind that a majority has merged them durably. The consensus
-thread uses it; only the encoding of a snapshot runs elsewhere.
+Invariant: a node that has the state also has every plan after its durable merged end, so it can always make
+the merged bytes again. Exception: plans so old that a majority has merged them durably (`TAIL_BYTES_MAX`).
+
+Used by the consensus thread. Only the encoding of a snapshot runs on another thread.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from sequencer.state.write_plan import WritePlan, decode_order, encode_order
 
 _LENGTH: Final = struct.Struct("<I")
 TAIL_BYTES_MAX: Final = 2 << 30
-"""Orders of merged bytes further behind are forgotten: a node that did not carry them out gets the bytes from
-others. Twice the leader's limit, which says that a majority has them durably."""
+"""Plans older than this many merged bytes are dropped: a node that needs them copies the bytes from others.
+It is twice the leader's limit, which ensures that a majority has them durably.
+"""
 
 logger = logging.getLogger("sequencer")
 
 
 class TailEntry:
-    """A merge order in the tail. Its bytes are made when a snapshot first asks for them: most never do."""
+    """A write plan in the tail, encoded when a snapshot first needs it: most plans never are."""
 
     __slots__ = ("_content", "_order", "instruction", "total_bytes")
 
@@ -44,14 +46,14 @@ class TailEntry:
 
     @property
     def content(self) -> bytes:
-        """Its bytes; from any thread."""
+        """May be called from any thread."""
         if self._content is None:
             self._content = encode_order(self._order)
         return self._content
 
 
 class SequencerStateMachine:
-    """The sequencer's state on this node. `on_applied` and `on_restored` hear of every change."""
+    """`on_applied` and `on_restored` are called after every change."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class SequencerStateMachine:
         self.index = 0
         self.state = SequencerState(b"")
         self.tail: deque[TailEntry] = deque()
-        """Orders behind what this node has merged durably, oldest first."""
+        """Plans after this node's durable merged end, oldest first."""
         self._on_applied, self._on_restored = on_applied, on_restored
 
     def apply(self, index: int, command: bytes) -> None:
@@ -82,8 +84,8 @@ class SequencerStateMachine:
             )
         self._on_applied(index, command, decoded, outcome)
 
-    def forget_orders(self, instruction: int) -> None:
-        """This node has merged durably up to `instruction`."""
+    def prune_orders(self, instruction: int) -> None:
+        """Drop the plans up to `instruction`: they are durable here."""
         while self.tail and self.tail[0].instruction <= instruction:
             self.tail.popleft()
 
@@ -93,7 +95,7 @@ class SequencerStateMachine:
         return lambda: b"".join(_pieces(state, tail))
 
     def digest(self) -> bytes:
-        """See `StateMachine.digest`: of the state without the tail, which is this node's."""
+        """See `StateMachine.digest`. It excludes the tail, which differs between nodes."""
         return hashlib.sha256(encode_state(self.state)).digest()
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:

@@ -23,24 +23,24 @@ class PhaseReporter:
     ) -> None:
         self._replica, self._merging, self._catching_up = replica, merging, catching_up
         self._reports = reports
-        self._steps = DataPhases()
+        self._phases = DataPhases()
 
     async def run(self) -> None:
         """Tell until cancelled. Control may have begun anew: what has not changed is told again as well."""
         told: Phase | None = None
         told_s = 0.0
         while True:
-            step, now_s = self.look(time.monotonic_ns()), time.monotonic()
+            step, now_s = self.poll(time.monotonic_ns()), time.monotonic()
             if step != told or now_s - told_s >= DISK_S:
                 told, told_s = step, now_s
                 self._reports.step(step)
             await asyncio.sleep(LOOK_S)
 
-    def look(self, now_ns: int) -> Phase:
+    def poll(self, now_ns: int) -> Phase:
         """Where this process is now."""
         state, merger = self._replica.state, self._merging.merger
         if state is None or merger is None:
-            return self._steps.look(None, now_ns)
+            return self._phases.update(None, now_ns)
         is_cut_off = merger.gap is not None or merger.damage is not None
         merged = MergedLogView(merger.written.position, state.position, self._catching_up.copied, is_cut_off)
-        return self._steps.look(merged, now_ns)
+        return self._phases.update(merged, now_ns)

@@ -1,6 +1,6 @@
-"""Leaving nothing behind: whatever was started, and whatever that started, is gone at the end.
+"""Leaves no process behind: everything that was started, and what it started, is killed at the end.
 
-A publisher's push client outlives the publisher by design. So each process of a run carries a mark in its
+A publisher's push process outlives the publisher by design. So each process of a run carries a mark in its
 environment, which its children inherit, and by which all of them are found.
 """
 
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.01
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """What is started inside is killed at the end, unless it has ended."""
+    """Kill everything that was started inside and still runs."""
     mark = secrets.token_hex(16)
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = mark
@@ -40,7 +40,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that run with the mark, but for this one."""
+    """The other processes that run with the mark."""
     wanted = f"{_VARIABLE}={mark}".encode()
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):

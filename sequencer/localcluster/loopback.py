@@ -1,4 +1,4 @@
-"""What a cluster on one machine needs: ports that are free, and certificates for the loopback."""
+"""What a cluster on one machine needs: free ports, and certificates for the loopback."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 
 BLOCK: Final = 250
-"""How many ports a process has for itself."""
+"""Number of ports that a process has for itself."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now, outside those that the system gives to who dials.
+    """Loopback ports that are free now, outside the range that the system assigns to outgoing connections.
 
-    Each process that asks has a block of ports for its life and goes round in it, so that of tests and
-    benchmarks that run side by side no two meet between finding a port free and listening on it.
+    Each process has its own block of ports and takes them in turn. So tests and benchmarks that run side by
+    side do not get the same port before they listen on it.
     """
     return list(islice(_ports_of(os.getpid()), count))
 
 
 def free_port() -> int:
-    """One of `free_ports`."""
     return free_ports(1)[0]
 
 
@@ -47,7 +46,7 @@ def _ports_of(_process: int) -> Iterator[int]:
 
 
 def _mark(first: int) -> socket.socket | None:
-    """What shows others that the block is taken, while it is open. Its names end where the ports do."""
+    """A socket that shows others that the block is taken, while it is open."""
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         mark.bind(f"\0rt: {BLOCK} ports from {first}")
@@ -58,7 +57,7 @@ def _mark(first: int) -> socket.socket | None:
 
 
 def _free(first: int, mark: socket.socket) -> Iterator[int]:
-    """Round and round the block's ports, those that are listened on left out."""
+    """The free ports of the block, in turn, indefinitely."""
     with mark:
         taken = 0
         for port in cycle(range(first, first + BLOCK)):
@@ -79,7 +78,7 @@ def _is_free(port: int) -> bool:
 
 
 def issued_at() -> datetime:
-    """When certificates of a cluster begin: before now, for a node's clock may be set back."""
+    """Start of validity of certificates: in the past, because a node's clock may be set back."""
     return datetime.now(UTC) - timedelta(days=2)
 
 

@@ -1,4 +1,4 @@
-"""What the log of a node says of it, read as it grows: whether it leads, whether a part of it failed."""
+"""Reads the log of a node as it grows: whether the node leads, and whether a part of it failed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _TAIL_BYTES = 16384
 
 
 class NodeLog:
-    """A node's log file; `read` takes in what is new in it, `begin` comes before each start of the node."""
+    """A node's log file. Call `start` before each start of the node, `read` to process new lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.term = 0
         """The last term in which this node led."""
         self.leads = 0
-        """That term if it leads still, else 0."""
+        """That term if it still leads, else 0."""
         self.has_failed = False
-        """Whether a part of it has failed since it was started."""
+        """Whether a part of the node has failed since its start."""
         self._at = 0
 
-    def begin(self) -> None:
-        """What is written from now on is another life's."""
+    def start(self) -> None:
+        """The next lines are of another run."""
         self.read()
         self.leads, self.has_failed = 0, False
 
     def read(self) -> None:
-        """Take in the whole lines that are new."""
+        """Process the complete new lines."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -41,9 +41,9 @@ class NodeLog:
         whole = new[: new.rfind(b"\n") + 1]
         self._at += len(whole)
         for line in whole.splitlines():
-            self._take(line)
+            self._parse(line)
 
-    def _take(self, line: bytes) -> None:
+    def _parse(self, line: bytes) -> None:
         if leads := _LEADS.search(line):
             self.term = self.leads = int(leads[1])
         elif _LEADS_NO_MORE.search(line):
@@ -51,7 +51,6 @@ class NodeLog:
         self.has_failed = self.has_failed or _FAILED.search(line) is not None
 
     def last_words(self, lines: int) -> str:
-        """Its last lines."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))

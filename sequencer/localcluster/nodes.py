@@ -1,8 +1,11 @@
 """A cluster of real `rt node` processes on the loopback, with a PKI of its own: for demos, tests, benchmarks.
 
-Laws. What is asked of a node is done when the call returns: a killed one is gone, with its children. No
-process outlives the `LocalCluster` that started it, nor the process that holds that. Nodes are told apart by
-name ("n1", "n2", ...); each logs to `<root>/<name>.log` and keeps everything else below `<root>/<name>`.
+Invariants:
+- When a call returns, its action is done: a killed node and its children have ended.
+- No process outlives the `LocalCluster` that started it, nor the process that holds it.
+
+Nodes have names ("n1", "n2", ...). Each logs to `<root>/<name>.log` and keeps everything else below
+`<root>/<name>`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from sequencer.localcluster.node_log import NodeLog
 from sequencer.localcluster.processes import ProcessEnded
 
 Part: TypeAlias = Literal["node", "control", "data"]
-"""A whole node, or one of its two child processes, which the node starts again."""
+"""A whole node, or one of its two child processes, which the node restarts."""
 
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
@@ -42,10 +45,10 @@ _STOP_S: Final = 60.0
 
 
 class LocalCluster:
-    """`count` nodes of the cluster of `stream`, below `root`, none of them running yet.
+    """`count` nodes of the cluster of `stream`, below `root`, not running yet.
 
     `root` must be a short path: a Unix socket in `<root>/<name>` has less than 100 bytes. `flags` are passed
-    on to each `rt node`. With `with_rest` the nodes serve REST and health at ports of their own.
+    to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own.
     """
 
     def __init__(
@@ -76,8 +79,6 @@ class LocalCluster:
     def __exit__(self, *error: object) -> None:
         self.kill(*self._running)
 
-    # What there is
-
     @property
     def running(self) -> list[str]:
         """The nodes that were started, and neither stopped nor killed since."""
@@ -85,13 +86,13 @@ class LocalCluster:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where publishers and subscribers reach the nodes."""
+        """The nodes' addresses for publishers and subscribers."""
         return [f"127.0.0.1:{port}" for port in self.data_ports.values()]
 
     def certificate(
         self, role: Role, name: str, *, dedup_ids: Collection[str] = (), lease_groups: Collection[str] = ()
     ) -> TLS:
-        """A certificate of the cluster's CA; that of a node was made with the cluster."""
+        """A certificate of the cluster's CA. That of a node was made with the cluster."""
         if role == "node":
             return TLS(*self._certificates[name])
         directory = self._pki / role
@@ -102,26 +103,24 @@ class LocalCluster:
         return TLS(*(shutil.copy(path, directory) for path in paths))
 
     def directory(self, name: str) -> Path:
-        """Where a node keeps everything."""
         return self.root / name
 
     def merged_directory(self, name: str) -> Path:
-        """A node's merged log."""
         return Path(merged_directory(self.directory(name), self.stream))
 
     def merged_position(self, name: str) -> int:
-        """One past the last message in a node's merged log; 0 if it has none yet."""
+        """One past the last message in a node's merged log; 0 if it is empty."""
         try:
             return read_status(self.merged_directory(name)).end
         except LogNotFound:
             return 0
 
     def compare(self, *others: Path) -> Comparison:
-        """Compare the merged logs of all nodes byte by byte, and of `others`."""
+        """Compare the merged logs of all nodes byte by byte, and `others`."""
         return compare([*map(self.merged_directory, self.names), *others])
 
     def leader(self) -> str | None:
-        """The node that leads, as the nodes' logs say; None if none does, as far as they know."""
+        """The leader according to the nodes' logs."""
         for log in self._logs.values():
             log.read()
         last = max(log.term for log in self._logs.values())
@@ -132,13 +131,13 @@ class LocalCluster:
         """The end of a node's log."""
         return self._logs[name].last_words(lines)
 
-    # What can be done to it
+    # Actions
 
     def start(self, *names: str) -> None:
-        """Start these nodes, all if none is named; they are on their way when this returns."""
+        """Start these nodes, or all. Returns before they are ready."""
         for name in names or self.names:
             assert name not in self._running, name
-            self._logs[name].begin()
+            self._logs[name].start()
             with self._logs[name].path.open("ab") as log:
                 self._running[name] = subprocess.Popen(
                     [
@@ -157,9 +156,10 @@ class LocalCluster:
                 )
 
     def stop(self, *names: str) -> dict[str, int]:
-        """Have these nodes (default: all that run) stop in good order, at once; their exit statuses.
+        """Stop these nodes (default: all that run) with SIGTERM at the same time. Returns their exit
+        statuses.
 
-        `rt.Timeout` if one does not; it is killed then.
+        `rt.Timeout` if one does not stop; then it is killed.
         """
         stopping = {name: self._running[name] for name in names or self.running}
         for process in stopping.values():
@@ -175,7 +175,7 @@ class LocalCluster:
         return {name: process.returncode for name, process in stopping.items()}
 
     def kill(self, *names: str, part: Part = "node") -> None:
-        """Kill -9, all at nearly the same time. Of a whole node nothing runs on; a part is started again."""
+        """Kill -9, all at nearly the same time. The node restarts a killed part."""
         with contextlib.ExitStack() as opened:
             gone = [
                 fd
@@ -194,20 +194,19 @@ class LocalCluster:
                 self._forget(name)
 
     def pause(self, name: str, part: Part = "node") -> None:
-        """Stop it where it is, its connections open."""
+        """SIGSTOP; its connections stay open."""
         self._signal(name, signal.SIGSTOP, part)
 
     def resume(self, name: str, part: Part = "node") -> None:
-        """Let it go on."""
         self._signal(name, signal.SIGCONT, part)
 
     def wipe(self, name: str) -> None:
-        """Lose the disk of a node that does not run."""
+        """Delete the directory of a node that does not run."""
         assert name not in self._running, name
         shutil.rmtree(self.directory(name))
 
     def pids(self, name: str, part: Part = "node") -> list[int]:
-        """The processes of a node that runs, itself first; or the one that is `part`, if it is there now."""
+        """The processes of a running node, itself first; or its process for `part`, if that runs."""
         process = self._running[name].pid
         children = _children(process)
         return (
@@ -217,9 +216,7 @@ class LocalCluster:
     # Waiting
 
     def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = WAIT_S) -> None:
-        """Until the condition holds; `ProcessEnded` if a node ends meanwhile, `rt.Timeout`, both with last
-        words.
-        """
+        """Wait for the condition. `ProcessEnded` if a node ends, or `rt.Timeout`, both with the log's end."""
         deadline = time.monotonic() + timeout_s
         while not is_met():
             self.check_alive()
@@ -228,8 +225,9 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def wait_ready(self, *, timeout_s: float = WAIT_S) -> str:
-        """Until all nodes that run listen and one leads; that one. `ProcessEnded` too if a part of a node
-        fails.
+        """Wait until all running nodes listen and one leads, and return the leader.
+
+        Raises also `ProcessEnded` if a part of a node fails.
         """
         ports = [self.data_ports[name] for name in self.running]
 
@@ -242,7 +240,7 @@ class LocalCluster:
         return self.wait_ready(timeout_s=timeout_s) if leader is None else leader
 
     def wait_merged(self, position: int, *names: str, timeout_s: float = WAIT_S) -> None:
-        """Until these nodes (default: all that run) have merged all below `position`."""
+        """Wait until these nodes (default: all that run) have merged everything below `position`."""
         behind = list(names or self.running)
 
         def is_there() -> bool:
@@ -252,7 +250,7 @@ class LocalCluster:
         self.wait(is_there, f"merged logs that end at {position} or later", timeout_s=timeout_s)
 
     def wait_ended(self, name: str, *, timeout_s: float = WAIT_S) -> int:
-        """Until a node that cannot go on has ended by itself; its exit status."""
+        """Wait until a node that cannot continue has ended by itself; its exit status."""
         process = self._running[name]
         try:
             process.wait(timeout_s)
@@ -262,7 +260,7 @@ class LocalCluster:
         return process.returncode
 
     def check_alive(self) -> None:
-        """Raise `ProcessEnded` if a node ended that nobody stopped or killed."""
+        """Raise `ProcessEnded` if a node ended that was neither stopped nor killed."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 words = f"status {process.returncode}: {self.last_words(name)}"
@@ -296,7 +294,7 @@ class LocalCluster:
         return {key: value for key, value in os.environ.items() if not key.startswith("RT_")}
 
     def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
-        """Where this node dials each member: its addresses for Raft and for data."""
+        """The addresses at which this node dials each member, for Raft and for data."""
         del name  # All dial each other directly.
         return {
             each: (f"127.0.0.1:{self.raft_ports[each]}", f"127.0.0.1:{self.data_ports[each]}")
@@ -327,7 +325,7 @@ def _opened(pid: int, opened: contextlib.ExitStack) -> int | None:
 
 
 def _children(parent: int) -> list[int]:
-    """The processes that `parent` has started and that have not ended."""
+    """The running child processes of `parent`."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -338,7 +336,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _last_word(pid: int) -> str:
-    """Of its command line: a node's children are told by it what they are."""
+    """The last argument of its command line: the role of a node's child."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2].decode()
     except OSError:
@@ -351,7 +349,7 @@ def _listens(port: int) -> bool:
 
 
 def main() -> NoReturn:
-    """The command `rt`, but it is killed when its standard input ends: whoever started it is gone."""
+    """The command `rt`, but it is killed when its standard input ends: its parent has ended."""
     from rt.cli.main import main as rt
 
     threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
@@ -359,7 +357,7 @@ def main() -> NoReturn:
 
 
 def _watch_parent() -> None:
-    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
     with contextlib.suppress(OSError):
         while os.read(0, 65536):
             pass

@@ -1,6 +1,6 @@
 """Nodes as processes of their own, which answer questions on their standard input.
 
-The law: no child outlives its parent, however that ends, nor its `Process` once that was closed.
+Invariant: no child outlives its parent, nor its `Process` once that was closed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOOK_S = 0.2
 
 
 class ProcessEnded(RtError):
-    """The process is gone, though it was not to go."""
+    """The process ended unexpectedly."""
 
 
 class Process:
-    """A child that runs `python -m module`; what it writes to stderr goes to the end of a file."""
+    """A child that runs `python -m module`. Its stderr is appended to a file."""
 
     def __init__(self, module: str, settings: Mapping[str, Any], stderr: Path) -> None:
         self.stderr = stderr
@@ -55,7 +55,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._child.pid
 
     @property
@@ -64,15 +63,15 @@ class Process:
         return self._child.poll()
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing if it has ended. After SIGSTOP it has stopped."""
+        """Send a signal, unless it has ended. After SIGSTOP it has stopped on return."""
         if self._child.poll() is None:
             self._child.send_signal(number)
             if number == signal.SIGSTOP:
-                # The kernel wakes and hangs up what a dead parent left stopped, not what is about to stop.
+                # The kernel wakes a stopped orphan and hangs it up, but not one that is about to stop.
                 os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
-        """Kill -9, and return when it is gone."""
+        """Kill -9. It has ended on return."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
@@ -82,7 +81,7 @@ class Process:
                 stream.close()
 
     def terminate(self, timeout_s: float) -> int:
-        """SIGTERM; its exit status. It is killed when it does not end in time."""
+        """SIGTERM; its exit status. It is killed if it does not end in time."""
         self.signal(signal.SIGTERM)
         try:
             return self._child.wait(timeout_s)
@@ -92,12 +91,12 @@ class Process:
             self.kill()
 
     def ask(self, do: str, *, timeout_s: float = 30.0, **arguments: Any) -> Answer:
-        """Have something done; the answer to it. `rt.Timeout`, `ProcessEnded`."""
+        """Send a request, and return its answer. Raises `rt.Timeout`, `ProcessEnded`."""
         self.post(do, **arguments)
         return self.answer(timeout_s)
 
     def post(self, do: str, **arguments: Any) -> None:
-        """Have something done, whose `answer` is fetched later."""
+        """Send a request. `answer` returns its answer later."""
         self._asked += 1
         line = json.dumps({"do": do, "ask": self._asked, **arguments}).encode() + b"\n"
         stdin = self._child.stdin
@@ -108,7 +107,7 @@ class Process:
             raise self._ended() from error
 
     def answer(self, timeout_s: float) -> Answer:
-        """The answer to what was posted last; earlier ones that were not fetched are dropped."""
+        """The answer to the last request. Earlier ones are dropped."""
         deadline = time.monotonic() + timeout_s
         while True:
             while b"\n" not in self._read:
@@ -137,18 +136,18 @@ class Process:
         )
 
     def last_words(self, count: int = 2000) -> str:
-        """The end of what it wrote to stderr."""
+        """The end of its stderr."""
         return self.stderr.read_bytes()[-count:].decode(errors="replace")
 
 
 def serve(answer: Callable[[str, Answer], Answer]) -> None:
-    """In a child: answer what the parent asks, in order, until SIGTERM; dies with the parent.
+    """In a child: answer the parent's requests in order, until SIGTERM; dies with the parent.
 
-    What `answer(do, arguments)` raises ends the process.
+    An error of `answer(do, arguments)` ends the process.
     """
     asked: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, lambda *_: asked.put(None))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to heed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     threading.Thread(target=_listen, args=[asked], name="stdin", daemon=True).start()
     while (question := _next(asked)) is not None:
         do, number = question.pop("do"), question.pop("ask")
@@ -157,14 +156,14 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
 
 
 def _next(asked: queue.SimpleQueue[Answer | None]) -> Answer | None:
-    """What is asked next. A signal just before a wait is heard only behind it, so none is long."""
+    """The next request. A signal just before a wait is handled only after it, so no wait is long."""
     while True:
         with contextlib.suppress(queue.Empty):
             return asked.get(timeout=_LOOK_S)
 
 
 def _listen(asked: queue.SimpleQueue[Answer | None]) -> None:
-    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
     read = b""
     while piece := os.read(0, _READ_BYTES):
         *lines, read = (read + piece).split(b"\n")

@@ -1,8 +1,8 @@
 """The two processes of a node: `python -m sequencer.node.child_main control|data`, started by `rt node`.
 
-The settings come as one line of JSON on stdin, which stays open: its end means that the parent is gone, and
-ends this process at once; so does the parent's death, by the kernel. SIGTERM stops in good order. How a
-process ends is told by its exit status, by one table for both.
+The settings arrive as one line of JSON on stdin, which stays open. If it closes, the parent has ended, and
+this process ends at once; the kernel also kills it when the parent dies. SIGTERM stops it in good order. Both
+use the same exit statuses.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (InvalidName, ExitStatus.FAILED),
     (RestartLater, ExitStatus.RESET),
 )
-"""The first that fits counts. Whatever else it was (a disk that failed or is full, a port or a directory that
-an earlier child still holds, a certificate in the middle of its rotation, a fault of ours) a new start may
-mend: FELL."""
+"""The first match counts. Any other error (a failed or full disk, a port or directory that an earlier child
+still holds, a certificate during its rotation, a bug) may be gone after a restart: FELL.
+"""
 
 _PR_SET_PDEATHSIG: Final = 1
 _HANDOVER_BYTES_MAX: Final = 1 << 20
@@ -45,15 +45,15 @@ logger = logging.getLogger("sequencer.node.child_main")
 
 
 def exit_status(error: BaseException) -> ExitStatus:
-    """What a process ends with that `error` has stopped."""
+    """The exit status of a process that `error` has stopped."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), ExitStatus.FELL)
 
 
 def main() -> NoReturn:
-    """Be the child that the command line names, until SIGTERM or a failure."""
+    """Run the child that the command line names, until SIGTERM or a failure."""
     die_with_parent()
     allow_many_files()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to heed.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     role = sys.argv[1]
     config = NodeConfig.from_json(read_handover())
@@ -61,14 +61,14 @@ def main() -> NoReturn:
     threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
     try:
         run_control(config) if role == "control" else run_data(config)
-    except BaseException as error:  # noqa: BLE001  # Whatever it was, the parent is told.
+    except BaseException as error:  # noqa: BLE001  # The parent learns of any error by the exit status.
         _leave(error)
     logger.info("process_stopped")
     _end(ExitStatus.STOPPED)
 
 
 def run_control(config: NodeConfig) -> None:
-    """Serve as the control process until SIGTERM."""
+    """Run the control process until SIGTERM."""
     from sequencer.control.process import ControlProcess
 
     spare_what_is_loaded()
@@ -78,7 +78,7 @@ def run_control(config: NodeConfig) -> None:
 
 
 def run_data(config: NodeConfig) -> None:
-    """Serve as the data process until SIGTERM."""
+    """Run the data process until SIGTERM."""
     import uvloop
 
     from sequencer.data.process import DataProcess
@@ -94,9 +94,9 @@ def run_data(config: NodeConfig) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends.
+    """Let the kernel kill this process when the thread that started it ends.
 
-    A parent that was gone before this call is found out by the end of stdin.
+    If the parent ended before this call, the end of stdin shows it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -104,13 +104,13 @@ def die_with_parent() -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one: each session has five, and it is often 1,024."""
+    """Raise the soft limit of open files, often 1,024, to the hard limit: each session has five."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_handover() -> str:
-    """The first line of stdin. Nothing behind it is read."""
+    """The first line of stdin. Nothing after it is read."""
     read = b""
     while not read.endswith(b"\n"):
         piece = os.read(0, _READ_BYTES)
@@ -121,7 +121,7 @@ def read_handover() -> str:
 
 
 def _watch_parent() -> None:
-    """Without `sys.stdin`: its lock, held in a read, would fail the interpreter's end."""
+    """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
     with contextlib.suppress(OSError):
         while os.read(0, _READ_BYTES):
             pass
@@ -129,7 +129,7 @@ def _watch_parent() -> None:
 
 
 def _leave(error: BaseException) -> NoReturn:
-    """Say why, and end at once, from any thread: nothing may follow what failed."""
+    """Log the error and end at once, from any thread: nothing may follow a failure."""
     status = exit_status(error)
     if isinstance(error, RestartLater):
         logger.warning("process_restarting reason=%r", str(error))
@@ -141,7 +141,7 @@ def _leave(error: BaseException) -> NoReturn:
 
 
 def _end(status: ExitStatus) -> NoReturn:
-    """Without the interpreter's own end, which would wait for threads that may hang on a broken disk."""
+    """Skips the interpreter's shutdown, which would wait for threads that may hang on a broken disk."""
     logging.shutdown()
     os._exit(status)
 

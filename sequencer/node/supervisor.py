@@ -1,8 +1,9 @@
 """Runs the child processes of a node: starts them, waits for their ends and for signals, stops them.
 
-Laws. No child outlives its `Supervisor`: it gets its settings on a pipe that stays open, whose end means that
-the parent is gone, and asks the kernel to be killed with it. Nothing secret stands in its arguments or
-environment. All waiting is in one place; what is done about it is decided in `supervision`.
+Invariants:
+- No child outlives its `Supervisor`. It gets its settings on a pipe that stays open; when the pipe closes,
+  the parent has ended. The kernel also kills it when the parent dies.
+- Arguments and environment contain no secrets. All waiting is in one place. `config.restart_policy` decides.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from sequencer.config.restart_policy import (
     StartChild,
 )
 
-# In the order in which they are started; they stop in the other one.
+# In the order in which they are started. They stop in reverse order.
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
-    # -P: what lies in the working directory is no module of ours.
+    # -P: do not import modules from the working directory.
     role: (sys.executable, "-P", "-m", "sequencer.node.child_main", role)
     for role in ("control", "data")
 }
 DIVERGED_HINT: Final = (
-    "This replica differs from the others. Keep its directory to find out why; start the node with an empty "
-    "one to have it join again."
+    "This replica differs from the others. Keep its directory for analysis. Start the node with an empty "
+    "directory: it rejoins."
 )
 
 logger = logging.getLogger("sequencer.node.supervisor")
@@ -54,9 +55,9 @@ class _Running:
 
 
 class Supervisor:
-    """`commands` by child, in the order of their starts; each reads `handover`, one line, on its stdin.
+    """Runs `commands`, by child, in order; each child reads `handover`, one line, on its stdin.
 
-    `run` belongs to the main thread: it takes SIGTERM and SIGINT for itself, and ignores SIGHUP.
+    `run` must run on the main thread: it handles SIGTERM and SIGINT, and ignores SIGHUP.
     """
 
     def __init__(
@@ -69,35 +70,35 @@ class Supervisor:
     ) -> None:
         assert "\n" not in handover, "one line"
         self._commands, self._handover, self._clock = commands, handover.encode() + b"\n", clock
-        self._decisions = RestartPolicy(tuple(commands), times or RestartTimes())
+        self._policy = RestartPolicy(tuple(commands), times or RestartTimes())
         self._running: dict[str, _Running] = {}
-        self._told_read, self._told_write = -1, -1
+        self._signal_read, self._signal_write = -1, -1
 
     def run(self) -> ExitStatus:
-        """Supervise until a signal or a child ends it; returns when no child runs any more."""
+        """Supervise until a signal or a child ends it. Returns when no child runs."""
         with self._signals(), self._no_survivors():
-            self._do(self._decisions.begin(self._clock()))
-            while (result := self._decisions.result) is None:
+            self._do(self._policy.start(self._clock()))
+            while (result := self._policy.result) is None:
                 self._wait()
-                self._do(self._decisions.tick(self._clock()))
+                self._do(self._policy.tick(self._clock()))
         logger.info("node_stopped status=%d", result)
         return result
 
     def _wait(self) -> None:
-        """Take up one round of what happened; return also when there is something to be done by the clock."""
+        """Handle one round of events. Returns also when a timer is due."""
         poll = select.poll()
-        poll.register(self._told_read, select.POLLIN)
+        poll.register(self._signal_read, select.POLLIN)
         children = {running.pidfd: name for name, running in self._running.items()}
         for pidfd in children:
             poll.register(pidfd, select.POLLIN)
-        wake_at_s = self._decisions.wake_at_s
+        wake_at_s = self._policy.wake_at_s
         # One more ms: poll's own may come short of the clock's.
         wait_ms = None if wake_at_s is None else max(0.0, wake_at_s - self._clock()) * 1000 + 1
         for descriptor, _ in poll.poll(wait_ms):
-            if descriptor == self._told_read:
-                for number in os.read(self._told_read, 64):
+            if descriptor == self._signal_read:
+                for number in os.read(self._signal_read, 64):
                     logger.info("node_stopping signal=%s", signal.Signals(number).name)
-                    self._do(self._decisions.stop(self._clock()))
+                    self._do(self._policy.stop(self._clock()))
             else:
                 self._on_ended(children[descriptor])
 
@@ -132,21 +133,21 @@ class Supervisor:
         status = running.process.wait()
         _close(running)
         how = f"status={status}" if status >= 0 else f"signal={_signal_name(-status)}"
-        level = logging.INFO if self._decisions.is_stopping else logging.WARNING
+        level = logging.INFO if self._policy.is_stopping else logging.WARNING
         logger.log(level, "child_ended child=%s %s", child, how)
         self._decide_on(child, status)
 
     def _decide_on(self, child: str, status: int) -> None:
         now_s = self._clock()
-        is_new = not self._decisions.is_stopping
-        actions = self._decisions.ended(child, status, now_s)
+        is_new = not self._policy.is_stopping
+        actions = self._policy.ended(child, status, now_s)
         if status == ExitStatus.DIVERGED:
             logger.critical("node_diverged child=%s hint=%r", child, DIVERGED_HINT)
         elif is_new and status in FINAL:
             logger.critical(
                 "node_failed child=%s status=%d hint=%r", child, status, "Its last lines say why."
             )
-        elif is_new and (wake_at_s := self._decisions.restart_at_s(child)) is not None:
+        elif is_new and (wake_at_s := self._policy.restart_at_s(child)) is not None:
             logger.info("child_restart_scheduled child=%s pause_s=%.1f", child, wake_at_s - now_s)
         self._do(actions)
 
@@ -163,12 +164,12 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        self._told_read, self._told_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signal_read, self._signal_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # Handlers run between two steps of Python: a signal just before a wait would be heard only after it.
-        wakeup_fd = signal.set_wakeup_fd(self._told_write, warn_on_full_buffer=False)
-        before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, _told)}
+        wakeup_fd = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
+        before: dict[int, Any] = {signal.SIGTERM: signal.signal(signal.SIGTERM, _on_signal)}
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            before[signal.SIGINT] = signal.signal(signal.SIGINT, _told)
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, _on_signal)
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Children inherit that.
         try:
             yield
@@ -176,12 +177,12 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(wakeup_fd)
-            os.close(self._told_read)
-            os.close(self._told_write)
+            os.close(self._signal_read)
+            os.close(self._signal_write)
 
 
-def _told(_number: int, _frame: object) -> None:
-    """The interpreter has written the number to the wake-up descriptor."""
+def _on_signal(_number: int, _frame: object) -> None:
+    """The interpreter has written the signal's number to the wake-up descriptor."""
 
 
 def _close(running: _Running) -> None:
@@ -198,7 +199,7 @@ def _signal_name(number: int) -> str:
 
 
 def lock_directory(config: NodeConfig) -> Lock:
-    """Make the node's directory if it is missing, and lock it; held until closed.
+    """Lock the node's directory, which is made if it is missing. Held until closed.
 
     `rt.DirectoryLocked` if another node runs on it, `rt.StorageError` if it cannot be written.
     """
@@ -219,10 +220,10 @@ def _unwritable(config: NodeConfig, error: OSError) -> StorageError:
         "the node's directory cannot be written",
         where=config.directory,
         got=error.strerror,
-        hint="Give it to the user that the node runs as, or set another directory.",
+        hint="Change its owner to the user that runs the node, or set another directory.",
     )
 
 
 def supervise(config: NodeConfig) -> ExitStatus:
-    """Run the node of a directory that the caller has locked, until it ends; see `Supervisor.run`."""
+    """Run the node of a directory that the caller has locked; see `Supervisor.run`."""
     return Supervisor(COMMANDS, config.to_json()).run()

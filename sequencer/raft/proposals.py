@@ -1,8 +1,8 @@
-"""Commands on their way: from `propose` into packs, to whoever leads, until they are seen applied.
+"""Commands in flight: from `propose`, in packs, to the leader, until they are applied.
 
-A pack is proposed again when the way to the leader changed, when it was overtaken, or when nothing came of
-any for a while; `ClusterState` applies it once all the same. The law: packs are applied in the order of their
-sequences, so commands in the order they were proposed; what is in flight is bounded.
+A pack is proposed again when the route to the leader changed, when a later pack overtook it, or when nothing
+completed for a while. `ClusterState` applies it once. Invariants: packs are applied in the order of their
+sequences, so commands in the order of their proposals; the number in flight is bounded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from sequencer.raft.model.messages import COMMAND_BYTES_MAX
 
 RETRY_S_MAX: Final = 60.0
 SMALL_PACKS_MAX: Final = 2
-"""With so many in flight a pack waits until it is full: one is being synced here while the other is
-elsewhere, and every further one would cost syncs and messages for few commands."""
+"""With this many in flight, the next pack waits until it is full: while one is synced here and one elsewhere,
+a third would cost syncs and messages for few commands.
+"""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Route(NamedTuple):
-    """The way to whoever leads."""
+    """The way to the leader."""
 
     leader: str
     term: int
@@ -45,10 +46,10 @@ class Route(NamedTuple):
 
 
 class Proposals:
-    """The commands proposed by this run of the node. `add` and `close` may be called from any thread."""
+    """The commands proposed by this run of the node. Any thread may call `add` and `close`."""
 
-    def __init__(self, disk: bytes, life: int, *, commands_max: int, bytes_max: int, retry_s: float) -> None:
-        self._disk, self._life, self._retry_s = disk, life, retry_s
+    def __init__(self, disk: bytes, run: int, *, commands_max: int, bytes_max: int, retry_s: float) -> None:
+        self._disk, self._run, self._retry_s = disk, run, retry_s
         self._commands_max, self._bytes_max = commands_max, bytes_max
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, Future[int]]] = deque()
@@ -63,11 +64,11 @@ class Proposals:
 
     @property
     def in_flight(self) -> int:
-        """Commands whose outcome is open."""
+        """Commands that are not applied yet."""
         return self._in_flight
 
     def add(self, command: bytes) -> Future[int]:
-        """Take a command; see `Consensus.propose`."""
+        """See `Consensus.propose`."""
         if not isinstance(command, bytes):
             raise TypeError(f"a command must be bytes: got {type(command).__name__}")
         size = len(command)
@@ -93,22 +94,22 @@ class Proposals:
         return future
 
     def due(self) -> float:
-        """When `take` has something next: at once, when packs are to be proposed again, or never."""
+        """When `next_entries` has something: at once, when packs must be proposed again, or never."""
         if self._can_pack():
             return 0.0
         return self._retry_at if self._packs else float("inf")
 
-    def take(self, route: Route, now: float) -> list[bytes]:
+    def next_entries(self, route: Route, now: float) -> list[bytes]:
         """Contents of the entries to submit now, by this route.
 
-        On another route than before, everything in flight is proposed again. On the same one nothing should
-        be lost: but for the case that it is, the oldest is now and then; if others had overtaken it, they
+        On a new route everything in flight is proposed again. On the same route nothing should be lost; in
+        case it was, the oldest pack is proposed again from time to time. If others had overtaken it, they
         follow.
         """
         contents: list[bytes] = []
         if route != self._route:
             contents += [pack.content for pack in self._packs.values()]
-            self._wait_anew(now)
+            self._reset_retry(now)
         elif self._packs and now >= self._retry_at:
             contents.append(next(iter(self._packs.values())).content)
             self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
@@ -116,35 +117,35 @@ class Proposals:
         self._route = route
         while self._can_pack():
             if not self._packs:
-                self._wait_anew(now)
+                self._reset_retry(now)
             contents.append(self._pack())
         return contents
 
     def on_applied(self, applied: PackApplied, state: ClusterState, now: float) -> None:
-        """A pack was committed: if it is ours, it is done, or has overtaken another one.
+        """A pack was committed. If it is ours, it is done, or it has overtaken another one.
 
-        Raises `rt.Diverged` if it never can be carried out: the cluster knows of later ones of this disk.
+        Raises `rt.Diverged` if it can never be applied: the cluster has applied later packs of this disk.
         """
         pack, first = applied
-        if pack.disk != self._disk or pack.life != self._life:
+        if pack.disk != self._disk or pack.run != self._run:
             return
         if first is not None:
             self._resolve(pack.sequence, first)
-            self._wait_anew(now)
+            self._reset_retry(now)
         elif pack.sequence in self._packs:
-            self._check_may_come(pack.sequence, state)
+            self._check_not_superseded(pack.sequence, state)
             self._route = None
 
     def on_restored(self, state: ClusterState, now: float) -> None:
-        """The state skipped ahead: packs of ours may have been applied in between."""
+        """A snapshot was restored: packs of ours may have been applied in between."""
         for sequence in list(self._packs):
-            first = state.first_index(self._disk, self._life, sequence)
+            first = state.first_index(self._disk, self._run, sequence)
             if first is not None:
                 self._resolve(sequence, first)
-        self._wait_anew(now)
+        self._reset_retry(now)
 
     def close(self, error: BaseException) -> None:
-        """Take no more, and fail what is in flight: nobody knows here what becomes of it."""
+        """Reject new commands, and fail those in flight, whose outcome is unknown."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -155,16 +156,16 @@ class Proposals:
         for future in futures:
             closed = Closed("consensus stopped; the command may or may not be committed", got=error)
             closed.__cause__ = error
-            _settle(future, error=closed)
+            _complete(future, error=closed)
 
-    def _check_may_come(self, sequence: int, state: ClusterState) -> None:
+    def _check_not_superseded(self, sequence: int, state: ClusterState) -> None:
         proposer = state.proposers.get(self._disk)
-        if proposer is not None and (proposer.life, proposer.next) > (self._life, sequence):
+        if proposer is not None and (proposer.run, proposer.next) > (self._run, sequence):
             raise Diverged(
                 "another node uses a copy of this disk, or the disk was rolled back",
                 where=f"disk {self._disk.hex()}",
-                got=f"run {self._life}, pack {sequence}",
-                expected=f"at least run {proposer.life}, pack {proposer.next} (known to the cluster)",
+                got=f"run {self._run}, pack {sequence}",
+                expected=f"at least run {proposer.run}, pack {proposer.next} (known to the cluster)",
                 hint="Stop other nodes on copies of this disk, then empty the directory: the node rejoins.",
             )
 
@@ -174,7 +175,7 @@ class Proposals:
         is_full = self._waiting_bytes >= PACK_BYTES or len(self._waiting) >= PACK_COMMANDS_MAX
         return is_full or len(self._packs) < SMALL_PACKS_MAX
 
-    def _wait_anew(self, now: float) -> None:
+    def _reset_retry(self, now: float) -> None:
         self._wait_s = self._retry_s
         self._retry_at = now + self._wait_s
 
@@ -194,7 +195,7 @@ class Proposals:
             self._waiting_bytes -= size
         sequence, self._next = self._next, self._next + 1
         floor = next(iter(self._packs), sequence)
-        content = encode_commands(self._disk, self._life, sequence, floor, commands)
+        content = encode_commands(self._disk, self._run, sequence, floor, commands)
         self._packs[sequence] = _Pack(content, size, futures)
         return content
 
@@ -206,16 +207,16 @@ class Proposals:
             self._in_flight -= len(pack.futures)
             self._bytes -= pack.size
         for index, future in enumerate(pack.futures, first):
-            _settle(future, index)
+            _complete(future, index)
 
 
-def _settle(future: Future[int], index: int = 0, error: Exception | None = None) -> None:
+def _complete(future: Future[int], index: int = 0, error: Exception | None = None) -> None:
     try:
         if error is None:
             future.set_result(index)
         else:
             future.set_exception(error)
     except InvalidStateError:
-        pass  # Given up by its owner; the command is not.
-    except BaseException:  # What a callback raises that is no Exception, say SystemExit, ends nothing here.
+        pass  # The owner cancelled the future; the command continues.
+    except BaseException:  # A callback's SystemExit must not end the loop.
         logger.exception("callback_failed")

@@ -23,29 +23,29 @@ from sequencer.raft.storage.worker import Worker
 from sequencer.raft.transport.mesh import TlsMesh
 
 EXIT_FAILED = 70
-"""What the process ends with when consensus had to stop: EX_SOFTWARE of sysexits.h."""
+"""Exit status after consensus failed: EX_SOFTWARE of sysexits.h."""
 DISK_FULL_PAUSE_S = 0.1
 
 logger = logging.getLogger("sequencer.raft")
 
 
 def end_process(_error: BaseException) -> None:
-    """Stop at once: what failed here (an fsync, a replica that differs) must not be followed by anything."""
+    """Stop at once: nothing may follow a failed fsync or a diverged replica."""
     logging.shutdown()
     os._exit(EXIT_FAILED)
 
 
 class Raft:
-    """A member of the cluster, running on a thread of its own; implements `Consensus`.
+    """A member of the cluster, on a thread of its own. Implements `Consensus`.
 
-    Opening it takes the directory's lock and listens; it joins, follows or leads by itself from then on.
-    `listen` is where to listen, by default the port of its own address on all interfaces. All callbacks come
-    on the consensus thread: `on_leadership` whenever that changed, between two calls of the machine;
-    `on_failure` when it had to stop, after every future failed; `on_epoch_over`, in its stead, when all is
-    closed and it is to be opened again. By default both end the process with status 70.
+    The constructor locks the directory and listens; then the node joins, follows or leads. `listen`: by
+    default the port of its own address on all interfaces. All callbacks run on the consensus thread:
+    `on_leadership` after each change, between two calls of the machine; `on_failure` after it stopped with an
+    error and every future failed; `on_epoch_over` instead, when everything is closed and the node must be
+    opened again. By default both end the process with status 70.
 
-    Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, `OSError` for a port
-    that is taken.
+    Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, or `OSError` if the
+    port is taken.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Raft:
         listen: tuple[str, int] | None = None,
         disk: Disk = REAL,
         on_leadership: Callable[[Leadership], None] = lambda _: None,
-        on_told: Callable[[str, bytes], None] = lambda _peer, _content: None,
+        on_app_message: Callable[[str, bytes], None] = lambda _peer, _content: None,
         on_failure: Callable[[BaseException], None] = end_process,
         on_epoch_over: Callable[[EpochOver], None] = end_process,
     ) -> None:
@@ -73,13 +73,13 @@ class Raft:
                 config,
                 machine,
                 network=self._mesh,
-                aside=Worker(f"raft-{config.name}-aside", self._mesh.wake),
+                worker=Worker(f"raft-{config.name}-worker", self._mesh.wake),
                 rng=random.Random(),
                 new_id=lambda: os.urandom(ID_BYTES),
                 disk=disk,
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
-                on_told=on_told,
+                on_app_message=on_app_message,
                 calls=self._calls,
                 fill_segments=True,
             )
@@ -99,9 +99,9 @@ class Raft:
         self._calls.append(call)
         self._node.wake()
 
-    def tell(self, peer: str, content: bytes) -> bool:
-        """See `Consensus.tell`."""
-        return self._node.tell(peer, content)
+    def send(self, peer: str, content: bytes) -> bool:
+        """See `Consensus.send`."""
+        return self._node.send(peer, content)
 
     def reset(self, command: bytes) -> None:
         """See `Consensus.reset`."""
@@ -111,11 +111,11 @@ class Raft:
         """See `Consensus.force`."""
         return self._node.force(command)
 
-    def hand_over(self, timeout_s: float) -> bool:
-        """See `Consensus.hand_over`."""
-        assert threading.get_ident() != self._thread.ident, "it would wait for itself"
+    def transfer_leadership(self, timeout_s: float) -> bool:
+        """See `Consensus.transfer_leadership`."""
+        assert threading.get_ident() != self._thread.ident, "it would wait for its own thread"
         done: Future[bool] = Future()
-        self.call_soon(lambda: self._node.hand_over(timeout_s, done))
+        self.call_soon(lambda: self._node.transfer_leadership(timeout_s, done))
         try:
             return done.result(timeout_s)
         except TimeoutError:
@@ -123,7 +123,7 @@ class Raft:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all that earlier terms committed is applied here, as far as this node knows."""
+        """Whether this node has applied everything that earlier terms committed."""
         return self._node.is_caught_up
 
     @property
@@ -133,17 +133,16 @@ class Raft:
 
     @property
     def leader(self) -> str | None:
-        """The member that leads, as far as this node knows."""
+        """See `Consensus.leader`."""
         return None if self._has_ended else self._node.leader
 
     def status(self) -> Status:
-        """How things stand."""
         return self._node.status(is_stopped=self._has_ended)
 
     def stop(self) -> None:
-        """End it; what is in flight fails with `rt.Closed`.
+        """Stop the node; commands in flight fail with `rt.Closed`.
 
-        Called on the consensus thread, by the machine or a future's callback, it does not wait for the end.
+        Called on the consensus thread, by the machine or a future's callback, it does not wait.
         """
         self._is_stopping.set()
         self._mesh.wake()
@@ -158,11 +157,11 @@ class Raft:
                 self._node.step()
         except EpochOver as error:
             over = error
-        except BaseException as error:  # noqa: BLE001  # whatever it is, nothing may go on
+        except BaseException as error:  # noqa: BLE001  # Nothing may continue after any error.
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):
                 failure = error
         self._has_ended = True
-        # First nothing more is said or promised; then whoever waits is told; then the helper is waited for.
+        # First stop sending, then fail the futures, then wait for the worker.
         self._mesh.close()
         self._node.proposals.close(failure or Closed("consensus was stopped"))
         try:

@@ -1,4 +1,4 @@
-"""How a node's consensus stands, put together from its parts."""
+"""The status of a node's consensus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def status_of(
     incoming: SnapshotReceiver | None,
     in_flight: int,
 ) -> Status:
-    """For any thread; the parts may be an instant apart. `incoming` is what comes of a state."""
+    """Any thread may call this; the parts may differ by a moment. `incoming`: a transfer in progress."""
     identity, state = own.identity, own.state
     return Status(
         name=config.name,

@@ -80,7 +80,7 @@ def claim_of(member: str, generation: int = 0, joined: LogIndex = INITIAL) -> Di
 def commands_entry(
     index: int, term: int, *commands: bytes, proposer: str = "n2", sequence: int = 1
 ) -> RaftEntry:
-    """An entry with commands of a member's first life."""
+    """An entry with commands of a member's first run."""
     return RaftEntry(encode_commands(disk_id(proposer), 1, sequence, sequence, commands), index, term)
 
 
@@ -121,8 +121,8 @@ class ListMachine:
         return [command for _, command in self.applied]
 
 
-class HeldAside:
-    """Work aside: at once in the next round, or when the test lets it go."""
+class HeldWorker:
+    """Work worker: at once in the next round, or when the test lets it go."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -230,7 +230,7 @@ def refuse_full_disk(error: DiskFull) -> None:
 
 
 class Member:
-    """A node with everything around it; `reopen` begins its next life."""
+    """A node with everything around it; `reopen` begins its next run."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class Member:
         self.config, self.seed, self.generation, self.cluster = config, seed, generation, cluster
         self.on_disk_full = on_disk_full
         self.disk = MemoryDisk() if disk is None else disk
-        self.machine, self.wire, self.aside = ListMachine(), Wire(), HeldAside()
+        self.machine, self.wire, self.worker = ListMachine(), Wire(), HeldWorker()
         is_new = f"{config.directory}/identity" not in self.disk.paths()
         ids = [disk_id(config.name, generation)] if is_new else []
         self._ids = itertools.chain(ids, itertools.repeat(cluster))
@@ -254,7 +254,7 @@ class Member:
             config,
             self.machine,
             network=self.wire,
-            aside=self.aside,
+            worker=self.worker,
             rng=random.Random(seed),
             new_id=self._new_id,
             disk=self.disk,
@@ -303,7 +303,7 @@ class Member:
         return [self.node.propose(command) for command in commands]
 
     def kept(self, keep: Keep | None, seed: int = 0) -> MemoryDisk:
-        """The disk that the next life finds after a power cut; after kill -9 with `keep` None."""
+        """The disk that the next run finds after a power cut; after kill -9 with `keep` None."""
         return self.disk.after_power_cut("all" if keep is None else keep, seed)
 
 
@@ -351,7 +351,7 @@ class Driven(Member):
         self.wire.sent.clear()
 
     def reopened(self, keep: Keep | None = None, seed: int = 0, **settings: Any) -> Driven:
-        """The next life, all peers up; `keep` as `after_power_cut` has it, None for kill -9."""
+        """The next run, all peers up; `keep` as `after_power_cut` has it, None for kill -9."""
         config = config_of(self.name, list(self.config.members), **settings)
         fields = {"generation": self.generation, "cluster": self.cluster, "seed": self.seed + 1}
         other = Driven(self.clock, config, self.kept(keep, seed), **fields)
@@ -447,7 +447,7 @@ class Lockstep:
     # Nodes.
 
     def start(self, name: str, disk: MemoryDisk | None = None, **settings: Any) -> Member:
-        """Begin a life, on a new disk if none is given."""
+        """Begin a run, on a new disk if none is given."""
         config = config_of(name, self.names, **{**self.settings, **settings})
         # Were two nodes to make a cluster, it would be two.
         cluster = f"made by {name}".encode().ljust(16)

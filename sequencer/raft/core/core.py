@@ -108,45 +108,45 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
         self._nodes = {name: Peer(name) for name in config.peers}
-        self._admissions = VoterDisks(config.name, own, log.entries(log.base.index + 1))
-        self._followers = Replication(log, network, host.open_snapshot)
-        outbox = TransportAdapter(network, self._admissions)
-        self._voting = Election(self, own, self._admissions, log, outbox, list(self._nodes))
-        self._agreement = DivergenceGuard(PATIENCE_ELECTIONS * self._timeouts_s[1])
+        self._voter_disks = VoterDisks(config.name, own, log.entries(log.base.index + 1))
+        self._replication = Replication(log, network, host.open_snapshot)
+        outbox = TransportAdapter(network, self._voter_disks)
+        self._election = Election(self, own, self._voter_disks, log, outbox, list(self._nodes))
+        self._divergence = DivergenceGuard(PATIENCE_ELECTIONS * self._timeouts_s[1])
         self._claims: dict[str, DiskClaim] = {}
         self._untrusted: set[bytes] = set()
         """Disks that lost entries which they had acknowledged to this leader."""
         self._up: dict[str, None] = {}
-        """Peers of this cluster, or blank ones, that are connected."""
+        """Connected peers, of this cluster or blank."""
         self._heard_leader_at = float("-inf")
         self.leader_gap_s = 0.0
-        """The longest time between two messages of the leader that this node follows, in this term."""
+        """The longest time between two messages of the current leader, in this term."""
         self._led_at = now()
         """When this node last heard a leader, or started."""
         self._leader_committed = 0
         self._verified = NOWHERE
-        """The term of the leader that our log was compared with, and up to which index it agrees."""
+        """The term of the leader with which the log was compared, and the index up to which they agree."""
         self._verified_by = ""
         """That leader; this node itself while it leads."""
         self._pumped = (0, 0)
         self._lacking: set[str] = set()
-        """Peers that may be sent more since they answered."""
+        """Peers that answered, so more may be sent to them."""
         self._may_commit = False
         self._led = False
-        self._hand_over: LeadershipTransfer | None = None
+        self._transfer: LeadershipTransfer | None = None
         self._is_silent = False
         self.round_began = now()
-        """When the present round began: near enough for all that is due in it."""
+        """Start of the current round: the time for everything that is due in it."""
         self._handlers: dict[type, Callable[[str, Any], None]] = {
-            RequestVote: self._voting.on_request,
-            TimeoutNow: self._voting.on_stand_now,
-            RequestVoteReply: self._voting.on_reply,
+            RequestVote: self._election.on_request,
+            TimeoutNow: self._election.on_timeout_now,
+            RequestVoteReply: self._election.on_reply,
             AppendEntries: self._on_append,
             AppendEntriesReply: self._on_append_reply,
-            InstallSnapshot: self._on_chunk,
-            InstallSnapshotReply: self._on_chunk_reply,
+            InstallSnapshot: self._on_install_snapshot,
+            InstallSnapshotReply: self._on_install_snapshot_reply,
             Forward: self._on_forward,
-            Admit: host.on_adopt,
+            Admit: host.on_admit,
         }
         conf = SyncObjConf(
             autoTick=False,
@@ -157,8 +157,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             appendEntriesPeriod=self._heartbeat_s,
         )
         super().__init__(Peer(config.name), list(self._nodes.values()), conf, transport=outbox)
-        # What the constructor made is replaced by what was kept.
-        self.__raftLog = Journal(log, self._admissions)
+        # Replace PySyncObj's initial state with the durable state.
+        self.__raftLog = Journal(log, self._voter_disks)
         self.__commandsQueue = CommandQueue()
         self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
         self.__raftCommitIndex = self.__raftLastApplied = own.state.applied.index
@@ -166,22 +166,22 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._poller = _Poller(self)
         self.addOnTickCallback(self._persist_then_send)
 
-    # What the node asks
+    # Called by the node
 
     @property
     def leader(self) -> str | None:
-        """Name of the leader of the present term, if this node has heard of it."""
+        """The leader of the current term, if known."""
         node = self.__raftLeader
         return None if node is None else node.name
 
     @property
     def leaderless_s(self) -> float:
-        """For how long this node has heard of no leader."""
+        """For how long no leader was heard."""
         return 0.0 if self.leads else now() - self._led_at
 
     @property
     def leads(self) -> bool:
-        """Whether this node leads, as far as it knows."""
+        """Whether this node believes that it leads."""
         return bool(self.__raftState == RaftState.LEADER)
 
     @property
@@ -191,7 +191,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     @property
     def term(self) -> int:
-        """The present term."""
         return self.__raftCurrentTerm
 
     @property
@@ -206,44 +205,44 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     @property
     def is_counted_here(self) -> bool:
-        """Whether this node's own disk counts: before, it may neither vote nor lead."""
-        return self._admissions.counts_here()
+        """Whether this node's own disk counts. If not, it may neither vote nor lead."""
+        return self._voter_disks.counts_here()
 
     def is_counted(self, peer: str) -> bool | None:
-        """Whether the peer's disk counts; None if it was not heard of."""
+        """Whether the peer's disk counts. None if the peer was never connected."""
         claim = self._claims.get(peer)
         if claim is None:
             return None
-        return self._admissions.counts(peer, claim) and claim.disk not in self._untrusted
+        return self._voter_disks.counts(peer, claim) and claim.disk not in self._untrusted
 
     def match_index(self, peer: str) -> int | None:
-        """How far a peer's log is known to agree; None unless this node leads."""
-        return self._followers.match_index(peer) if self.__raftState == RaftState.LEADER else None
+        """Up to which index a peer's log agrees. None unless this node leads."""
+        return self._replication.match_index(peer) if self.__raftState == RaftState.LEADER else None
 
     def keep_from(self) -> int | None:
         """As leader, the first index that a connected follower will need."""
         leads = self.__raftState == RaftState.LEADER
-        return self._followers.keep_from(self._up) if leads else None
+        return self._replication.keep_from(self._up) if leads else None
 
-    def unknown_disks(self) -> list[JoinEntry]:
+    def disks_to_admit(self) -> list[JoinEntry]:
         """On a leader: the joins that its connected peers need."""
         return [
             JoinEntry(peer, self._claims[peer].disk)
             for peer in self._up
-            if self._claims[peer].disk != self._admissions.disk_of(peer).disk
+            if self._claims[peer].disk != self._voter_disks.disk_of(peer).disk
         ]
 
     def submit(self, content: bytes) -> None:
-        """Append an entry if this node leads, or send it to the leader; it may be lost on the way."""
+        """Append an entry, or forward it to the leader. It may be lost on the way."""
         self._applyCommand(content, None)
 
     def admit(self, join: JoinEntry) -> None:
-        """As leader, append a join: at once, as one that waited could unseat a disk that joined since."""
+        """As leader, append a join at once: a delayed one could replace a disk that joined later."""
         assert self.__raftState == RaftState.LEADER
         self.__raftLog.add(encode_join(join), self._log.last.index + 1, self.__raftCurrentTerm)
 
-    def forget_leader(self) -> None:
-        """On a blank node, which has nothing of any log: begin to follow the leaders of another epoch."""
+    def clear_leader(self) -> None:
+        """On a blank node: stop following, so that it may follow a leader of another epoch."""
         self.__raftLeader = None
         self._verified, self._verified_by = NOWHERE, ""
 
@@ -252,35 +251,34 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._is_silent = True
 
     def apply_all(self) -> None:
-        """Take the whole log for committed, and apply it: an operator says that there is no other log."""
+        """Treat the whole log as committed, and apply it. Only for a forced epoch."""
         self._sync()
         self.__raftCommitIndex = self._log.last.index
         while self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
             self.round_began = now()
             self.__applyLogEntries()
 
-    def hand_over(self, until: float) -> None:
-        """As leader, have the most up-to-date member lead; go on leading if none does by `until`.
+    def transfer_leadership(self, until: float) -> None:
+        """As leader, let the most up-to-date member lead; keep leading if none does by `until`.
 
-        Nothing is appended meanwhile: what others forward waits, as what is to be submitted does.
+        Until then nothing is appended. Forwarded and submitted commands wait.
         """
         assert self.__raftState == RaftState.LEADER
-        self._hand_over = LeadershipTransfer(until)
+        self._transfer = LeadershipTransfer(until)
 
     @property
-    def is_handing_over(self) -> bool:
-        """Whether this node leads, and would have another one lead."""
-        return self._hand_over is not None
+    def is_transferring(self) -> bool:
+        return self._transfer is not None
 
     def send(self, peer: str, message: Message) -> None:
         """Queue a message; it is sent after the next sync."""
         self._network.send(peer, message)
 
     def step(self) -> None:
-        """One round of the loop: commit, apply, take commands, queue messages, sync, send, wait.
+        """One round of the loop: commit, apply, accept commands, queue messages, sync, send, wait.
 
-        PySyncObj is asked only when there is something for it to decide: an election, a commit, a heartbeat,
-        and with that whether a majority still hears this leader. Its own round is this one with that before.
+        PySyncObj's own round runs only if it must decide something: an election, a commit, a heartbeat, or
+        whether a majority still hears this leader. It is the same round, with that decision first.
         """
         self.round_began = now()
         if self._is_to_decide():
@@ -305,40 +303,40 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             return 0.0
         leads = self.__raftState == RaftState.LEADER
         if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
-            return 0.0  # Committed by our own sync: no answer will come that would end the wait.
+            return 0.0  # Our own sync committed it: no answer will end the wait.
         due = self.__newAppendEntriesTime if leads else self.__raftElectionDeadline
-        if self._hand_over is not None:
-            due = min(due, self._hand_over.until)
+        if self._transfer is not None:
+            due = min(due, self._transfer.until)
         return max(0.0, min(due, self._host.due()) - now())
 
     def close(self) -> None:
         """Release the snapshots that were being sent."""
-        self._followers.stop_sending()
+        self._replication.stop_sending()
 
     def on_up(self, peer: str, claim: DiskClaim) -> None:
-        """A peer of this cluster, or a blank one, is connected."""
         node = self._nodes[peer]
         if self._claims.get(peer, claim).disk != claim.disk:
-            self.__raftMatchIndex[node] = 0  # What the other disk acknowledged is gone with it.
+            self.__raftMatchIndex[node] = 0  # The previous disk acknowledged it.
         self._claims[peer] = claim
         self._up[peer] = None
         self.__onNodeConnected(node)
-        self._followers.begin(peer, matched=self.__raftMatchIndex.get(node, 0))
+        self._replication.start(peer, matched=self.__raftMatchIndex.get(node, 0))
         if self.__raftState == RaftState.LEADER:
             self._pump([peer], is_heartbeat=True)
 
     def on_down(self, peer: str) -> None:
-        """The connection is closed. If it was the leader's, its process has probably ended: elect soon."""
+        """If it was the leader's connection, the leader's process has probably ended: start an
+        election soon.
+        """
         self._up.pop(peer, None)
         self.__onNodeDisconnected(self._nodes[peer])
-        self._followers.stop_sending(peer)
+        self._replication.stop_sending(peer)
         if self.leader == peer:
             self._heard_leader_at = float("-inf")
             soon = now() + self._rng.uniform(0.0, self._timeouts_s[0] / 3)
             self.__raftElectionDeadline = min(self.__raftElectionDeadline, soon)
 
     def on_message(self, peer: str, message: Message) -> None:
-        """A message of a connected peer."""
         if getattr(message, "term", 0) > self.__raftCurrentTerm + TERMS_AHEAD_MAX:
             logger.error("term_rejected peer=%s term=%d", peer, getattr(message, "term", 0))
             return
@@ -348,14 +346,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._handlers[type(message)](peer, message)
 
     def on_installed(self, place: LogIndex) -> None:
-        """The node has a durable snapshot of `place`, above what was committed, and is restored from it."""
+        """A snapshot of `place`, above the commit index, is durable and restored."""
         if self._log.term_at(place.index) != place.term:
             if place.term > self._log.term:
                 self.__setCurrentTerm(place.term, None)
             self.__raftLog.reset(place)
         self.__raftCommitIndex = self.__raftLastApplied = place.index
         self._verified = LogIndex(max(self._verified.index, place.index), self._verified.term)
-        self._admissions.on_applied(place.index)
+        self._voter_disks.on_applied(place.index)
 
     # The loop's steps that are replaced
 
@@ -365,21 +363,21 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def __connectedToAnyone(self) -> bool:
         """Called by PySyncObj at the election timeout: may an election start?
 
-        Only on a disk that counts, and when a majority said beforehand that it would vote for this node.
+        Only on a disk that counts, and after a majority granted the pre-vote.
         """
-        self._voting.is_called = False
-        if self._admissions.counts_here():
-            if self._voting.ballot.stand():
+        self._election.is_called = False
+        if self._voter_disks.counts_here():
+            if self._election.ballot.start():
                 return True
             self.__raftLeader = None
-            self._voting.ask()
+            self._election.start_pre_vote()
         self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
         return False
 
     def __onBecomeLeader(self) -> None:
-        self._hand_over = None
+        self._transfer = None
         for peer in self._nodes:
-            self._followers.begin(peer, matched=0)
+            self._replication.start(peer, matched=0)
         # The vote for itself counts, and with one node the no-op is committed at once: both must be synced.
         self._sync()
         super().__onBecomeLeader()
@@ -400,50 +398,50 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             for entry in self._log.entries(applied + 1, committed + 1):
                 self.__raftLastApplied = entry.index
                 self._host.on_commit(entry)
-                self._agreement.on_applied(self._own.state, begun)
+                self._divergence.on_applied(self._own.state, begun)
                 if self._host.is_over():
                     break
                 if entry.index < committed and now() > begun + APPLY_SECONDS_MAX:
                     break
-            self._admissions.on_applied(self.__raftLastApplied)
+            self._voter_disks.on_applied(self.__raftLastApplied)
         return False
 
     def _checkCommandsToApply(self) -> None:
         leads = self.__raftState == RaftState.LEADER
         if self._led and not leads:
-            # What others wanted of this leader and did not get they want of the next one, by themselves.
+            # Proposers send their commands again, to the next leader.
             self.__commandsQueue.clear()
-            self._hand_over = None
+            self._transfer = None
             self._led_at = now()
         self._led = leads
         self._host.submit()
         if self._host.is_over():
             self.__commandsQueue.clear()
-        if self._hand_over is not None:
-            self._hand_on()
+        if self._transfer is not None:
+            self._continue_transfer()
         elif self.__commandsQueue:
             super()._checkCommandsToApply()
 
     def __sendAppendEntries(self) -> None:
-        """PySyncObj asks for this when a heartbeat is due, and when this node begins to lead."""
+        """Called by PySyncObj when a heartbeat is due, and when this node becomes leader."""
         self.__newAppendEntriesTime = now() + self._heartbeat_s
         self._pump(self._up, is_heartbeat=True)
         self._lacking.clear()
 
     def __tryLogCompaction(self) -> None:
         if self.__raftState != RaftState.LEADER:
-            self._followers.stop_sending()
+            self._replication.stop_sending()
         self._host.housekeeping()
 
     def __loadDumpFile(self, clearJournal: bool) -> NoReturn:
         raise AssertionError("snapshots are not PySyncObj's")
 
     def _persist_then_send(self) -> None:
-        """The barrier: whatever the queued messages depend on is synced, then they leave.
+        """Sync everything that the queued messages depend on, then send them.
 
-        A leader's depend on its term, which was synced when it began to lead, and on what is committed, never
-        on its new entries: followers sync them while it does, and no answer is read before it has. So it
-        counts only what it synced. (Ongaro's thesis, section 10.2.1.)
+        A leader's messages depend on its term, which was synced when it became leader, and on committed
+        entries. They do not depend on its new entries: followers sync those at the same time, and a leader
+        counts only what it has synced itself. (Ongaro's dissertation, section 10.2.1.)
         """
         if self._is_silent:
             return
@@ -460,7 +458,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._sync()
         if not leads:
             self._network.flush()
-        self._log.note_synced()
+        self._log.record_synced_end()
 
     def _sync(self) -> None:
         if not self._log.is_dirty:
@@ -483,12 +481,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             return True
         return now() - self._heard_leader_at < self._timeouts_s[0]
 
-    def give_vote(self, peer: str, term: int) -> None:
-        """Keep that `peer` has the vote of `term`, and wait for it to win."""
+    def grant_vote(self, peer: str, term: int) -> None:
+        """Record the vote for `peer` in `term`, and give it time to win."""
         self.__setCurrentTerm(term, peer)
         self.__raftElectionDeadline = now() + self.__generateRaftTimeout()
 
-    def stand_soon(self) -> None:
+    def start_election_soon(self) -> None:
         """Start an election in the next round."""
         self.__raftElectionDeadline = 0.0
 
@@ -497,7 +495,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__votesCount = count
 
     def win(self) -> None:
-        """Begin to lead."""
         self.__onBecomeLeader()
 
     def adopt_term(self, term: int) -> None:
@@ -507,12 +504,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__setCurrentTerm(term, None)
         self.__setState(RaftState.FOLLOWER)
         self.__raftLeader = None
-        self._voting.withdraw()
+        self._election.withdraw()
 
     # Following
 
     def _follow(self, peer: str, term: int) -> None:
-        """`peer` leads `term`, which is not below ours."""
+        """`peer` leads `term`, which is not earlier than ours."""
         if term > self.__raftCurrentTerm:
             self.adopt_term(term)
         if self._verified.term == term and self._verified_by != peer:
@@ -527,19 +524,19 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         last_heard_at = self._led_at
         self._heard_leader_at = self._led_at = now()
         self.leader_gap_s = max(self.leader_gap_s, self._led_at - last_heard_at)
-        voting = self._voting
-        if not voting.is_called:
-            voting.ballot.withdraw()
+        election = self._election
+        if not election.is_called:
+            election.ballot.withdraw()
             self.__raftElectionDeadline = self._heard_leader_at + self.__generateRaftTimeout()
         if self._verified.term != term:
             self._verified, self._verified_by = LogIndex(self.__raftCommitIndex, term), peer
 
     def _on_append(self, peer: str, message: AppendEntries) -> None:
         term, committed, claim = self.__raftCurrentTerm, self.__raftCommitIndex, self._own.claim
-        if message.term < term:  # A deposed leader learns of it.
+        if message.term < term:  # Tells a deposed leader the new term.
             self.send(peer, AppendEntriesReply(term, False, message.prev.index, committed, claim))
             return
-        if not self._agreement.check(peer, message, self._own.state, now()):
+        if not self._divergence.check(peer, message, self._own.state, now()):
             logger.error("diverged leader=%s applied=%d", peer, message.applied)
             return
         self._follow(peer, message.term)
@@ -551,7 +548,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if verdict.cut is not None:
             if verdict.cut <= self._verified.index:
                 where = f"term {message.term}, index {verdict.cut}"
-                raise Diverged("a leader took its own entries back", where=where, got=peer)
+                raise Diverged("a leader replaced its own entries", where=where, got=peer)
             self.__raftLog.truncate(verdict.cut)
         for entry in verdict.new:
             self.__raftLog.add(*entry)
@@ -564,7 +561,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
                 peer, AppendEntriesReply(message.term, True, message.prev.index, verdict.matched, claim)
             )
 
-    def _on_chunk(self, peer: str, chunk: InstallSnapshot) -> None:
+    def _on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
         if chunk.term < self.__raftCurrentTerm:
             return
         self._follow(peer, chunk.term)
@@ -575,22 +572,22 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
                 peer, InstallSnapshotReply(chunk.term, chunk.snapshot, reached, chunk.length, True, claim)
             )
         else:
-            self._host.on_chunk(peer, chunk)
+            self._host.on_install_snapshot(peer, chunk)
 
     # Leading
 
-    def _hand_on(self) -> None:
+    def _continue_transfer(self) -> None:
         """Send TimeoutNow to the successor once it is chosen, or abort the transfer."""
-        assert self._hand_over is not None
+        assert self._transfer is not None
         term = self.__raftCurrentTerm
-        if self.round_began >= self._hand_over.until:
-            logger.warning("leadership_transfer_failed term=%d successor=%s", term, self._hand_over.successor)
-            self._hand_over = None
+        if self.round_began >= self._transfer.until:
+            logger.warning("leadership_transfer_failed term=%d successor=%s", term, self._transfer.successor)
+            self._transfer = None
             return
         matched = {
             peer: self.__raftMatchIndex[self._nodes[peer]] for peer in self._up if self.is_counted(peer)
         }
-        successor = self._hand_over.choose(matched, self._log.last.index)
+        successor = self._transfer.choose(matched, self._log.last.index)
         if successor is not None:
             logger.info("leadership_transfer_started term=%d successor=%s", term, successor)
             self.send(successor, TimeoutNow(term))
@@ -601,38 +598,38 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def _pump(self, peers: Iterable[str], *, is_heartbeat: bool) -> None:
         term, committed = self.__raftCurrentTerm, self.__raftCommitIndex
-        self._followers.pump(peers, term, committed, self._own.state, is_heartbeat=is_heartbeat)
+        self._replication.pump(peers, term, committed, self._own.state, is_heartbeat=is_heartbeat)
 
     def _on_append_reply(self, peer: str, reply: AppendEntriesReply) -> None:
         if not self._is_answer(reply.term):
             return
-        if self._followers.has_lost(peer, reply):
+        if self._replication.has_lost(peer, reply):
             self._distrust(peer, reply.claim)
-        self._on_acknowledged(peer, reply.claim, self._followers.on_append_reply(peer, reply))
+        self._on_acknowledged(peer, reply.claim, self._replication.on_append_reply(peer, reply))
 
     def _distrust(self, peer: str, claim: DiskClaim) -> None:
-        """Its disk is not what it was: it was restored from a copy, or did not keep what it synced."""
+        """The disk was restored from a copy, or did not store what it synced."""
         logger.error(
-            "disk_lost_entries peer=%s disk=%s: empty the directory of that node, so that it joins again",
+            "disk_lost_entries peer=%s disk=%s: empty the directory of that node, so that it rejoins",
             *(peer, claim.disk.hex()),
         )
         self._untrusted.add(claim.disk)
         self.__raftMatchIndex[self._nodes[peer]] = 0
-        self._followers.begin(peer, matched=0)
+        self._replication.start(peer, matched=0)
 
-    def _on_chunk_reply(self, peer: str, reply: InstallSnapshotReply) -> None:
+    def _on_install_snapshot_reply(self, peer: str, reply: InstallSnapshotReply) -> None:
         if self._is_answer(reply.term):
-            self._on_acknowledged(peer, reply.claim, self._followers.on_chunk_reply(peer, reply))
+            self._on_acknowledged(peer, reply.claim, self._replication.on_install_snapshot_reply(peer, reply))
 
     def _is_answer(self, term: int) -> bool:
-        """Whether a reply answers this leader, in this term; one of a later term deposes it."""
+        """Whether a reply answers this leader in this term. A later term deposes it."""
         if term > self.__raftCurrentTerm:
             self.adopt_term(term)
         return self.__raftState == RaftState.LEADER and term == self.__raftCurrentTerm
 
     def _on_acknowledged(self, peer: str, claim: DiskClaim, matched: int) -> None:
-        """The peer's log agrees up to `matched`: that is replication, and counts if its disk does."""
-        if self._admissions.counts(peer, claim) and claim.disk not in self._untrusted:
+        """The peer's log agrees up to `matched`. It counts for commits if its disk counts."""
+        if self._voter_disks.counts(peer, claim) and claim.disk not in self._untrusted:
             node = self._nodes[peer]
             if matched > self.__raftMatchIndex[node]:
                 self.__raftMatchIndex[node] = matched
@@ -642,7 +639,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
 
 class _Poller:
-    """Where PySyncObj waits."""
+    """PySyncObj waits here."""
 
     def __init__(self, raft: SyncObj) -> None:
         self._raft = raft

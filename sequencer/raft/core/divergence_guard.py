@@ -27,9 +27,9 @@ class DivergenceGuard:
 
     patience_s: float
     awaited: _PeerReport | None = None
-    """To compare when this node reaches its applied index."""
+    """Compared when this node reaches its applied index."""
     refused: _PeerReport | None = None
-    """The report of the current or previous leader that differed from this node."""
+    """The last report that differed from this node."""
     refused_at: float = 0.0
 
     def check(self, leader: str, message: AppendEntries, state: ClusterState, now: float) -> bool:

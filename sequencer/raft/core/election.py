@@ -1,14 +1,13 @@
-"""Elections, as a node takes part in them: whom it asks, whom it gives its vote, when it has won.
+"""Elections: when one may start, who gets a vote, and which votes count.
 
-For the loop's thread. `election` decides; here that becomes messages, and what PySyncObj is to do. The law:
-what a vote binds is kept before the vote leaves, as all that is sent leaves behind the next sync.
-
-Elections: when one may begin, who gets a vote, whose votes are counted.
-
-Pure. The laws (rule 5 of docs/raft.md; Raft paper, sections 5.2 and 5.4.1; dissertation, sections
-4.2.3 and 9.6): nobody is asked for a vote before a majority said that it would give one; who hears a leader
-gives none; a vote counts once a voter; a candidate whose log lacks what the voter's has gets none. Whom the
-leader itself calls to stand (`handover`) the first two do not hold back, the others do.
+For the loop's thread. Invariants (rule 5 of docs/raft.md; Raft paper, sections 5.2 and 5.4.1; dissertation,
+sections 4.2.3 and 9.6):
+- A node requests votes only after a majority has promised them (pre-vote).
+- A node that hears a leader grants no vote. It grants none to a candidate whose log misses entries of its
+  own.
+- A voter counts once.
+- A vote is durable before it is sent, like everything else. Exception: a member that the leader calls to take
+  over needs no pre-vote, and gets votes of nodes that hear the leader (`leadership_transfer`).
 """
 
 from __future__ import annotations
@@ -27,44 +26,39 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Elector(Protocol):
-    """The protocol around, `hardened.SyncObj`."""
+    """What an election needs of `core.SyncObj`."""
 
     @property
-    def term(self) -> int:
-        """The present term."""
+    def term(self) -> int: ...
 
     @property
     def role(self) -> str:
         """leader, follower or candidate."""
 
     @property
-    def leader(self) -> str | None:
-        """Name of the leader of the present term, if this node has heard of it."""
+    def leader(self) -> str | None: ...
 
     @property
-    def voted_for(self) -> str | None:
-        """Who got this node's vote in the present term."""
+    def voted_for(self) -> str | None: ...
 
-    def hears_leader(self) -> bool:
-        """Whether there is a leader: nobody gets a vote against it."""
+    def hears_leader(self) -> bool: ...
 
     def adopt_term(self, term: int) -> None:
-        """A later term exists: whatever this node was in its own is over."""
+        """Become a follower in a later term."""
 
-    def give_vote(self, peer: str, term: int) -> None:
-        """Keep that `peer` has the vote of `term`, and wait for it to win."""
+    def grant_vote(self, peer: str, term: int) -> None:
+        """Record the vote for `peer` in `term`, and give it time to win."""
 
-    def stand_soon(self) -> None:
-        """Have an election begin in the next round."""
+    def start_election_soon(self) -> None:
+        """Start an election in the next round."""
 
     def count_votes(self, count: int) -> None:
-        """So many have voted for this node in the present term, itself too."""
+        """Set the number of votes for this node in the current term, its own included."""
 
-    def win(self) -> None:
-        """Begin to lead."""
+    def win(self) -> None: ...
 
     def send(self, peer: str, message: Message) -> None:
-        """Queue a message; it leaves behind the next sync."""
+        """Queue a message; it is sent after the next sync."""
 
 
 class Election:
@@ -79,28 +73,27 @@ class Election:
         outbox: TransportAdapter,
         peers: Collection[str],
     ) -> None:
-        self._raft, self._own, self._admissions = raft, own, admissions
+        self._raft, self._own, self._voter_disks = raft, own, admissions
         self._log, self._outbox, self._peers = log, outbox, peers
         self.ballot = Ballot(1 + len(peers))
         self.is_called = False
-        """The leader of this term called this node to stand, which it does in the next round."""
+        """The leader of this term called this node to take over, which it does in the next round."""
 
-    def ask(self) -> None:
-        """Ask everybody beforehand whether they would vote for this node."""
-        self.ballot.ask()
+    def start_pre_vote(self) -> None:
+        """Ask all peers whether they would vote for this node."""
+        self.ballot.start_pre_vote()
         for peer in self._peers:
             request = RequestVote(self._raft.term + 1, self._log.last, self._own.claim, pre=True)
             self._raft.send(peer, request)
 
     def withdraw(self) -> None:
-        """There is a later term: whatever was under way is over."""
+        """A later term exists."""
         self.is_called = False
         self.ballot.withdraw()
 
     def on_request(self, peer: str, request: RequestVote) -> None:
-        """A peer wants this node's vote, or would."""
         raft = self._raft
-        if not self._admissions.may_get_vote(peer, request.claim):
+        if not self._voter_disks.may_get_vote(peer, request.claim):
             return
         if raft.hears_leader() and not request.called:
             if request.pre:
@@ -108,7 +101,7 @@ class Election:
             return
         if not request.pre and request.term > raft.term:
             raft.adopt_term(request.term)
-        granted = self._admissions.counts_here() and grants(
+        granted = self._voter_disks.counts_here() and grants(
             request,
             candidate=peer,
             term=raft.term,
@@ -117,7 +110,7 @@ class Election:
             is_follower=raft.role == "follower",
         )
         if granted and not request.pre:
-            raft.give_vote(peer, request.term)
+            raft.grant_vote(peer, request.term)
         self._answer(peer, request, granted=granted)
 
     def _answer(self, peer: str, request: RequestVote, *, granted: bool) -> None:
@@ -125,67 +118,65 @@ class Election:
         self._raft.send(peer, RequestVoteReply(term, granted, self._own.claim, request.pre))
 
     def on_reply(self, peer: str, reply: RequestVoteReply) -> None:
-        """A peer gave its vote, would give it, or does not."""
         raft = self._raft
         if not reply.granted:
             if reply.term > raft.term:
                 raft.adopt_term(reply.term)
-        elif not self._admissions.counts(peer, reply.claim):
+        elif not self._voter_disks.counts(peer, reply.claim):
             pass
         elif reply.pre:
             if reply.term == raft.term + 1 and self.ballot.on_support(peer):
-                raft.stand_soon()
+                raft.start_election_soon()
         elif raft.role == "candidate" and reply.term == raft.term:
             is_elected = self.ballot.on_vote(peer)
             raft.count_votes(1 + len(self.ballot.voters))
             if is_elected:
                 raft.win()
 
-    def on_stand_now(self, peer: str, call: TimeoutNow) -> None:
-        """In the next round an election begins, and with it a term in which this call means nothing more."""
+    def on_timeout_now(self, peer: str, call: TimeoutNow) -> None:
+        """In the next round an election starts in a new term, where this call is no longer valid."""
         is_leaders = call.term == self._raft.term and self._raft.leader == peer
-        if is_leaders and self._admissions.counts_here():
+        if is_leaders and self._voter_disks.counts_here():
             logger.info("timeout_now_received leader=%s term=%d", peer, call.term)
             self.is_called, self._outbox.called_in = True, call.term + 1
-            self.ballot.call()
-            self._raft.stand_soon()
+            self.ballot.skip_pre_vote()
+            self._raft.start_election_soon()
 
 
 @dataclass(slots=True)
 class Ballot:
-    """This node's own candidacy."""
+    """This node's candidacy."""
 
     members: int
-    """Of the cluster, this one too."""
+    """How many members the cluster has."""
     voters: set[str] = field(default_factory=set)
-    """Who voted for this node in the present term, itself left out."""
+    """Peers that voted for this node in the current term."""
     supporters: set[str] | None = None
-    """Who would vote for it in the next term; None: nobody was asked."""
+    """Peers that would vote for it in the next term. None: no pre-vote is running."""
     is_supported: bool = False
-    """A majority would: an election may begin."""
+    """A majority would vote for it."""
 
-    def ask(self) -> None:
-        """Everybody is asked whether they would vote for this node."""
+    def start_pre_vote(self) -> None:
         self.supporters, self.is_supported = set(), False
 
-    def stand(self) -> bool:
-        """Whether the election that was supported may begin now: then votes are counted from none."""
+    def start(self) -> bool:
+        """Whether the election may start now. If so, no votes are counted yet."""
         supported = self.is_supported or self.members == 1
         if supported:
             self.withdraw()
             self.voters = set()
         return supported
 
-    def call(self) -> None:
-        """The leader asks this node to stand: nobody else need be asked beforehand."""
+    def skip_pre_vote(self) -> None:
+        """The leader called this node to take over."""
         self.supporters, self.is_supported = None, True
 
     def withdraw(self) -> None:
-        """There is a leader, or a later term: the support is worth nothing."""
+        """There is a leader, or a later term."""
         self.supporters, self.is_supported = None, False
 
     def on_support(self, voter: str) -> bool:
-        """Whether this makes a majority that would vote for this node."""
+        """Whether a majority would now vote for this node."""
         if self.supporters is None:
             return False
         self.supporters.add(voter)
@@ -193,7 +184,7 @@ class Ballot:
         return self.is_supported
 
     def on_vote(self, voter: str) -> bool:
-        """Whether this makes a majority that voted for this node in the present term."""
+        """Whether a majority has now voted for this node in the current term."""
         self.voters.add(voter)
         return self._is_majority(1 + len(self.voters))
 
@@ -210,9 +201,9 @@ def grants(
     last: LogIndex,
     is_follower: bool,
 ) -> bool:
-    """Whether a node in `term` with the log up to `last`, whose disk counts, gives the vote.
+    """Whether a node in `term` with the log up to `last`, whose disk counts, grants the vote.
 
-    A real request's term has been adopted before, if it is a later one; asked beforehand, nothing is bound.
+    A later term of a real request was adopted before. A pre-vote binds nobody.
     """
     is_complete = (request.last.term, request.last.index) >= (last.term, last.index)
     if request.pre:

@@ -1,4 +1,4 @@
-"""Leadership transfer: choice of the successor, and deadline. Pure. (Ongaro's dissertation, section 3.10.)
+"""Leadership transfer: choice of the successor, deadline, waiters. (Ongaro's dissertation, section 3.10.)
 
 Invariants:
 - During a transfer the leader appends nothing.
@@ -10,8 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from typing import Protocol
+
+from sequencer.raft.core.pysyncobj_adapter import now
 
 
 @dataclass(slots=True)
@@ -35,3 +40,53 @@ class LeadershipTransfer:
             return None
         self.successor = furthest
         return furthest
+
+
+class _Raft(Protocol):
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def leader(self) -> str | None: ...
+    @property
+    def round_began(self) -> float: ...
+    def transfer_leadership(self, until: float) -> None: ...
+
+
+class TransferWaiters:
+    """Callers that wait for the result of a leadership transfer. For the loop's thread."""
+
+    def __init__(self, name: str, raft: _Raft) -> None:
+        self._name, self._raft = name, raft
+        self.waiting: list[tuple[float, Future[bool]]] = []
+        """Each deadline and future. Read in every round."""
+
+    def start(self, timeout_s: float, done: Future[bool]) -> None:
+        """See `Consensus.transfer_leadership`. `done` gets the result."""
+        raft = self._raft
+        if not raft.leads:
+            _answer(done, raft.leader is not None)
+            return
+        until = now() + timeout_s
+        raft.transfer_leadership(until)
+        self.waiting.append((until, done))
+
+    def answer(self) -> None:
+        """Complete the futures whose result is known."""
+        leader, waiting = self._raft.leader, []
+        for until, done in self.waiting:
+            if leader not in {None, self._name}:
+                _answer(done, True)
+            elif self._raft.round_began >= until:
+                _answer(done, False)
+            else:
+                waiting.append((until, done))
+        self.waiting = waiting
+
+    def due(self) -> float:
+        """The earliest deadline."""
+        return min((until for until, _ in self.waiting), default=float("inf"))
+
+
+def _answer(done: Future[bool], is_so: bool) -> None:
+    with contextlib.suppress(InvalidStateError):  # Its owner cancelled it.
+        done.set_result(is_so)

@@ -1,6 +1,6 @@
-"""Who this node is: its disk, the join that admitted it, and the cluster's state as it is applied here.
+"""This node's disk identity and cluster state.
 
-For the loop's thread. The law: what a node says of its disk is durable before.
+For the loop's thread. Invariant: what a node claims about its disk is durable before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sequencer.raft.storage.open_directory import adopt_cluster, joined_identity
 
 
 class LocalMembership:
-    """This node's `disks.Member`: attributes, as they are read with each message."""
+    """Implements `voter_disks.LocalVoter` with attributes, because every message reads them."""
 
     def __init__(
         self, config: RaftConfig, disk: Disk, space: DiskSpace, identity: DiskIdentity, state: ClusterState
@@ -28,26 +28,24 @@ class LocalMembership:
     def _identify(self, identity: DiskIdentity) -> None:
         self.identity = identity
         self.claim: DiskClaim = identity.claim
-        """This disk, and the join it has applied."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether this disk is of no cluster yet."""
+        """Whether this disk belongs to no cluster yet."""
         return self.identity.is_blank
 
     def hello(self) -> Hello:
-        """How this node introduces itself."""
         own = self.identity
         return Hello(own.cluster, own.epoch, own.claim, self._config.bootstrap and own.is_blank)
 
     def adopt(self, cluster: bytes, epoch: int) -> None:
-        """Be of that cluster from now on, of which a snapshot is durable here."""
+        """Join that cluster, of which a snapshot is durable here."""
         identity = self.identity
         self._identify(
             self._space.once(lambda: adopt_cluster(self._config, self._disk, identity, cluster, epoch))
         )
 
-    def note_join(self, state: ClusterState) -> None:
-        """Keep where this disk was admitted, if the state says so."""
+    def record_join(self, state: ClusterState) -> None:
+        """Store where this disk was admitted, if the state says so."""
         identity = self.identity
         self._identify(self._space.once(lambda: joined_identity(self._config, self._disk, identity, state)))

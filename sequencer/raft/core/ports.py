@@ -1,7 +1,4 @@
-"""What the protocol (`hardened`) asks of the node around it.
-
-The network as a Raft node sees it: queue, flush, wait. `transport` is the real one.
-"""
+"""What the protocol needs from the node around it, and from the network."""
 
 from __future__ import annotations
 
@@ -13,28 +10,28 @@ from sequencer.raft.storage.snapshots import SnapshotReader
 
 
 class NodeCallbacks(Protocol):
-    """The node around the protocol. Called by the loop only."""
+    """The node around the protocol. Only the loop calls these methods."""
 
     def submit(self) -> None:
-        """Called once in each round, behind applying: submit what waits to be proposed.
+        """Called once in each round, after applying. Must submit the waiting commands with `SyncObj.submit`.
 
-        That is done through `SyncObj.submit`, and not while `is_handing_over`.
+        Must not do so while `is_transferring`.
         """
 
     def on_commit(self, entry: RaftEntry) -> None:
-        """Apply the next committed entry. It is synced here, and on a majority."""
+        """Apply the next committed entry. It is synced here and on a majority."""
 
     def is_over(self) -> bool:
-        """Whether this epoch has ended here: nothing more is applied in it, or taken into its log."""
+        """Whether this epoch has ended here: nothing more is applied in it or appended to its log."""
 
-    def on_chunk(self, peer: str, chunk: InstallSnapshot) -> None:
-        """A piece of a snapshot that covers more than is committed here; `SyncObj.send` the reply."""
+    def on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
+        """A chunk of a snapshot above the commit index. Answer with `SyncObj.send`."""
 
-    def on_adopt(self, peer: str, adopt: Admit) -> None:
-        """The first snapshot of a new cluster."""
+    def on_admit(self, peer: str, adopt: Admit) -> None:
+        """The first state of a blank node."""
 
     def on_forward(self, peer: str, forward: Forward) -> bool:
-        """Whether what the peer wants to have appended is well-formed."""
+        """Whether the peer may have this entry appended."""
 
     def open_snapshot(self) -> SnapshotReader:
         """The newest snapshot, for a follower."""
@@ -43,49 +40,49 @@ class NodeCallbacks(Protocol):
         """Called once in each round of the loop."""
 
     def due(self) -> float:
-        """When `housekeeping` is to be called next, on PySyncObj's clock."""
+        """When the loop must run next, on PySyncObj's clock."""
 
 
 class MessageReceiver(Protocol):
-    """Who gets what arrives. Called only from inside `Network.poll`, on its thread; may call `send`."""
+    """Gets what arrives. Called only from inside `Network.poll`, on its thread. It may call `send`."""
 
     def on_up(self, peer: str, hello: Hello) -> None:
-        """A connection with the member `peer` stands, and this is how it introduced itself.
+        """The connection with `peer` is established, and `hello` was received on it.
 
-        An older connection with it, if any, was reported down before.
+        An older connection with it was reported down before.
         """
 
     def on_message(self, peer: str, message: Message) -> None:
-        """A message of `peer`, in the order it was sent on this connection."""
+        """Messages of one connection arrive in the order in which they were sent."""
 
     def on_down(self, peer: str) -> None:
-        """The connection with `peer` ended; messages that were queued or under way may be lost."""
+        """The connection with `peer` ended. Queued messages may be lost."""
 
 
 class Network(Protocol):
-    """Connections with the other members, one each. One thread uses it, but for `wake`."""
+    """One connection with each other member. Used by one thread, except `wake`."""
 
     @property
     def connected(self) -> Collection[str]:
-        """Peers whose connection stands, both hellos exchanged."""
+        """Peers with an established connection, after both hellos."""
 
     def start(self, receiver: MessageReceiver, hello: Hello) -> None:
-        """Listen and dial; `hello` introduces us on every connection from now on."""
+        """Listen and dial. Every connection sends `hello` first."""
 
     def introduce(self, hello: Hello) -> None:
-        """Introduce us by another hello from now on: every connection is closed and made again."""
+        """Use another hello from now on. Every connection is closed and established again."""
 
     def send(self, peer: str, message: Message) -> bool:
-        """Queue a message; nothing leaves before `flush`. False if `peer` is not connected: it is dropped."""
+        """Queue a message until `flush`. Returns False if `peer` is not connected."""
 
     def flush(self) -> None:
-        """Let everything queued leave: called when all that the messages depend on is synced."""
+        """Send everything queued. Called after the sync of all data that the messages depend on."""
 
     def poll(self, timeout_s: float) -> None:
-        """Wait until something arrives, `wake` is called or the time is over; give it to the receiver."""
+        """Wait until a message arrives, `wake` is called or the timeout ends. Calls the receiver."""
 
     def wake(self) -> None:
-        """End a `poll`, the present or the next one. Any thread may call this, a signal handler too."""
+        """End the current or the next `poll`. Any thread or signal handler may call this."""
 
     def close(self) -> None:
-        """Close all connections. Closing twice is allowed."""
+        """Idempotent."""

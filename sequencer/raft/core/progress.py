@@ -1,7 +1,8 @@
-"""What a leader knows of one follower's log, and what may be sent to it next.
+"""What a leader knows about one follower's log, and what it may send next. Pure. (Raft paper, section 5.3.)
 
-Pure. The law: `match` only grows while a term and a disk last; what is under way is bounded, so a follower
-that stands still costs a bounded amount of memory. (Raft paper, section 5.3; the modes are etcd's.)
+The modes are etcd's. Invariants:
+- `match` only grows within a term, for one disk.
+- The bytes in flight are bounded, so a follower that does not answer costs bounded memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from sequencer.raft.model.messages import LogIndex
 
 IN_FLIGHT_BYTES_MAX: Final = 8 << 20
-"""Bytes of entries under way to one follower: more than any link here holds."""
+"""Bytes of entries in flight to one follower: above what any link here holds."""
 IN_FLIGHT_MESSAGES_MAX: Final = 256
 
 
@@ -22,38 +23,38 @@ class Mode(Enum):
     """How a follower is served."""
 
     PROBE = auto()
-    """Where its log agrees is not known: one message at a time."""
-    STREAM = auto()
-    """It agrees up to `next` - 1 if everything under way arrives."""
+    """The last common entry is unknown: one message at a time."""
+    REPLICATE = auto()
+    """The logs agree up to `next` - 1 if everything in flight arrives."""
     SNAPSHOT = auto()
-    """What it lacks is no longer in the log."""
+    """The log does not contain the entries that the follower needs."""
 
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """One follower, since this node leads and the follower's connection stands."""
+    """One follower on one connection, in one term."""
 
     next: int
     """Index of the next entry to send."""
     match: int = 0
-    """Its synced log is ours up to here."""
+    """The follower's synced log agrees up to this index."""
     mode: Mode = Mode.PROBE
     commit_sent: int = 0
-    """The greatest commit index it was told."""
+    """The highest commit index sent."""
     is_waiting: bool = False
-    """A probe is under way. Heartbeats probe at the same place, without entries."""
+    """A probe is in flight. Heartbeats probe the same place without entries."""
     is_confirmed: bool = False
-    """It has answered on this connection."""
+    """The follower has answered on this connection."""
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
-    """Last index and bytes of each message of entries under way."""
+    """Last index and size of each message in flight."""
     in_flight_bytes: int = 0
     snapshot: LogIndex | None = None
-    """The snapshot under way, in that mode."""
+    """The snapshot in flight, in SNAPSHOT mode."""
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may be sent until something is acknowledged."""
-        if self.mode is Mode.STREAM:
+        """Whether nothing more may be sent before an acknowledgement."""
+        if self.mode is Mode.REPLICATE:
             return (
                 self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX or len(self.in_flight) >= IN_FLIGHT_MESSAGES_MAX
             )
@@ -61,7 +62,7 @@ class FollowerProgress:
 
     def on_sent(self, last: int, size: int) -> None:
         """Entries up to index `last` were sent, `size` bytes."""
-        if self.mode is Mode.STREAM:
+        if self.mode is Mode.REPLICATE:
             self.in_flight.append((last, size))
             self.in_flight_bytes += size
             self.next = last + 1
@@ -69,37 +70,37 @@ class FollowerProgress:
             self.is_waiting = True
 
     def has_lost(self, prev: int) -> bool:
-        """Whether refusing `prev` proves that it lost what it had acknowledged.
+        """Whether refusing `prev` proves that the follower lost acknowledged entries.
 
-        It is asked for the end of that first, so a refusal of it can be no late answer.
+        The first probe asks for the last acknowledged entry, so the refusal cannot be a late answer.
         """
         return not self.is_confirmed and 0 < prev <= self.match
 
     def on_matched(self, index: int) -> None:
-        """Its log agrees, synced, up to `index`."""
+        """The follower's synced log agrees up to `index`."""
         self.is_confirmed = True
         self.match = max(self.match, index)
         self.next = max(self.next, self.match + 1)
         if self.mode is Mode.PROBE or (self.snapshot is not None and self.snapshot.index <= self.match):
-            self._become(Mode.STREAM, self.match + 1)
+            self._enter(Mode.REPLICATE, self.match + 1)
         while self.in_flight and self.in_flight[0][0] <= self.match:
             self.in_flight_bytes -= self.in_flight.popleft()[1]
 
     def on_refused(self, prev: int, hint: int) -> None:
-        """It has not what was at `prev`, and may agree up to `hint`."""
+        """The follower does not have `prev`. It may agree up to `hint`."""
         self.is_confirmed = True
         if self.mode is Mode.SNAPSHOT or prev <= self.match:
-            return  # Late, or sent again by the network: it has agreed to more since.
+            return  # Late or duplicated: the follower has agreed to more since.
         if self.mode is Mode.PROBE and prev != self.next - 1:
-            return  # The answer to an older probe.
-        self._become(Mode.PROBE, max(self.match, min(hint, prev - 1)) + 1)
+            return  # An answer to an older probe.
+        self._enter(Mode.PROBE, max(self.match, min(hint, prev - 1)) + 1)
 
     def on_snapshot(self, snapshot: LogIndex) -> None:
-        """The snapshot is what it is sent from now on."""
-        self._become(Mode.SNAPSHOT, snapshot.index + 1)
+        """From now on the follower gets this snapshot."""
+        self._enter(Mode.SNAPSHOT, snapshot.index + 1)
         self.snapshot = snapshot
 
-    def _become(self, mode: Mode, following: int) -> None:
+    def _enter(self, mode: Mode, following: int) -> None:
         self.mode, self.next = mode, following
         self.is_waiting, self.snapshot = False, None
         self.in_flight.clear()

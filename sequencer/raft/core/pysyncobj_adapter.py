@@ -1,6 +1,7 @@
-"""PySyncObj's log, outbox and clock, as its own code sees them, on ours.
+"""PySyncObj's log, transport, command queue and clock, implemented on ours.
 
-The law: whatever PySyncObj's own code appends, truncates, sends or asks the time of goes through here.
+Invariant: everything that PySyncObj's own code appends, truncates or sends, and each time that it reads,
+passes through this module.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if VERSION != PYSYNCOBJ_VERSION:
     raise ImportError(f"sequencer.raft needs PySyncObj {PYSYNCOBJ_VERSION}, not {VERSION}")
 
 
-syncobj.monotonicTime = time.monotonic  # The clock of everything else here, and quicker to ask.
+syncobj.monotonicTime = time.monotonic  # The clock of everything else here, and faster.
 COMMANDS_MAX: Final = 100_000
-"""Commands that wait to be appended or forwarded: what nodes may have in flight stays far below."""
+"""Commands that wait to be appended or forwarded. Nodes have far fewer in flight."""
 
 
 def now() -> float:
-    """Seconds on PySyncObj's clock, which a simulation may have replaced; it never goes back."""
+    """Seconds on PySyncObj's clock, which never goes back. A simulation may replace it."""
     seconds: float = syncobj.monotonicTime()
     return seconds
 
 
 @contextlib.contextmanager
 def clock(read: Callable[[], float]) -> Iterator[None]:
-    """Put another clock in PySyncObj's place, for every node of this process: a simulated one."""
+    """Replace PySyncObj's clock for every node of this process."""
     real = syncobj.monotonicTime
     syncobj.monotonicTime = read
     try:
@@ -51,26 +52,25 @@ def clock(read: Callable[[], float]) -> Iterator[None]:
 
 
 class Journal:
-    """The durable log, which PySyncObj reads and extends as if it were its own journal."""
+    """The durable log, as PySyncObj's journal."""
 
     def __init__(self, log: DurableLog, admissions: VoterDisks) -> None:
-        self._log, self._admissions = log, admissions
+        self._log, self._voter_disks = log, admissions
 
     def add(self, content: bytes, index: int, term: int) -> None:
-        """Append an entry; it is durable after the next sync."""
         entry = RaftEntry(content, index, term)
         self._log.append(entry)
-        self._admissions.on_appended(entry)
+        self._voter_disks.on_appended(entry)
 
     def truncate(self, index: int) -> None:
         """Drop the entries from `index` on."""
         self._log.truncate(index)
-        self._admissions.on_truncated(index)
+        self._voter_disks.on_truncated(index)
 
     def reset(self, base: LogIndex) -> None:
-        """Go on behind `base`, without what was there."""
+        """Drop all entries and continue after `base`."""
         self._log.reset(base)
-        self._admissions.on_truncated(0)
+        self._voter_disks.on_truncated(0)
 
     # PySyncObj's names
 
@@ -81,11 +81,10 @@ class Journal:
         return self._log[item]
 
     def setCurrentTerm(self, term: int, voted_for: str | None) -> None:
-        """Keep term and vote; durable after the next sync."""
         self._log.set_term(term, voted_for)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Not kept: after a restart the snapshot is what is known to be committed."""
+        """Not stored: after a restart only the snapshot is known to be committed."""
 
     def onOneSecondTimer(self) -> None:
         """Nothing to do."""
@@ -95,7 +94,7 @@ class Journal:
 
 
 class Peer(Node):  # type: ignore[misc]  # PySyncObj is untyped
-    """A member, as PySyncObj knows it. There is one object of each: it equals itself and no other."""
+    """A member, as PySyncObj's node. Each member has one object, so identity is equality."""
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -107,7 +106,7 @@ class Peer(Node):  # type: ignore[misc]  # PySyncObj is untyped
 
 
 class CommandQueue:
-    """PySyncObj's queue of commands, for one thread, and so that it says whether it is empty."""
+    """PySyncObj's command queue, for one thread, with a length."""
 
     def __init__(self) -> None:
         self._commands: deque[Any] = deque()
@@ -116,39 +115,37 @@ class CommandQueue:
         return len(self._commands)
 
     def clear(self) -> None:
-        """Forget them."""
         self._commands.clear()
 
     # PySyncObj's names
 
     def put_nowait(self, command: Any) -> None:
-        """Take one, or raise what PySyncObj expects then: the command is lost on its way."""
+        """Raises `queue.Full`: then PySyncObj drops the command."""
         if len(self._commands) >= COMMANDS_MAX:
             raise queue.Full
         self._commands.append(command)
 
     def get_nowait(self) -> Any:
-        """Give the oldest one, or raise what PySyncObj expects if there is none."""
+        """Raises `queue.Empty`."""
         if not self._commands:
             raise queue.Empty
         return self._commands.popleft()
 
 
 class TransportAdapter(Transport):  # type: ignore[misc]  # PySyncObj is untyped
-    """What PySyncObj's own code sends, in our messages. What it would receive, `hardened` does."""
+    """Translates what PySyncObj sends. `core.SyncObj` handles what it would receive."""
 
     def __init__(self, network: Network, admissions: VoterDisks) -> None:
         super().__init__(None, None, ())
-        self._network, self._admissions = network, admissions
+        self._network, self._voter_disks = network, admissions
         self.called_in = 0
-        """The term that begins with an election to which the leader called this node."""
+        """The term of the election to which the leader called this node."""
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
-        """Queue it."""
         match message["type"]:
             case "request_vote":
                 last = LogIndex(message["last_log_index"], message["last_log_term"])
-                claim, term = self._admissions.own_claim, message["term"]
+                claim, term = self._voter_disks.own_claim, message["term"]
                 request = RequestVote(term, last, claim, pre=False, called=term == self.called_in)
                 return self._network.send(node.id, request)
             case "apply_command":

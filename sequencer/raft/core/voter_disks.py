@@ -53,37 +53,36 @@ class VoterDisks:
         if not self._joins:
             return claim
         for index, (join, place) in sorted(self._joins.items()):
-            # As `ClusterState` will: a join of the disk that counts already changes nothing.
+            # Like `ClusterState`: a second join of the same disk changes nothing.
             if index > state.applied.index and join.name == member and join.disk != claim.disk != b"":
                 claim = DiskClaim(join.disk, place)
         return claim
 
     def counts(self, member: str, claim: DiskClaim) -> bool:
-        """Whether what that disk says counts for the member."""
+        """Whether that disk counts for the member."""
         return claim.joined != NOWHERE and claim == self.disk_of(member)
 
     def counts_here(self) -> bool:
-        """Whether this node's own disk does: else it may neither vote nor lead."""
+        """Whether this node's own disk counts. If not, it may neither vote nor lead."""
         return self.counts(self._name, self._member.claim)
 
     def may_get_vote(self, member: str, claim: DiskClaim) -> bool:
-        """Whether to vote for a candidate on that disk: one that counts, or that a later join admitted."""
+        """Whether to vote for a candidate on that disk: it counts, or a later join admitted it."""
         known = self.disk_of(member)
         return claim == known or claim.joined.index > known.joined.index
 
     def on_appended(self, entry: RaftEntry) -> None:
-        """The log has a new last entry."""
         join = decode_join(entry.content)
         if join is not None:
             self._joins[entry.index] = (join, entry.place)
 
     def on_truncated(self, index: int) -> None:
-        """The log's entries from `index` on are gone."""
+        """The entries from `index` on were dropped."""
         for known in [known for known in self._joins if known >= index]:
             del self._joins[known]
 
     def on_applied(self, index: int) -> None:
-        """Joins up to `index` are in the state."""
+        """The joins up to `index` are in the state."""
         if self._joins:
             for known in [known for known in self._joins if known <= index]:
                 del self._joins[known]

@@ -1,38 +1,48 @@
-"""How this node gets from one epoch of the cluster into the next.
+"""How this node moves from one epoch of the cluster to the next. For the loop's thread.
 
-For the loop's thread. There are three ways: a reset is applied, and the node begins the next epoch with what
-it has; an operator forces it to; or the others went on without it, and it takes their state. The law: nothing
-is said or heard in an epoch while the state of a later one is being made durable here: once that is, whatever
-this disk promised in the present epoch meanwhile would be broken.
+There are three ways: a committed reset, after which the node starts the next epoch with its state; an
+operator who forces the node; or a state fetched from peers that are in a later epoch.
 
-The end of an epoch on a node that has applied its reset: it stays a while, and goes on in the next epoch.
-
-For the loop's thread. The law: from the reset on this node applies nothing in its epoch, and takes no
-snapshot of it; it ends with `EpochOver`, once the state that the next epoch begins with is durable. One that
-was forced to go on by itself falls silent: it says and hears nothing more in the old epoch.
+Invariants:
+- From the reset on, this node applies nothing in its epoch and takes no snapshot of it. It ends with
+  `EpochOver` when the state that the next epoch starts with is durable.
+- While the state of a later epoch is being made durable, or after a force, the node neither sends nor
+  receives: it could break what it promises in the old epoch.
+- A force is refused while a majority could elect a leader, and before a majority can continue.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from rt.cluster_epoch import is_later, is_rival, is_succeeded, may_be_reset, name_of
+from rt.cluster_epoch import (
+    GENERATIONS_MAX,
+    generation_of,
+    is_later,
+    is_rival,
+    is_succeeded,
+    may_be_reset,
+    name_of,
+)
 from rt.errors import ClusterMismatch, DiskFull
-from sequencer.raft.core.core import SyncObj
-from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.core.pysyncobj_adapter import now
-from sequencer.raft.lifecycle.force_quorum import is_ending, refusal
 from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
 from sequencer.raft.lifecycle.peers import Peers
-from sequencer.raft.lifecycle.state_fetch import StateFetcher
-from sequencer.raft.lifecycle.state_server import StateServer
-from sequencer.raft.model.api import StateMachine
+from sequencer.raft.lifecycle.services import NodeServices
+from sequencer.raft.lifecycle.state_transfer import StateFetcher, StateServer
 from sequencer.raft.model.cluster_state import ClusterState, encode_state
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.entry_codec import ResetEntry, encode_reset
-from sequencer.raft.model.epochs import STAY_S, EpochLeft, EpochOver, NoMajority, forced_epoch, next_epoch
-from sequencer.raft.model.messages import FetchState, FetchStateChunk, Hello, Message
+from sequencer.raft.model.epochs import (
+    LEAVE_DELAY_S,
+    EpochLeft,
+    EpochOver,
+    NoMajority,
+    forced_epoch,
+    next_epoch,
+)
+from sequencer.raft.model.messages import FetchState, FetchStateChunk, Hello
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotStore
 from sequencer.raft.storage.worker import BackgroundWorker
 
@@ -40,39 +50,35 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class EpochTransition:
-    """Decides when to leave, for which epoch, and with whose state. `send` queues a message."""
+    """Decides when to leave the epoch, for which one, and with whose state."""
 
     def __init__(
         self,
-        config: RaftConfig,
-        own: LocalMembership,
-        machine: StateMachine,
-        raft: SyncObj,
+        services: NodeServices,
         peers: Peers,
-        behind: EpochLeft,
-        snapshots: SnapshotStore,
-        *,
-        leaving: EpochExit,
-        giving: StateServer,
-        fetching: StateFetcher,
-        installing: SnapshotInstaller,
-        new_id: Callable[[], bytes],
-        send: Callable[[str, Message], object],
+        epoch_left: EpochLeft,
+        epoch_exit: EpochExit,
+        state_server: StateServer,
+        state_fetcher: StateFetcher,
+        installer: SnapshotInstaller,
     ) -> None:
-        self._config, self._own, self._machine, self._raft = config, own, machine, raft
-        self._peers, self._behind, self._snapshots = peers, behind, snapshots
-        self._leaving, self._giving, self._fetching = leaving, giving, fetching
-        self._installing, self._new_id, self._send = installing, new_id, send
+        self._config, self._own, self._machine = services.config, services.own, services.machine
+        self._raft, self._snapshots, self._new_id = services.raft, services.snapshots, services.new_id
+        self._send = services.network.send
+        self._peers, self._epoch_left, self._epoch_exit = peers, epoch_left, epoch_exit
+        self._state_server, self._state_fetcher, self._installer = state_server, state_fetcher, installer
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is said or heard: a later epoch's state is being made durable here."""
-        return self._leaving.is_silent or (self._fetching.is_installing and not self._own.identity.is_blank)
+        """Whether the node neither sends nor receives: a later epoch's state is being made durable."""
+        return self._epoch_exit.is_silent or (
+            self._state_fetcher.is_installing and not self._own.identity.is_blank
+        )
 
-    # With what this node has
+    # With this node's own state
 
     def reset(self, command: bytes) -> bytes | None:
-        """What to propose so that `command` ends this epoch; None if there can be no next one."""
+        """The entry to propose so that `command` ends this epoch. None if no epoch can follow."""
         epoch = self._own.identity.epoch
         if may_be_reset(epoch):
             return encode_reset(ResetEntry(epoch, command))
@@ -81,110 +87,109 @@ class EpochTransition:
 
     def force(self, command: bytes) -> NoMajority | None:
         """See `Consensus.force`."""
-        leaving, config, own = self._leaving, self._config, self._own.identity
-        if leaving.is_over:
-            return None if leaving.forced == command else is_ending(config.directory)
+        epoch_exit, config, own = self._epoch_exit, self._config, self._own.identity
+        if epoch_exit.is_over:
+            return None if epoch_exit.forced == command else is_ending(config.directory)
         new = self._peers.new_disks()
         voters = [*([config.name] if self._raft.is_counted_here else []), *self._peers.voters()]
         why_not = refusal(config, own.epoch, new, voters, is_blank=own.is_blank)
         if why_not is not None:
             return why_not
         self._raft.fall_silent()
-        self._raft.apply_all()  # It may hold a reset of which nobody knows whether it was committed, too.
+        self._raft.apply_all()  # This may apply a reset that may not be committed, too.
         last = self._own.state
         last.index += 1
         self._machine.apply(last.index, command)
         disks = new | {config.name: own.disk}
         state = forced_epoch(last, self._machine.digest(), disks, self._new_id())
         logger.critical("epoch_forced epoch=%s disks=%s", name_of(state.epoch), ",".join(sorted(disks)))
-        leaving.force(command, state, self._machine.snapshot(), now())
+        epoch_exit.force(command, state, self._machine.snapshot(), now())
         return None
 
     def leave(self) -> None:
-        """Go on in the next epoch, once nobody in this one waits for word of its end."""
+        """Start the next epoch, as soon as no peer still needs to learn that this one ended."""
         began = now()
         is_awaited = self._raft.leads and self._peers.is_any_of_this_epoch()
-        if not self._leaving.is_to_leave(began, is_awaited=is_awaited):
+        if not self._epoch_exit.should_leave(began, is_awaited=is_awaited):
             return
-        if self._leaving.is_begun:
-            self._leaving.write_again(began)
+        if self._epoch_exit.has_next_state:
+            self._epoch_exit.retry_write(began)
         else:
             last = self._own.state
             state = next_epoch(last, self._machine.digest())
             logger.warning("epoch_left epoch=%s chain=%08x", name_of(last.epoch), state.chain)
-            self._leaving.write(state, self._machine.snapshot(), began)
+            self._epoch_exit.write(state, self._machine.snapshot(), began)
 
-    # With what others have
+    # With a peer's state
 
     def seek_state(self) -> None:
-        """Ask for the state of a later epoch, if this one is not to be waited for; a blank disk for any."""
+        """Fetch the state of a later epoch if this epoch cannot continue. A blank disk fetches any state."""
         peers: list[str] = []
-        if self._installing.is_installing:
+        if self._installer.is_installing:
             return
-        raft, behind = self._raft, self._behind
+        raft, epoch_left = self._raft, self._epoch_left
         if self._own.identity.is_blank:
-            is_over = raft.leaderless_s > behind.patience_s
+            is_over = raft.leaderless_s > epoch_left.patience_s
             peers = self._peers.members() if is_over else []
-        elif behind.elsewhere:
+        elif epoch_left.elsewhere:
             self._check_is_followed()
             own, is_bound = self._own.identity.epoch, raft.is_counted_here
-            peers = behind.whom_to_ask(own, raft.leaderless_s, is_bound=is_bound)
+            peers = epoch_left.peers_to_ask(own, raft.leaderless_s, is_bound=is_bound)
         if peers:
-            self._installing.give_up()
-            self._fetching.ask(peers, now())
+            self._installer.give_up()
+            self._state_fetcher.ask(peers, now())
 
-    def on_piece(self, peer: str, hello: Hello, piece: FetchStateChunk) -> None:
-        """A piece of a state came."""
+    def on_state_chunk(self, peer: str, hello: Hello, chunk: FetchStateChunk) -> None:
         if self._may_follow(hello.epoch):
-            self._fetching.on_piece(peer, hello, piece, now())
+            self._state_fetcher.on_state_chunk(peer, hello, chunk, now())
 
-    def give_state(self, peer: str, hello: Hello, asks: FetchState) -> None:
-        """Answer a peer of an earlier epoch, or a blank one whose disk the cluster counts on."""
+    def serve_state(self, peer: str, hello: Hello, asks: FetchState) -> None:
+        """Answer a peer of an earlier epoch, or a blank one whose disk the cluster counts."""
         newest = self._snapshots.newest
         if newest is None or newest.epoch != self._own.identity.epoch:
             return
-        if self._peers.may_take_state(hello, newest, peer):
-            piece = self._giving.piece_for(peer, asks, now())
-            if piece is not None:
-                self._send(peer, piece)
+        if self._peers.may_fetch_state(hello, newest, peer):
+            chunk = self._state_server.chunk_for(peer, asks, now())
+            if chunk is not None:
+                self._send(peer, chunk)
 
     def _may_follow(self, epoch: int) -> bool:
-        """Whether to go on in that epoch. It is asked with each piece: the disk may have come to count."""
+        """Whether to adopt a state of that epoch. Asked for each chunk, because the disk may count since."""
         own = self._own.identity.epoch
         if self._own.is_blank or is_succeeded(own, epoch):
             return True
         return is_later(own, epoch) and not self._raft.is_counted_here
 
     def _check_is_followed(self) -> None:
-        """`rt.ClusterMismatch` if the cluster goes on in an epoch that was forced without this node.
+        """Raise `rt.ClusterMismatch` if the cluster continues in an epoch that was forced without this node.
 
-        A disk that does not count in its own epoch has promised nothing there, and follows into a later one.
+        A disk that does not count in its own epoch has promised nothing there, and follows to a later one.
         """
         own = self._own.identity.epoch
-        without = self._behind.forced_without(own)
+        without = self._epoch_left.forced_without(own)
         if without and (self._raft.is_counted_here or is_rival(own, next(iter(without.values())))):
             epochs = sorted({name_of(epoch) for epoch in without.values()})
             raise ClusterMismatch(
-                "an operator had the cluster go on from another node's state, without this one",
+                "an operator forced a new epoch from another node's state, without this node",
                 where=self._config.directory,
                 got=f"epoch {name_of(own)}",
                 expected=f"epoch {', '.join(epochs)}, as {', '.join(sorted(without))} say",
-                hint="Empty the node's Raft and data directories, and start it: it joins again.",
+                hint="Empty the node's Raft and data directories, then start it: it rejoins.",
             )
 
 
 class EpochExit:
-    """Leaves one epoch for the next. What cannot be written now is tried again every `retry_s`."""
+    """Writes the state that the next epoch starts with. A failed write is repeated every `retry_s`."""
 
-    def __init__(self, snapshots: SnapshotStore, aside: BackgroundWorker, retry_s: float) -> None:
-        self._snapshots, self._aside, self._retry_s = snapshots, aside, retry_s
+    def __init__(self, snapshots: SnapshotStore, worker: BackgroundWorker, retry_s: float) -> None:
+        self._snapshots, self._worker, self._retry_s = snapshots, worker, retry_s
         self._stays_until: float | None = None
         self._retry_at = 0.0
         self._is_writing = False
         self.forced: bytes | None = None
-        """The command with which an operator had this node go on by itself."""
+        """The command with which an operator forced this node."""
         self._begins: tuple[ClusterState, Callable[[], bytes]] | None = None
-        """What the next epoch begins with, and what encodes the state machine's part."""
+        """The state that the next epoch starts with, and the encoder of the state machine's part."""
 
     @property
     def is_over(self) -> bool:
@@ -193,45 +198,44 @@ class EpochExit:
 
     @property
     def due(self) -> float:
-        """When `is_to_leave` may become true by time alone."""
+        """When `should_leave` may become true by time alone."""
         if self._stays_until is None or self._is_writing:
             return float("inf")
         return max(self._stays_until, self._retry_at)
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """The reset was applied."""
-        self._stays_until = now + STAY_S
+        self._stays_until = now + LEAVE_DELAY_S
 
-    def is_to_leave(self, now: float, *, is_awaited: bool) -> bool:
+    def should_leave(self, now: float, *, is_awaited: bool) -> bool:
         """Whether to `write` now. `is_awaited`: this node leads others that have not left yet."""
         if self._stays_until is None or self._is_writing or now < self._retry_at:
             return False
         return now >= self._stays_until or not is_awaited
 
     def force(self, command: bytes, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
-        """Fall silent, and `write`."""
+        """Stop sending and receiving, and `write`."""
         self.forced = command
         self.write(state, encode, now)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the old epoch is nothing to this node any more."""
         return self.forced is not None
 
     @property
-    def is_begun(self) -> bool:
-        """Whether it is settled what the next epoch begins with."""
+    def has_next_state(self) -> bool:
+        """Whether the state of the next epoch is determined."""
         return self._begins is not None
 
     def write(self, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
-        """Make durable aside what the next epoch begins with; the loop ends behind that. Once."""
+        """Write the state that the next epoch starts with on the worker. May be called once."""
         assert self._begins is None, "two epochs that follow this one"
         self._begins = state, encode
         self._stays_until = now if self._stays_until is None else self._stays_until
-        self.write_again(now)
+        self.retry_write(now)
 
-    def write_again(self, now: float) -> None:
-        """Try once more to write the very same."""
+    def retry_write(self, now: float) -> None:
+        """Write the same state again."""
         assert self._begins is not None
         state, encode = self._begins
         self._is_writing = True
@@ -239,11 +243,11 @@ class EpochExit:
         def write() -> SnapshotMeta:
             newest = self._snapshots.newest
             if newest is not None and not is_later(newest.epoch, state.epoch):
-                return newest  # It came from a peer meanwhile.
+                return newest  # A peer sent it in the meantime.
             content = b"".join([encode_state(state), encode()])
             return self._snapshots.write(state.cluster, state.epoch, state.applied, content)
 
-        self._aside.run(write, self._on_written, lambda error: self._on_failed(error, now))
+        self._worker.run(write, self._on_written, lambda error: self._on_failed(error, now))
 
     def _on_written(self, meta: SnapshotMeta) -> None:
         raise EpochOver(meta.epoch)
@@ -253,3 +257,42 @@ class EpochExit:
             raise error
         logger.error("epoch_start_failed error=%r", str(error))
         self._is_writing, self._retry_at = False, now + self._retry_s
+
+
+def refusal(
+    config: RaftConfig, epoch: int, new: Collection[str], voters: Collection[str], *, is_blank: bool
+) -> NoMajority | None:
+    """Why this node may not force an epoch, or None.
+
+    `new`: connected members on wiped disks that do not count yet. `voters`: connected members that count in
+    `epoch`.
+    """
+    if is_blank or 2 * (1 + len(new)) <= len(config.members):
+        return _nobody_to_go_on_with(config, new)
+    if 2 * len(voters) > len(config.members):
+        return NoMajority(
+            "an epoch cannot be forced while a majority could elect a leader",
+            where=config.directory,
+            got=", ".join(sorted(voters)),
+            hint="Wait for a leader. If none is elected, the logs of the nodes say why.",
+        )
+    if generation_of(epoch) == GENERATIONS_MAX:
+        return NoMajority(
+            "the cluster was forced too often", where=config.directory, expected=f"{GENERATIONS_MAX} times"
+        )
+    return None
+
+
+def is_ending(directory: str) -> NoMajority:
+    """The answer while a reset is ending this epoch."""
+    return NoMajority("a reset is ending this epoch", where=directory, hint="Try again when it is done.")
+
+
+def _nobody_to_go_on_with(config: RaftConfig, new: Collection[str]) -> NoMajority:
+    missing = sorted(set(config.peers) - set(new))
+    return NoMajority(
+        "an epoch cannot be forced before a majority of the members can continue with it",
+        got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
+        expected=f"{len(config.members) // 2} of the others, started with empty directories",
+        hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then try again.",
+    )

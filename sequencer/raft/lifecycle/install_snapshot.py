@@ -1,7 +1,7 @@
-"""Taking the snapshot that a leader sends to a node whose log ends before its own begins.
+"""Installs the snapshot that a leader sends when this node needs entries that the leader compacted.
 
-For the loop's thread; the whole of it is checked and made durable aside. The law: a snapshot takes effect
-once it is durable, and only if it is above all that is committed here by then.
+For the loop's thread; the worker checks the snapshot and makes it durable. Invariant: a snapshot takes effect
+after it is durable, and only if it is then above the commit index.
 """
 
 from __future__ import annotations
@@ -10,55 +10,50 @@ import logging
 from collections.abc import Callable
 
 from rt.errors import ClusterMismatch, DiskFull, FormatError
-from sequencer.raft.core.core import SyncObj
-from sequencer.raft.core.local_member import LocalMembership
-from sequencer.raft.lifecycle.state_fetch import StateFetcher
+from sequencer.raft.lifecycle.services import NodeServices
+from sequencer.raft.lifecycle.state_transfer import StateFetcher
 from sequencer.raft.model.cluster_state import ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import NO_ID, Hello, InstallSnapshot, InstallSnapshotReply
 from sequencer.raft.storage.open_directory import check_members
-from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver, SnapshotStore
-from sequencer.raft.storage.worker import BackgroundWorker
+from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
 
 logger = logging.getLogger("sequencer.raft")
 
 
-def installable(config: RaftConfig, meta: SnapshotMeta, content: bytes) -> tuple[ClusterState, bytes]:
-    """The state in a peer's snapshot; `rt.FormatError` or `rt.ClusterMismatch` if it is another."""
+def decode_snapshot(config: RaftConfig, meta: SnapshotMeta, content: bytes) -> tuple[ClusterState, bytes]:
+    """The state in a peer's snapshot. Raises `rt.FormatError` or `rt.ClusterMismatch` if it does not match
+    `meta`.
+    """
     state, machine_bytes = decode_state(content)
     if (state.cluster, state.epoch, state.applied) != (meta.cluster, meta.epoch, meta.place):
-        raise FormatError("a snapshot holds another state than its leader said", got=state.applied)
+        raise FormatError("the state in a snapshot does not match its header", got=state.applied)
     check_members(config, state)
     return state, machine_bytes
 
 
 class SnapshotInstaller:
-    """What has come of a leader's snapshot. `become` takes the state over."""
+    """Receives and installs a leader's snapshot."""
 
     def __init__(
         self,
-        config: RaftConfig,
-        own: LocalMembership,
-        raft: SyncObj,
-        snapshots: SnapshotStore,
-        aside: BackgroundWorker,
-        fetching: StateFetcher,
-        become: Callable[[ClusterState, bytes], None],
+        services: NodeServices,
+        state_fetcher: StateFetcher,
+        adopt_state: Callable[[ClusterState, bytes], None],
     ) -> None:
-        self._config, self._own, self._raft = config, own, raft
-        self._snapshots, self._aside, self._fetching = snapshots, aside, fetching
-        self._become = become
+        self._config, self._own, self._raft = services.config, services.own, services.raft
+        self._snapshots, self._worker = services.snapshots, services.worker
+        self._state_fetcher, self._adopt_state = state_fetcher, adopt_state
         self.incoming: SnapshotReceiver | None = None
-        """None: no snapshot is on its way."""
+        """The transfer in progress."""
         self.is_installing = False
-        """The whole of it is here, and being made durable."""
+        """All chunks are received, and the snapshot is being made durable."""
 
-    def on_chunk(self, peer: str, hello: Hello, chunk: InstallSnapshot) -> None:
-        """Take a piece from a leader that introduced itself so."""
+    def on_install_snapshot(self, peer: str, hello: Hello, chunk: InstallSnapshot) -> None:
         meta = SnapshotMeta(hello.cluster, hello.epoch, chunk.snapshot, chunk.length, chunk.digest)
-        if hello.cluster == NO_ID or self._fetching.is_installing:
-            return  # A blank peer leads nobody.
-        self._fetching.give_up()
+        if hello.cluster == NO_ID or self._state_fetcher.is_installing:
+            return  # A blank peer cannot lead.
+        self._state_fetcher.give_up()
         reached = chunk.offset + len(chunk.data)
         if self.is_installing:
             if self.incoming is not None and self.incoming.meta == meta:
@@ -77,21 +72,23 @@ class SnapshotInstaller:
             self._install(peer, chunk.term, meta, incoming)
 
     def give_up(self) -> None:
-        """What came of one is of no use any more; one that is being made durable goes on."""
+        """Drop the transfer, unless the snapshot is being made durable."""
         if self.incoming is not None and not self.is_installing:
             self.incoming.abandon()
             self.incoming = None
 
-    def give_up_overtaken(self) -> None:
-        """The same, if as much was applied meanwhile."""
+    def abandon_overtaken(self) -> None:
+        """Drop the transfer if the log has advanced as far."""
         if self.incoming is not None and self.incoming.meta.place.index <= self._own.state.applied.index:
             self.give_up()
 
     def _install(self, peer: str, term: int, meta: SnapshotMeta, incoming: SnapshotReceiver) -> None:
         self.is_installing = True
         found: list[tuple[ClusterState, bytes]] = []
-        self._aside.run(
-            lambda: incoming.finish(lambda content: found.append(installable(self._config, meta, content))),
+        self._worker.run(
+            lambda: incoming.finish(
+                lambda content: found.append(decode_snapshot(self._config, meta, content))
+            ),
             lambda _: self._on_installed(peer, term, meta, *found[0]),
             self._on_failed,
         )
@@ -101,13 +98,13 @@ class SnapshotInstaller:
     ) -> None:
         self.incoming, self.is_installing = None, False
         if meta.place.index <= self._raft.committed:
-            return  # The log was quicker.
+            return  # The log has advanced further in the meantime.
         logger.info("snapshot_installed index=%d bytes=%d", meta.place.index, meta.length)
-        self._become(state, machine_bytes)
+        self._adopt_state(state, machine_bytes)
         self._acknowledge(peer, term, meta, meta.length, meta.length, is_all=True)
 
     def _on_failed(self, error: BaseException) -> None:
-        """The leader sends it again; a failed disk ends the node."""
+        """The leader sends it again. A disk failure ends the node."""
         incoming, self.incoming, self.is_installing = self.incoming, None, False
         if not isinstance(error, FormatError | ClusterMismatch | DiskFull):
             raise error

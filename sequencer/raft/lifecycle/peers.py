@@ -1,7 +1,8 @@
-"""The members that are connected: how each introduced itself, and what this node has to do with it.
+"""The connected members: their hellos, and which of their messages this node accepts.
 
-For the loop's thread. The laws: nothing of another cluster or epoch gets to the protocol; a blank node, which
-is of none, takes part in one epoch at a time.
+For the loop's thread. Invariants:
+- No message of another cluster or epoch reaches the protocol.
+- A blank node belongs to no epoch, so it takes part in one at a time.
 """
 
 from __future__ import annotations
@@ -19,47 +20,43 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class Peers:
-    """The other members, as far as they are connected. Both tables are for reading."""
+    """The other members. `hellos` and `connections` are read-only for others."""
 
-    def __init__(self, own: LocalMembership, raft: SyncObj, behind: EpochLeft) -> None:
-        self._own, self._raft, self._behind = own, raft, behind
+    def __init__(self, own: LocalMembership, raft: SyncObj, epoch_left: EpochLeft) -> None:
+        self._own, self._raft, self._epoch_left = own, raft, epoch_left
         self.hellos: dict[str, Hello] = {}
         self.connections: dict[str, int] = {}
-        """The number of the connection with each, which changes with each break."""
-        self._courted: tuple[bytes, int] | None = None
-        """While blank: the cluster and the epoch whose leader this node follows."""
+        """How often each peer was connected."""
+        self._followed: tuple[bytes, int] | None = None
+        """While blank: the cluster and epoch of the leader that this node follows."""
 
     def on_up(self, peer: str, hello: Hello) -> None:
-        """A peer is connected, and says who it is."""
         self.hellos[peer] = hello
         self.connections[peer] = self.connections.get(peer, 0) + 1
 
     def on_down(self, peer: str) -> None:
-        """Forget what it said."""
         self.hellos.pop(peer, None)
-        self._behind.elsewhere.pop(peer, None)
-
-    # Who is what
+        self._epoch_left.elsewhere.pop(peer, None)
 
     def is_of_this_epoch(self, hello: Hello) -> bool:
-        """Whether it is of this very cluster and epoch; blank ones are to blank ones."""
+        """Whether it has this node's cluster and epoch. Blank nodes have the same."""
         own = self._own.identity
         return hello.cluster == own.cluster and hello.epoch == own.epoch
 
-    def is_talked_to(self, hello: Hello) -> bool:
-        """Whether the protocol talks to it: it is of this epoch, or one of the two is blank."""
+    def may_talk_to(self, hello: Hello) -> bool:
+        """Whether the protocol may talk to it: same epoch, or one of the two is blank."""
         own = self._own.identity
         is_same = hello.cluster == own.cluster and hello.epoch == own.epoch
         return is_same or NO_ID in (hello.cluster, own.cluster)
 
     def is_accepted(self, peer: str, hello: Hello) -> bool:
-        """The same of a peer that has just introduced itself; one that is elsewhere is noted and logged."""
+        """`may_talk_to` for a new connection. Records and logs a peer of another epoch or cluster."""
         own = self._own.identity
-        if self.is_talked_to(hello):
+        if self.may_talk_to(hello):
             return True
         is_here = hello.cluster == own.cluster
         if is_here and (is_later(own.epoch, hello.epoch) or is_rival(own.epoch, hello.epoch)):
-            self._behind.elsewhere[peer] = hello.epoch
+            self._epoch_left.elsewhere[peer] = hello.epoch
         is_grave = not is_here or is_rival(own.epoch, hello.epoch)
         logger.log(
             logging.ERROR if is_grave else logging.WARNING,
@@ -68,23 +65,23 @@ class Peers:
         )
         return False
 
-    def is_heeded(self, hello: Hello, message: Message) -> bool:
-        """Whether a blank node takes part in the epoch that this comes from: in one, as long as it is led.
+    def is_followed(self, hello: Hello, message: Message) -> bool:
+        """Whether a blank node accepts the message: it follows the leader of one epoch, while there is one.
 
-        Of leaders of two epochs it would learn that there are two in one term.
+        With leaders of two epochs it would find two leaders in one term.
         """
         if not self._own.identity.is_blank or hello.cluster == NO_ID:
             return True
         theirs = (hello.cluster, hello.epoch)
-        if theirs != self._courted and isinstance(message, AppendEntries | InstallSnapshot):
-            is_led = self._raft.leaderless_s <= self._behind.patience_s
-            if self._courted is None or not is_led:
-                self._courted = theirs
-                self._raft.forget_leader()
-        return theirs == self._courted or not isinstance(message, AppendEntries | InstallSnapshot)
+        if theirs != self._followed and isinstance(message, AppendEntries | InstallSnapshot):
+            is_led = self._raft.leaderless_s <= self._epoch_left.patience_s
+            if self._followed is None or not is_led:
+                self._followed = theirs
+                self._raft.clear_leader()
+        return theirs == self._followed or not isinstance(message, AppendEntries | InstallSnapshot)
 
-    def may_take_state(self, hello: Hello, newest: SnapshotMeta | None, peer: str) -> bool:
-        """Whether the peer, of an earlier epoch or blank on a disk that counts, may have the newest state."""
+    def may_fetch_state(self, hello: Hello, newest: SnapshotMeta | None, peer: str) -> bool:
+        """Whether the peer (of an earlier epoch, or blank on a disk that counts) may fetch the state."""
         own = self._own.identity
         is_here = hello.cluster == own.cluster
         if is_here and is_succeeded(hello.epoch, own.epoch):
@@ -93,27 +90,24 @@ class Peers:
         return is_new and self.is_counted_on(peer, hello, newest)
 
     def is_counted_on(self, peer: str, hello: Hello, newest: SnapshotMeta | None) -> bool:
-        """Whether the newest snapshot names that disk a member: else the leader sends a newer one."""
+        """Whether the newest snapshot admits that disk. If not, the leader sends a newer snapshot."""
         known = self._own.state.disks.get(peer)
         if newest is None or known is None or known.disk != hello.claim.disk:
             return False
         return newest.place.index >= known.joined.index
 
-    # All together
-
     def is_any_of_this_epoch(self) -> bool:
-        """Whether anybody is."""
         return any(map(self.is_of_this_epoch, self.hellos.values()))
 
     def members(self) -> list[str]:
-        """Those that are not blank, in the order of their names."""
+        """Connected peers that are not blank, sorted."""
         return sorted(peer for peer, hello in self.hellos.items() if hello.cluster != NO_ID)
 
     def new_disks(self) -> dict[str, bytes]:
-        """The disks of connected members that were wiped, and do not count yet.
+        """The disks of connected members that were wiped and do not count yet.
 
-        One whose join is committed is none, whether or not it has said that it knows: it may have promised
-        something in this epoch, and would not follow into another.
+        A disk whose join is committed is not among them, even if it has not applied it: it may have promised
+        something in this epoch.
         """
         return {
             peer: hello.claim.disk
@@ -122,7 +116,7 @@ class Peers:
         }
 
     def voters(self) -> list[str]:
-        """Peers that are here, and that can elect a leader of this epoch."""
+        """Connected peers that can elect a leader of this epoch."""
         return [
             peer
             for peer, hello in self.hellos.items()

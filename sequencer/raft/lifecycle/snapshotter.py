@@ -1,7 +1,7 @@
-"""Snapshots of this node's own state, and letting go of the log behind them.
+"""Takes snapshots of this node's state, and compacts the log.
 
-For the loop's thread; the state is encoded and written aside. The law (rule 3 of docs/raft.md): of
-the log only that goes away which a durable snapshot covers.
+For the loop's thread; the worker encodes and writes the state. Invariant (rule 3 of docs/raft.md): only
+entries that a durable snapshot covers are dropped from the log.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ import logging
 from typing import Final
 
 from rt.errors import DiskFull
-from sequencer.raft.core.core import SyncObj
-from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.core.pysyncobj_adapter import now
 from sequencer.raft.lifecycle.epoch_transition import EpochExit
 from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
-from sequencer.raft.lifecycle.state_fetch import StateFetcher
-from sequencer.raft.model.api import StateMachine
+from sequencer.raft.lifecycle.services import NodeServices
+from sequencer.raft.lifecycle.state_transfer import StateFetcher
 from sequencer.raft.model.cluster_state import encode_state
-from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import LogIndex
-from sequencer.raft.storage.log import DurableLog
-from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotStore
-from sequencer.raft.storage.worker import BackgroundWorker
+from sequencer.raft.storage.snapshots import SnapshotMeta
 
 HOLD_FACTOR: Final = 8
-"""For a follower that is being served, so many times the usual tail of the log is kept."""
+"""For a connected follower that needs them, the log keeps this many times the usual number of entries."""
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -35,41 +30,33 @@ class Snapshotter:
 
     def __init__(
         self,
-        config: RaftConfig,
-        own: LocalMembership,
-        machine: StateMachine,
-        raft: SyncObj,
-        log: DurableLog,
-        snapshots: SnapshotStore,
-        aside: BackgroundWorker,
-        leaving: EpochExit,
-        fetching: StateFetcher,
-        installing: SnapshotInstaller,
+        services: NodeServices,
+        epoch_exit: EpochExit,
+        state_fetcher: StateFetcher,
+        installer: SnapshotInstaller,
     ) -> None:
-        self._config, self._own, self._machine, self._raft = config, own, machine, raft
-        self._log, self._snapshots, self._aside = log, snapshots, aside
-        self._leaving, self._fetching, self._installing = leaving, fetching, installing
+        config = self._config = services.config
+        self._own, self._machine, self._raft = services.own, services.machine, services.raft
+        self._log, self._snapshots, self._worker = services.log, services.snapshots, services.worker
+        self._epoch_exit, self._state_fetcher, self._installer = epoch_exit, state_fetcher, installer
         self._is_under_way = False
         self.due = now() + config.snapshot_ms / 1000
-        """When the next one is to be taken, if it is wanted then."""
+        """When to take the next snapshot, if `is_wanted`."""
 
     def is_wanted(self) -> bool:
-        """Whether there is something that the newest snapshot lacks, and none is being made.
-
-        Nor is one taken while another state is on its way here, or the one for the next epoch is made.
-        """
+        """Whether there is something to snapshot, and no snapshot or state is being made or received."""
         newest = self._snapshots.newest
         return (
             newest is not None
             and self._own.state.applied.index > newest.place.index
             and not self._is_under_way
-            and self._installing.incoming is None
-            and not self._leaving.is_over
-            and not self._fetching.is_under_way
+            and self._installer.incoming is None
+            and not self._epoch_exit.is_over
+            and not self._state_fetcher.is_under_way
         )
 
-    def take(self) -> None:
-        """Freeze the state as it is; the rest is done aside."""
+    def take_snapshot(self) -> None:
+        """Freeze the state. The worker does the rest."""
         state, place = self._own.state, self._own.state.applied
         head, encode = encode_state(state), self._machine.snapshot()
         self._is_under_way = True
@@ -77,13 +64,13 @@ class Snapshotter:
         def write() -> SnapshotMeta:
             return self._snapshots.write(state.cluster, state.epoch, place, b"".join([head, encode()]))
 
-        self._aside.run(write, self._on_written, self._on_failed)
+        self._worker.run(write, self._on_written, self._on_failed)
 
     def compact(self, place: LogIndex) -> None:
-        """Let go of what the snapshot covers, but for a tail that spares slow followers the snapshot.
+        """Drop the entries that the snapshot covers, except a tail for slow followers.
 
-        What a connected follower needs next is kept within a wider bound: else one that is slower than the
-        log grows would get snapshot after snapshot and never the log behind one.
+        Entries that a connected follower needs next are kept up to a larger bound. Without it, a follower
+        slower than the log grows would receive snapshot after snapshot.
         """
         log, config, size = self._log, self._config, 0
         needed = self._raft.keep_from() or place.index + 1
@@ -97,7 +84,7 @@ class Snapshotter:
             keep_from -= 1
         try:
             log.compact(keep_from)
-        except DiskFull as error:  # Some file systems need space to free some; the next snapshot tries again.
+        except DiskFull as error:  # Some file systems need space to free space. The next snapshot retries.
             logger.error("compaction_failed error=%r", str(error))
 
     def _on_written(self, meta: SnapshotMeta) -> None:

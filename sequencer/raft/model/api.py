@@ -57,25 +57,21 @@ class Leadership(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member as this node sees it."""
-
     name: str
     address: str
     is_self: bool
     is_connected: bool
-    """Whether a connection with it stands (always for this node)."""
+    """Always true for this node."""
     disk: str
-    """Hex id of the disk that counts for it, "" if none has joined."""
+    """Hex id of the member's disk that counts, "" if none has joined."""
     is_counted: bool | None
-    """Whether the disk it runs on now is that one and has applied its join; None: not heard of."""
+    """Whether its current disk counts and has applied its join. None: it was never connected."""
     match_index: int | None
-    """On the leader: how far its synced log is known to agree; None elsewhere."""
+    """On the leader: up to which index its synced log agrees. None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node's consensus at one moment."""
-
     name: str
     role: str
     """leader, follower, candidate, joining (blank, or not admitted yet), stalled (disk full) or stopped."""
@@ -84,16 +80,16 @@ class Status:
     cluster: str
     """Hex id of the cluster, "" while blank."""
     leader_gap_s: float
-    """On a follower: the longest time between two messages of its leader, in this term. 0 elsewhere."""
+    """On a follower: longest time between two messages of its leader, in this term. 0 elsewhere."""
     epoch: int
-    """Its number; `epoch_id`, of which it is a part, no other epoch has: see `epochs`."""
+    """Number of the epoch. Only `epoch_id`, which contains it, is unique: see `epochs`."""
     epoch_id: int
     index: int
     """Number of the last command applied."""
     log_start: int
     """Raft index of the first entry kept."""
     log_end: int
-    """Raft index behind the last entry."""
+    """Raft index after the last entry."""
     committed: int
     """Raft index of the last entry known to be committed."""
     applied: int
@@ -103,12 +99,12 @@ class Status:
     snapshot: int
     """Raft index that the newest snapshot covers."""
     in_flight: int
-    """Commands proposed here whose outcome is open."""
+    """Commands proposed here that are not applied yet."""
     members: tuple[MemberStatus, ...]
     leader_committed: int = 0
-    """Raft index up to which all is committed, as a leader said last; here it need not be yet."""
+    """Commit index that a leader last sent. It may be above `committed`."""
     received: tuple[int, int] | None = None
-    """Of a snapshot that a peer sends: the bytes that are here, and all of it. None: none is on its way."""
+    """While a snapshot is received: bytes received, total bytes."""
 
 
 class Consensus(Protocol):
@@ -131,10 +127,11 @@ class Consensus(Protocol):
         Pending calls are dropped when the node stops. An exception in `call` stops the node.
         """
 
-    def tell(self, peer: str, content: bytes) -> bool:
+    def send(self, peer: str, content: bytes) -> bool:
         """Send a message to another member. It may be lost; delivered messages keep their order.
 
-        On the consensus thread only. False if the peer is not connected. The peer's `on_told` receives it.
+        On the consensus thread only. Returns False if the peer is not connected. At the peer,
+        `on_app_message` gets it.
         """
 
     def reset(self, command: bytes) -> None:
@@ -146,16 +143,17 @@ class Consensus(Protocol):
         """
 
     def force(self, command: bytes) -> NoMajority | None:
-        """Without a majority: begin an epoch with what this node has, and `command`; None: it is under way.
+        """Without a majority, start an epoch with this node's state and `command`. Returns None if it has
+        started.
 
-        On the consensus thread only, and only because an operator says that the others are lost. Entries of
-        this node's log that may not be committed are applied, too; what others committed and this node never
-        heard of is lost. The disks that count from then on are this one and those of the members that are
-        connected and blank, who must be a majority together: else it says so, and nothing is done. All
-        others have to be wiped. Ends as `reset` does.
+        On the consensus thread only, and only if an operator says that the other nodes are lost. Entries of
+        this node's log that may not be committed are applied, too; commands that this node never received are
+        lost. From then on the disks count that belong to this node and to the members that are connected and
+        blank. Together they must be a majority; otherwise the reason is returned, and nothing changes. All
+        other nodes must be wiped. Ends as `reset` does.
         """
 
-    def hand_over(self, timeout_s: float) -> bool:
+    def transfer_leadership(self, timeout_s: float) -> bool:
         """If this node leads, transfer leadership to the most up-to-date member.
 
         Returns whether another member leads: at once if this node does not lead, else when another leader is
@@ -165,14 +163,13 @@ class Consensus(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads, by its own knowledge, and has applied all entries of earlier terms."""
+        """Whether this node believes that it leads, and has applied all entries of earlier terms."""
 
     @property
     def leader(self) -> str | None:
-        """The member that leads, as far as this node knows."""
+        """The leader as this node knows it."""
 
-    def status(self) -> Status:
-        """A snapshot of the status."""
+    def status(self) -> Status: ...
 
     def stop(self) -> None:
         """Stop the node. Closes all connections and threads, except a thread that waits for name resolution.

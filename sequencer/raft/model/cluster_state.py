@@ -1,9 +1,10 @@
-"""What the committed log has decided about the cluster itself: its disks, and which commands were applied.
+"""The cluster's own replicated state: which disks count, and which commands were applied. Pure.
 
-Pure and the same on every node at the same place. The law: `apply` is total; a command is given out once and
-in its proposer's order, however often and in whatever order its entry was committed.
+Invariants:
+- `apply` is total. Nodes that applied the same entries have the same state.
+- A command is applied once and in its proposer's order, however often its entry was committed.
 
-In a snapshot it stands before the state machine's own bytes, little-endian:
+In a snapshot it precedes the state machine's bytes, little-endian:
 
     offset  bytes  field
          0      8  magic "RTRAFTST"
@@ -17,8 +18,8 @@ In a snapshot it stands before the state machine's own bytes, little-endian:
         64      4  chain: running checksum of the entries applied
         68      4  0
         72         members, by name: u8 length, name, disk (16), index and term of its join (8 + 8)
-                   proposers, by disk: disk (16), life (8), next sequence (8), count (8),
-                       then so often: sequence (8), index of its first command (8)
+                   proposers, by disk: disk (16), run (8), next sequence (8), count (8),
+                       then, count times: sequence (8), index of its first command (8)
                    the state machine's bytes
 """
 
@@ -35,7 +36,7 @@ from sequencer.raft.model.entry_codec import Commands, JoinEntry, NoOp, ResetEnt
 from sequencer.raft.model.messages import DiskClaim, LogIndex, RaftEntry
 
 INITIAL: Final = LogIndex(1, 1)
-"""Where the log of a new cluster begins: its first snapshot stands for this entry, and admits all disks."""
+"""Where the log of a new cluster starts: its first snapshot stands for this entry, and admits all disks."""
 
 _MAGIC = b"RTRAFTST"
 _VERSION = 1
@@ -47,19 +48,20 @@ _PAIR = struct.Struct("<QQ")
 
 @dataclass(slots=True)
 class ProposerState:
-    """How far one disk's commands are applied, in the newest life that was heard of."""
+    """Which commands of one disk are applied, in the newest run that proposed something."""
 
-    life: int
+    run: int
     next: int = 1
-    """The only sequence that may come next: a pack that was overtaken is proposed again."""
+    """Sequence of the next pack. A pack that was overtaken is proposed again."""
     firsts: dict[int, int] = field(default_factory=dict)
-    """Index of the first command of each applied pack, until the proposer is known to know it."""
+    """Index of the first command of each applied pack that the proposer may still ask for."""
 
 
 class PackApplied(NamedTuple):
-    """What became of a pack: `first` is the index of its first command, None if it is not to be carried out.
+    """`first` is the index of the pack's first command.
 
-    Then it was carried out before, or packs that come before it are missing, or it is not a member's.
+    It is None if the pack was not applied: it was applied before, an earlier pack is missing, or its disk is
+    not a member's.
     """
 
     pack: Commands
@@ -67,7 +69,7 @@ class PackApplied(NamedTuple):
 
 
 class EpochEnded(NamedTuple):
-    """The epoch is over; its last command has this index."""
+    """The epoch ended with this command."""
 
     index: int  # type: ignore[assignment]  # hides the tuple's method
     command: bytes
@@ -75,22 +77,20 @@ class EpochEnded(NamedTuple):
 
 @dataclass(slots=True)
 class ClusterState:
-    """The replicated part that consensus itself needs."""
-
     cluster: bytes
     epoch: int
     disks: dict[str, DiskClaim]
-    """For each member the disk that counts, and where it joined. The names never change in an epoch."""
+    """For each member the disk that counts, and its join. The names never change in an epoch."""
     index: int = 0
-    """Commands given out so far."""
+    """Number of the last command applied."""
     applied: LogIndex = INITIAL
     chain: int = 0
     proposers: dict[bytes, ProposerState] = field(default_factory=dict)
 
     def apply(self, entry: RaftEntry) -> PackApplied | EpochEnded | None:
-        """Take the next entry; what became of its commands, None if it holds none.
+        """Apply the next entry. Returns None if it contains no commands.
 
-        Behind `EpochEnded` comes nothing more: the next epoch begins with this state.
+        Nothing is applied after `EpochEnded`: the next epoch starts with this state.
         """
         assert entry.index == self.applied.index + 1, (entry.place, self.applied)
         self.applied = entry.place
@@ -110,18 +110,18 @@ class ClusterState:
                 pass
         return None
 
-    def first_index(self, disk: bytes, life: int, sequence: int) -> int | None:
-        """The index of the first command of an applied pack; None if it was not applied, or is forgotten."""
+    def first_index(self, disk: bytes, run: int, sequence: int) -> int | None:
+        """Index of the first command of an applied pack. None if it was not applied, or is not remembered."""
         proposer = self.proposers.get(disk)
-        return proposer.firsts.get(sequence) if proposer is not None and proposer.life == life else None
+        return proposer.firsts.get(sequence) if proposer is not None and proposer.run == run else None
 
     def _apply_commands(self, pack: Commands) -> int | None:
         if all(claim.disk != pack.disk for claim in self.disks.values()):
-            return None  # Not a member's disk, or not any more.
+            return None  # Not the disk of a member.
         proposer = self.proposers.get(pack.disk)
-        if proposer is None or proposer.life < pack.life:
-            proposer = self.proposers[pack.disk] = ProposerState(pack.life)
-        if proposer.life != pack.life:
+        if proposer is None or proposer.run < pack.run:
+            proposer = self.proposers[pack.disk] = ProposerState(pack.run)
+        if proposer.run != pack.run:
             return None
         while proposer.firsts and (oldest := next(iter(proposer.firsts))) < pack.floor:
             del proposer.firsts[oldest]
@@ -135,17 +135,16 @@ class ClusterState:
     def _apply_join(self, join: JoinEntry, place: LogIndex) -> None:
         known = self.disks.get(join.name)
         if known is None or known.disk == join.disk:
-            return  # No member; or asked for twice, and where it joined first is where it joined.
+            return  # Not a member; or a second join of the same disk: the first one counts.
         self.disks[join.name] = DiskClaim(join.disk, place)
 
 
 def initial_state(cluster: bytes, epoch: int, disks: dict[str, bytes]) -> ClusterState:
-    """The state of a new cluster with these disks, all of them members from the start."""
+    """The state of a new cluster. These disks are its members from the start."""
     return ClusterState(cluster, epoch, {name: DiskClaim(disk, INITIAL) for name, disk in disks.items()})
 
 
 def encode_state(state: ClusterState) -> bytes:
-    """The bytes that stand before the machine's in a snapshot."""
     parts = [
         _HEADER.pack(
             *(_MAGIC, _VERSION, len(state.disks), len(state.proposers), state.cluster, state.epoch),
@@ -155,13 +154,13 @@ def encode_state(state: ClusterState) -> bytes:
     for name, claim in sorted(state.disks.items()):
         parts += [bytes([len(name)]), name.encode(), _MEMBER.pack(claim.disk, *claim.joined)]
     for disk, proposer in sorted(state.proposers.items()):
-        parts.append(_PROPOSER.pack(disk, proposer.life, proposer.next, len(proposer.firsts)))
+        parts.append(_PROPOSER.pack(disk, proposer.run, proposer.next, len(proposer.firsts)))
         parts += [_PAIR.pack(*pair) for pair in sorted(proposer.firsts.items())]
     return b"".join(parts)
 
 
 def decode_state(content: bytes) -> tuple[ClusterState, bytes]:
-    """The cluster's state and the machine's bytes in a snapshot; `rt.FormatError` if they are not there."""
+    """The cluster's state, and the state machine's bytes. Raises `rt.FormatError`."""
     try:
         return _decode(content)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -185,10 +184,10 @@ def _decode(content: bytes) -> tuple[ClusterState, bytes]:
         state.disks[content[start:at].decode("ascii")] = DiskClaim(disk, LogIndex(*place))
         at += _MEMBER.size
     for _ in range(proposers):
-        disk, life, following, count = _PROPOSER.unpack_from(content, at)
+        disk, run, following, count = _PROPOSER.unpack_from(content, at)
         at += _PROPOSER.size
         pairs = _PAIR.iter_unpack(content[at : at + _PAIR.size * count])
-        proposer = state.proposers[disk] = ProposerState(life, following, dict(pairs))
+        proposer = state.proposers[disk] = ProposerState(run, following, dict(pairs))
         at += _PAIR.size * count
         if len(proposer.firsts) != count:
             raise FormatError("truncated list of proposers in a Raft snapshot", got=len(proposer.firsts))

@@ -1,4 +1,4 @@
-"""How a Raft node is set up."""
+"""The settings of a Raft node."""
 
 from __future__ import annotations
 
@@ -12,46 +12,44 @@ CLUSTER_SIZES = (1, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """One node's settings. The same `members` and times on all nodes.
+    """The settings of one node. `members` and the times must be the same on all nodes.
 
-    Raises `ValueError` or `rt.InvalidName` for a setting that cannot work.
+    Raises `ValueError` or `rt.InvalidName` for invalid settings.
     """
 
     name: str
-    """This member."""
     members: Mapping[str, str]
-    """Address "host:port" of each member by name, this one's too; 1, 3, 5 or 7 of them.
+    """Address "host:port" of each of the 1, 3, 5 or 7 members by name, including this one.
 
-    The names are the cluster's from its bootstrap on: a node with others refuses to start. Only a cluster
-    of one takes more: it stands still with them until an epoch is forced.
+    The names are fixed when the cluster is made: a node with other names refuses to start. Only a cluster of
+    one can be extended: it then waits until an epoch is forced.
     """
     directory: str
-    """Where the log, the snapshots and the identity of this disk are kept; nothing else may be there."""
+    """Directory of the log, the snapshots and the disk's identity. It must contain no other files."""
     stream: str
-    """The stream whose cluster this is."""
     bootstrap: bool = False
-    """Make a new cluster, if every member is there and blank. May stay set: it never replaces a cluster."""
+    """Make a new cluster if every member is connected and blank. It never replaces a cluster."""
     heartbeat_ms: int = 75
-    """Time between messages of an idle leader."""
+    """Time between two messages of an idle leader."""
     election_ms_min: int = 300
-    """A follower that hears no leader for a drawn time between this and ..."""
+    """The election timeout is drawn between this and `election_ms_max`."""
     election_ms_max: int = 600
-    """... this stands for election; a leader that hears no majority for this long steps down.
+    """A leader that hears no majority for this long steps down.
 
-    The least one is to be ten times as long as the slowest fsync, and four heartbeats.
+    The shortest election timeout should be ten times the slowest fsync and four heartbeats.
     """
     snapshot_ms: int = 5000
-    """Time between snapshots, while something changes."""
+    """Time between snapshots while something changes."""
     keep_entries: int = 4096
-    """Entries kept behind a snapshot, so that a slow follower needs none."""
+    """Entries kept before a snapshot, so that a slow follower needs no snapshot."""
     keep_bytes: int = 32 * 2**20
-    """Bytes of those entries at most."""
+    """Limit for the bytes of those entries."""
     segment_bytes: int = 8 * 2**20
     """Size at which the log rolls to a new segment. Compaction removes only whole segments."""
     commands_max: int = 8192
     """Commands in flight from this node before `propose` raises `rt.Overloaded`."""
     command_bytes_max: int = 64 * 2**20
-    """Bytes of those commands."""
+    """Limit for the bytes of those commands."""
     retry_ms: int = 1000
     """If no command in flight completes for this long, the oldest ones are proposed again.
 

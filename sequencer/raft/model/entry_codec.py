@@ -1,7 +1,7 @@
-"""What the content of a log entry says: commands of one proposer, a joined disk, or nothing.
+"""The content of a log entry: commands of one proposer, the join of a disk, a reset, or a no-op. Pure.
 
-All fields little-endian. Commands (kind 0): what one node proposed together, up to `PACK_BYTES` of it, is one
-entry, so that the cost of an entry is shared:
+All fields are little-endian. Commands (kind 0): up to `PACK_BYTES` that one node proposed together are one
+entry, so that they share its cost:
 
     offset  bytes  field
          0      1  kind 0
@@ -9,14 +9,14 @@ entry, so that the cost of an entry is shared:
          2      2  0
          4      4  count of commands, at least 1
          8     16  disk of the proposer
-        24      8  life of the proposer: how often it was started on that disk, then 32 random bits
-        32      8  sequence: ordinal of this pack in that life, from 1
-        40      8  floor: the outcome of every pack below is known to the proposer
+        24      8  run of the proposer: its run number on that disk, then 32 random bits
+        32      8  sequence: ordinal of this pack in that run, from 1
+        40      8  floor: the proposer knows the outcome of every pack below
         48    4 n  length of each command
                    the commands
 
-Nothing (kind 1, one byte): PySyncObj's own, with which a leader begins its term.
-Join (kind 16): from here on this disk counts as the member's, and no other:
+No-op (kind 1, one byte): the first entry of a leader's term, appended by PySyncObj.
+Join (kind 16): from here on only this disk counts for the member:
 
          0      1  kind 16
          1      1  version
@@ -25,12 +25,12 @@ Join (kind 16): from here on this disk counts as the member's, and no other:
          8     16  disk
         24         the member's name
 
-Reset (kind 17): the last command of this epoch; nothing behind it is ever applied:
+Reset (kind 17): the last command of this epoch; nothing after it is ever applied:
 
          0      1  kind 17
          1      1  version
          2      6  0
-         8      8  the epoch that it ends: in another one it does nothing
+         8      8  the epoch that it ends; no effect in another epoch
         16         the command
 """
 
@@ -46,11 +46,11 @@ from rt.names import is_name
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX, ENTRY_BYTES_MAX
 
 PACK_BYTES: Final = 256 * 1024
-"""A pack is closed at this size: larger ones would make the nodes wait for each other."""
+"""A pack is closed at this size: larger packs would make the nodes wait for each other."""
 PACK_COMMANDS_MAX: Final = 1024
 """Commands in a pack. Each adds 4 bytes, which keeps every entry below `ENTRY_BYTES_MAX`."""
 PACKS_MAX: Final = 16
-"""Packs of one proposer in flight: enough to keep disks and network busy with full ones."""
+"""Packs of one proposer in flight: enough to keep disks and network busy."""
 NO_OP: Final = b"\x01"
 
 _VERSION = 1
@@ -61,21 +61,21 @@ _RESET_HEADER = struct.Struct("<BB6sQ")
 
 
 class Commands(NamedTuple):
-    """What one node proposed together."""
+    """Commands that one node proposed together: a pack."""
 
     disk: bytes
-    life: int
+    run: int
     sequence: int
     floor: int
     commands: tuple[bytes, ...]
 
 
 class NoOp(NamedTuple):
-    """The beginning of a term."""
+    """The first entry of a term."""
 
 
 class JoinEntry(NamedTuple):
-    """`disk` is the member's from here on."""
+    """From here on only `disk` counts for the member."""
 
     name: str
     disk: bytes
@@ -91,28 +91,25 @@ class ResetEntry(NamedTuple):
 Content: TypeAlias = Commands | NoOp | JoinEntry | ResetEntry
 
 
-def encode_commands(disk: bytes, life: int, sequence: int, floor: int, commands: Sequence[bytes]) -> bytes:
-    """The content of an entry of commands."""
+def encode_commands(disk: bytes, run: int, sequence: int, floor: int, commands: Sequence[bytes]) -> bytes:
     assert 0 < floor <= sequence < floor + PACKS_MAX, (floor, sequence)
     count = len(commands)
-    header = _PACK.pack(_COMMANDS, _VERSION, 0, count, disk, life, sequence, floor)
+    header = _PACK.pack(_COMMANDS, _VERSION, 0, count, disk, run, sequence, floor)
     return b"".join([header, struct.pack(f"<{count}I", *map(len, commands)), *commands])
 
 
 def encode_join(join: JoinEntry) -> bytes:
-    """The content of an entry that admits a disk."""
     name = join.name.encode()
     return _JOIN_HEADER.pack(_JOIN, _VERSION, len(name), 0, join.disk) + name
 
 
 def encode_reset(reset: ResetEntry) -> bytes:
-    """The content of an entry that ends an epoch."""
     assert len(reset.command) <= COMMAND_BYTES_MAX, len(reset.command)
     return _RESET_HEADER.pack(_RESET, _VERSION, bytes(6), reset.epoch) + reset.command
 
 
 def decode_content(content: bytes) -> Content:
-    """What an entry says; `rt.FormatError` if it says nothing that could be meant."""
+    """Raises `rt.FormatError` for anything that the encoders do not write."""
     kind = content[0] if content else None
     if kind == _COMMANDS:
         return _decode_commands(content)
@@ -126,14 +123,14 @@ def decode_content(content: bytes) -> Content:
 
 
 def decode_join(content: bytes) -> JoinEntry | None:
-    """The join in an entry; None if it is something else."""
+    """The join in an entry, or None."""
     return _decode_join(content) if content[:1] == bytes([_JOIN]) else None
 
 
 def _decode_commands(content: bytes) -> Commands:
     if len(content) < _PACK.size:
         raise _malformed("is too short", len(content))
-    _, version, zero, count, disk, life, sequence, floor = _PACK.unpack_from(content)
+    _, version, zero, count, disk, run, sequence, floor = _PACK.unpack_from(content)
     _check_version(version)
     start = _PACK.size + 4 * count
     is_window = 0 < floor <= sequence < floor + PACKS_MAX
@@ -144,7 +141,7 @@ def _decode_commands(content: bytes) -> Commands:
         raise _malformed("has invalid lengths", sum(lengths))
     ends = accumulate(lengths, initial=start)
     commands = tuple(content[one:two] for one, two in pairwise(ends))
-    return Commands(disk, life, sequence, floor, commands)
+    return Commands(disk, run, sequence, floor, commands)
 
 
 def _decode_join(content: bytes) -> JoinEntry:
@@ -177,6 +174,6 @@ def _malformed(what: str, got: object) -> FormatError:
     return FormatError(f"a Raft entry {what}", got=got)
 
 
-# The largest entries: one command of the greatest size, or as many as a pack takes.
+# The largest entries: one command of the maximum size, or a full pack.
 assert _PACK.size + 4 + COMMAND_BYTES_MAX <= ENTRY_BYTES_MAX
 assert _PACK.size + 4 * PACK_COMMANDS_MAX + PACK_BYTES <= ENTRY_BYTES_MAX

@@ -1,13 +1,14 @@
-"""Epochs of a cluster: how one ends, what the next begins with, and when a node that is left behind follows.
+"""Epochs of a cluster: how one ends, what the next starts with, and when a node follows to a later one. Pure.
 
-Pure. An epoch is one Raft log, with its own elections. Laws. A committed reset is the last entry that anybody
-applies in its epoch, so all who are in the next one began it with the same state; whoever is in it proves by
-that alone that the reset was committed. A disk that was in no later epoch has neither voted nor acknowledged
-anything there: it may begin there with any state that the epoch had.
+An epoch is one Raft log, with its own elections. Invariants:
+- A committed reset is the last entry that any node applies in its epoch. So all nodes of the next epoch
+  started it with the same state, and a node in it proves that the reset was committed.
+- A disk that was in no later epoch has neither voted nor acknowledged anything there. It may start there with
+  any state that the epoch had.
 
-Where no majority is left, an operator may have one node begin an epoch from what that node has (rule 6 of
-docs/raft.md). Nothing proves that this is all there was, so such an epoch is of another line:
-`rt.cluster_epoch` says how epochs are named.
+If no majority is left, an operator can force one node to start an epoch from its own state (rule 6 of
+docs/raft.md). Nothing proves that this state is complete, so such an epoch belongs to another line:
+`rt.cluster_epoch` defines how epochs are named.
 """
 
 from __future__ import annotations
@@ -35,33 +36,36 @@ from rt.errors import RtError
 from sequencer.raft.model.cluster_state import ClusterState
 from sequencer.raft.model.messages import NO_ID, DiskClaim, LogIndex
 
-STAY_S: Final = 1.0
-"""So long a leader that has applied a reset stays, for those that have not heard of it yet."""
+LEAVE_DELAY_S: Final = 1.0
+"""A leader that has applied a reset stays this long, for members that have not received it yet."""
 
 _INDEX_SHIFT: Final = 54
-"""The log of a generation begins at an index that no log of an earlier one comes to, so that of two states of
-one disk the later one is behind the other, however far the disk went on in the earlier epoch."""
+"""The log of a generation starts at an index that no log of an earlier generation reaches. So of two states
+of one disk the later one always has the higher index.
+"""
 
 
 class EpochOver(Exception):
-    """The state of a later epoch is durable here: start the node again, which goes on in that epoch."""
+    """The state of a later epoch is durable here. The node continues in that epoch when it is
+    opened again.
+    """
 
     def __init__(self, epoch: int) -> None:
-        super().__init__(f"this node goes on in epoch {name_of(epoch)} when it is started again")
+        super().__init__(f"this node continues in epoch {name_of(epoch)} when it is opened again")
         self.epoch = epoch
 
 
 class NoMajority(RtError):
-    """There are not enough members to go on with."""
+    """There are not enough members to continue."""
 
     grpc_status = "UNAVAILABLE"
     retriable = True
 
 
 def next_epoch(state: ClusterState, digest: bytes) -> ClusterState:
-    """What the next epoch begins with. `digest` is of the state machine's state: the same on every node.
+    """The state that the next epoch starts with. `digest`: of the state machine's state, equal on every node.
 
-    The log's indexes go on, so that of two states of one disk the later one is behind the other.
+    The log's indices continue, so that of two states of one disk the later one has the higher index.
     """
     assert may_be_reset(state.epoch), state.epoch
     index, term = state.applied
@@ -70,10 +74,10 @@ def next_epoch(state: ClusterState, digest: bytes) -> ClusterState:
 
 
 def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes], lot: bytes) -> ClusterState:
-    """What an epoch begins with that is made of one node's state, by the disks of these members.
+    """The state that a forced epoch starts with. `disks`: those of the members that take part.
 
-    A member that is not among them has no disk that counts: it joins as one that was wiped. `lot` is random,
-    8 bytes or more, and names the line.
+    The other members have no disk that counts: they join like wiped ones. `lot`: 8 random bytes or more,
+    which name the line.
     """
     number = forced_number(number_of(state.epoch))
     epoch = epoch_of(number, 1 + int.from_bytes(lot[:8]) % ((1 << LINE_BITS) - 1))
@@ -84,22 +88,21 @@ def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes],
 
 @dataclass(slots=True)
 class EpochLeft:
-    """Whether a node leaves its epoch for one that peers are in. A cluster of `members`."""
+    """Decides whether a node leaves its epoch for one that peers are in."""
 
     members: int
     patience_s: float
-    """Without a leader for so long nothing is to be hoped for from the own epoch."""
+    """After this time without a leader the own epoch is given up."""
     elsewhere: dict[str, int] = field(default_factory=dict)
-    """Connected peers in other epochs of this cluster that are not earlier ones, and which."""
+    """Connected peers in other epochs of this cluster that are not earlier, and which epochs."""
 
     def ahead(self, own: int) -> dict[str, int]:
-        """The peers in epochs later than `own`; in a rival's nobody is."""
+        """The peers in epochs later than `own`. An epoch of a rival line is not later."""
         return {peer: epoch for peer, epoch in self.elsewhere.items() if is_later(own, epoch)}
 
     def forced_without(self, own: int) -> dict[str, int]:
-        """The members that are in one line which was forced without this one, if they are a majority.
-
-        One alone may be wrong.
+        """The members in a line that was forced without this node, if they are a majority: one
+        may be wrong.
         """
         lines = Counter(line_of(epoch) for epoch in self.elsewhere.values() if not is_succeeded(own, epoch))
         for line, count in lines.items():
@@ -107,11 +110,11 @@ class EpochLeft:
                 return {peer: epoch for peer, epoch in self.elsewhere.items() if line_of(epoch) == line}
         return {}
 
-    def whom_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> list[str]:
-        """The peers from which to take a state of the later epoch now, best first; none: stay, and wait.
+    def peers_to_ask(self, own: int, leaderless_s: float, *, is_bound: bool) -> list[str]:
+        """The peers from which to fetch the state of a later epoch now, best first. Empty: stay.
 
-        The own epoch goes on as long as it can: with a leader it comes to its reset by itself. `is_bound`:
-        this disk counts in it. One that does not has no say in what becomes of the cluster, and follows.
+        The node stays while its epoch has a leader, which will bring the reset. `is_bound`: this disk counts
+        in the epoch. A disk that does not count may follow to any later epoch.
         """
         ahead = self.ahead(own)
         is_over = 2 * len(ahead) > self.members or leaderless_s > self.patience_s

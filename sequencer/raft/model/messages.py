@@ -1,7 +1,7 @@
-"""What Raft nodes say to each other, and the entries of the log they keep.
+"""The messages of Raft nodes and the entries of their log. Pure.
 
-Pure values. `codec` turns messages into bytes and back, `hardened` acts on them. The law: every message
-that makes another node count something (a vote, an acknowledgement) says from which disk it comes.
+`transport.codec` encodes them, `core.core` handles them. Invariant: every message that makes another node
+count something (a vote, an acknowledgement) names the disk that it comes from.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from typing import Final, NamedTuple, TypeAlias
 ID_BYTES: Final = 16
 """Bytes of a cluster id and of a disk id."""
 NO_ID: Final = bytes(ID_BYTES)
-"""A disk that belongs to no cluster yet."""
+"""The cluster id of a blank disk."""
 DIGEST_BYTES: Final = 32
 """SHA-256 of a snapshot."""
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
-"""Of no snapshot yet."""
 COMMAND_BYTES_MAX: Final = 1 << 20
-"""The largest command that may be proposed."""
+"""Limit for a proposed command."""
 ENTRY_BYTES_MAX: Final = COMMAND_BYTES_MAX + 4096
-"""The largest entry: one command of that size and what is written around it."""
+"""Limit for an entry: a command of the maximum size and its header."""
 APPEND_BYTES_MAX: Final = 2 << 20
-"""The most bytes of entries that one `AppendEntries` carries, its last entry included."""
+"""Limit for the entries in one `AppendEntries`."""
 CHUNK_BYTES_MAX: Final = 1 << 20
-"""The most bytes of a snapshot that one `InstallSnapshot` carries."""
+"""Limit for the data in one `InstallSnapshot`."""
 SNAPSHOT_BYTES_MAX: Final = 8 << 30
-"""The largest snapshot a node takes from another one."""
+"""Largest snapshot that a node accepts from another one."""
 
 
 class LogIndex(NamedTuple):
-    """A place in the Raft log. Index 0 stands before every entry."""
+    """A place in the Raft log. Index 0 is before every entry."""
 
     index: int  # type: ignore[assignment]  # hides the tuple's method
     term: int
@@ -39,7 +38,7 @@ NOWHERE: Final = LogIndex(0, 0)
 
 
 class RaftEntry(NamedTuple):
-    """An entry of the log. `content` says what it does: see `entries`. The order of fields is PySyncObj's."""
+    """An entry of the log. `model.entry_codec` decodes `content`. PySyncObj requires this order of fields."""
 
     content: bytes
     index: int  # type: ignore[assignment]  # hides the tuple's method
@@ -47,14 +46,13 @@ class RaftEntry(NamedTuple):
 
     @property
     def place(self) -> LogIndex:
-        """Where it stands."""
         return LogIndex(self.index, self.term)
 
 
 class DiskClaim(NamedTuple):
-    """Which disk speaks, and where the join that admitted it stands, once this disk has applied it.
+    """The disk that a message comes from, and the place of its join, once the disk has applied it.
 
-    What a disk says counts only for those who find that same join in their own log.
+    The claim counts only for nodes that find the same join in their own log.
     """
 
     disk: bytes
@@ -62,36 +60,35 @@ class DiskClaim(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The first frame on a connection, both ways; the certificate has said which member it is."""
+    """The first frame on a connection, in both directions. The certificate has proved the member's name."""
 
     cluster: bytes
-    """`NO_ID`: a blank disk."""
+    """`NO_ID` for a blank disk."""
     epoch: int
-    """Which one of the cluster: see `epochs`."""
     claim: DiskClaim
     wants_bootstrap: bool = False
-    """A blank node that was told to make a new cluster if all others are blank too."""
+    """Set by a blank node that may make a new cluster if all others are blank, too."""
 
 
 class RequestVote(NamedTuple):
-    """Will you vote for me? With `pre` the answer binds nobody, and `term` is the term I would begin."""
+    """With `pre` (pre-vote) the answer binds nobody, and `term` is the next term."""
 
     term: int
     last: LogIndex
     claim: DiskClaim
     pre: bool
     called: bool = False
-    """The leader called this candidate to stand: that it is heard is no reason to refuse."""
+    """The leader called this candidate to take over, so hearing the leader is no reason to refuse."""
 
 
 class TimeoutNow(NamedTuple):
-    """Stand for election at once: the leader of `term` hands over to you, who have all of its log."""
+    """Start an election at once: the leader of `term` transfers leadership to you."""
 
     term: int
 
 
 class RequestVoteReply(NamedTuple):
-    """The answer: `term` is the one asked for if granted, the voter's own if not."""
+    """`term`: the requested one if granted, else the voter's own."""
 
     term: int
     granted: bool
@@ -100,34 +97,36 @@ class RequestVoteReply(NamedTuple):
 
 
 class AppendEntries(NamedTuple):
-    """Entries that follow `prev`; none is a heartbeat."""
+    """Entries after `prev`. Without entries it is a heartbeat."""
 
     term: int
     prev: LogIndex
     commit: int
     applied: int
-    """How far the leader has applied its log, and ..."""
+    """Index that the leader has applied."""
     chain: int
-    """... the running checksum of what it applied: a follower that applied as much compares."""
+    """Running checksum of what the leader applied. A follower at the same index compares it."""
     entries: tuple[RaftEntry, ...]
     wants_reply: bool = True
-    """False: it only brings the commit index, and is to be answered only if it does not match."""
+    """False: it only carries the commit index, and is answered only if `prev` does not match."""
 
 
 class AppendEntriesReply(NamedTuple):
-    """Whether the log has `prev`. All of it is synced when this leaves the node."""
+    """Whether the log contains `prev`. The log is synced up to here before the reply is sent."""
 
     term: int
     matched: bool
     prev: int
     """Index of the message's `prev`."""
     index: int  # type: ignore[assignment]  # hides the tuple's method
-    """Matched: every entry up to here is the leader's and synced. Not: try again from behind this index."""
+    """If matched: every entry up to here is the leader's, and synced. If not: retry after this index."""
     claim: DiskClaim
 
 
 class InstallSnapshot(NamedTuple):
-    """A piece of the leader's snapshot, which covers the log up to `snapshot`. An empty one only asks."""
+    """A chunk of the leader's snapshot, which covers the log up to `snapshot`. Without data it
+    is a question.
+    """
 
     term: int
     snapshot: LogIndex
@@ -140,7 +139,7 @@ class InstallSnapshot(NamedTuple):
 class InstallSnapshotReply(NamedTuple):
     """The answer to a chunk that ended at `reached`.
 
-    `offset`: how many bytes of that snapshot are here, in order; `installed`: synced and taken.
+    `offset`: how many bytes of that snapshot have arrived in order. `installed`: it is durable and in effect.
     """
 
     term: int
@@ -152,33 +151,35 @@ class InstallSnapshotReply(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """An entry's content for the leader to append. Its proposer sees it applied, or sends it again."""
+    """Content of an entry for the leader to append. If it is lost, the proposer sends it again."""
 
     content: bytes
 
 
 class Admit(NamedTuple):
-    """A small snapshot, for a blank node whose disk it names a member: until it has one, it may not vote."""
+    """A small snapshot for a blank node whose disk it admits. Without it that node may not vote."""
 
     content: bytes
 
 
 class AppMessage(NamedTuple):
-    """Something between the users of consensus on two members; Raft itself only carries it."""
+    """A message between the users of consensus on two members."""
 
     content: bytes
 
 
 class FetchState(NamedTuple):
-    """Give me the state of your epoch, from `offset` on: I am in an earlier one, or blank."""
+    """Request for the state of the receiver's epoch, from `offset` on. The sender is in an earlier epoch, or
+    blank.
+    """
 
     offset: int
     digest: bytes = NO_DIGEST
-    """Of the state that the bytes before are of."""
+    """Of the state that the bytes before `offset` belong to."""
 
 
 class FetchStateChunk(NamedTuple):
-    """A piece of the newest snapshot of a node in the epoch of this frame, for one that asked for it."""
+    """A chunk of the newest snapshot, in answer to `FetchState`."""
 
     snapshot: LogIndex
     length: int

@@ -1,7 +1,7 @@
-"""What a node does while its disk is full: it waits, and is away to the others meanwhile.
+"""What a node does while its disk is full: it waits, and is unreachable for the others.
 
-For the loop's thread. The law: what could not be written for want of space is tried again until it is, and
-nothing leaves the node before.
+For the loop's thread. Invariant: a write that fails for lack of space is repeated until it succeeds. Nothing
+is sent before that.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ logger = logging.getLogger("sequencer.raft")
 class DiskSpace:
     """Waits for space on the disk.
 
-    `wait` is called behind every attempt: it waits a little, or raises. `on_full` is told once of each time
-    that the disk is full.
+    `wait` is called after every failed attempt: it waits a little, or raises. `on_full` is called once each
+    time the disk becomes full.
     """
 
     def __init__(self, wait: Callable[[DiskFull], None], on_full: Callable[[], None]) -> None:
         self._wait, self._on_full = wait, on_full
         self.is_full = False
-        """Something waits for space now."""
 
     def once(self, act: Callable[[], T]) -> T:
-        """What `act` returns, once there is the space for it."""
+        """Return the result of `act`, after waiting for space if necessary."""
         try:
             return act()
         except DiskFull as error:
             return self.retry(error, act)
 
     def retry(self, error: DiskFull, act: Callable[[], T]) -> T:
-        """The same, for what has just failed with `error`."""
+        """Like `once`, after a first attempt failed with `error`."""
         while True:
             if not self.is_full:
                 self.is_full = True

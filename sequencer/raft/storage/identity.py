@@ -1,12 +1,10 @@
-"""The file `identity` in a node's directory: who this disk is.
+"""The file `identity` in a node's directory: which disk this is.
 
-The law: a disk that lost its identity gets no second one while a node's files are on it. A node that votes,
-or counts entries as synced, on what an unknown disk holds could undo what it promised in an earlier life.
+Invariant: a directory that contains files of a node never gets a second identity. A node that votes, or
+counts entries as synced, with the files of an unknown disk could break what it promised in an earlier run.
 The caller holds the directory's lock.
 
-The identity of a disk as bytes: which member of which stream writes here, and what its disk may say.
-
-The file `identity` is replaced whole, so that a crash leaves the old or the new one; it fills one sector.
+The file is replaced as a whole, so that a crash leaves the old or the new one. It fills one sector.
 
     offset  bytes  field
          0      8  magic "RTDISKID"
@@ -58,11 +56,11 @@ def open_identity(
 ) -> DiskIdentity:
     """Start a run of the member `name` of `stream` in `directory`; creates both if missing.
 
-    Returns when the new run number is durable. No two returned pairs of disk id and run number are equal.
+    The new run number is durable on return. Each pair of disk id and run number is returned once.
 
-    Raises `rt.Corrupt` if the identity cannot be read, or is missing where there are a node's files,
-    `rt.UnknownVersion`, and `rt.ClusterMismatch` if another member or stream writes here: no file is changed
-    then. Raises `rt.StorageError` as `store_identity` does.
+    Raises `rt.Corrupt` if the identity cannot be read, or is missing although the directory contains files of
+    a node, `rt.UnknownVersion`, and `rt.ClusterMismatch` if the directory belongs to another member or
+    stream. Then no file is changed. Raises `rt.StorageError` like `store_identity`.
     """
     path = os.path.join(directory, IDENTITY_FILE)
     with storage_errors(directory, "opening a node's directory"):
@@ -74,15 +72,15 @@ def open_identity(
     else:
         _check_unused(names, path)
         identity = DiskIdentity(stream, name, new_id(), NO_ID, 0, NOWHERE, 0)
-    identity = replace(identity, life=identity.life + 1)
+    identity = replace(identity, run=identity.run + 1)
     store_identity(directory, identity, disk=disk)
     return identity
 
 
 def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL) -> None:
-    """Replace the identity; returns when the new one is durable. A crash leaves the old or the new one.
+    """Replace the identity. It is durable on return; a crash leaves the old or the new one.
 
-    Raises `rt.DiskFull` with the old one in place, and `rt.StorageFailed`: which of both is there is open.
+    Raises `rt.DiskFull` with the old one in place, or `rt.StorageFailed` with either of them.
     """
     path = os.path.join(directory, IDENTITY_FILE)
     with storage_errors(path, "writing the identity"):
@@ -125,7 +123,7 @@ def _check_unused(names: Iterable[str], path: str) -> None:
 
 IDENTITY_BYTES: Final = 512
 IDENTITY_MAGIC: Final = b"RTDISKID"
-WIPE_HINT: Final = "Wipe the directory and let the node rejoin."
+WIPE_HINT: Final = "Empty the directory, then start the node: it rejoins."
 
 _IDENTITY = struct.Struct("<8sHHI16s16sQQQQHH12x128s128s160x")
 _NUMBER_END: Final = 2**64
@@ -133,55 +131,49 @@ _NUMBER_END: Final = 2**64
 
 @dataclass(frozen=True, slots=True)
 class DiskIdentity:
-    """Who this disk is. Its id is made with it and never changes; a wiped disk gets another one."""
+    """The identity of a disk. Its id never changes; a wiped disk gets another one."""
 
     stream: str
     name: str
-    """The member whose node writes here."""
+    """The member whose node runs here."""
     disk: bytes
     cluster: bytes
-    """`NO_ID` while the disk is blank: no cluster has been made here or has taken it in."""
+    """`NO_ID` while the disk is blank: it belongs to no cluster yet."""
     epoch: int
     joined: LogIndex
-    """The join that admitted this disk, once it has applied it; a blank disk has none."""
-    life: int
-    """How often a node was started here, this time included."""
+    """The join that admitted this disk, once it has applied it."""
+    run: int
+    """How often a node was started here, including this time."""
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")
         check_name(self.name, kind="member")
         if len(self.disk) != ID_BYTES or len(self.cluster) != ID_BYTES or self.disk == NO_ID:
             raise ValueError(f"disk id {self.disk.hex()}, cluster id {self.cluster.hex()}")
-        if not all(0 <= number < _NUMBER_END for number in (self.epoch, *self.joined, self.life)):
-            raise ValueError(f"out of range: epoch {self.epoch}, {self.joined}, life {self.life}")
+        if not all(0 <= number < _NUMBER_END for number in (self.epoch, *self.joined, self.run)):
+            raise ValueError(f"out of range: epoch {self.epoch}, {self.joined}, run {self.run}")
         if self.is_blank and self.joined != NOWHERE:
             raise ValueError(f"a blank disk that has joined at {self.joined}")
 
     @property
     def is_blank(self) -> bool:
-        """Whether the disk belongs to no cluster yet."""
         return self.cluster == NO_ID
 
     @property
     def claim(self) -> DiskClaim:
-        """What this disk says of itself in every message that counts."""
+        """The disk's claim in messages."""
         return DiskClaim(self.disk, self.joined)
 
 
 def encode_identity(identity: DiskIdentity) -> bytes:
-    """The 512 bytes of the file."""
     name, stream = identity.name.encode(), identity.stream.encode()
-    numbers = (identity.epoch, *identity.joined, identity.life)
+    numbers = (identity.epoch, *identity.joined, identity.run)
     fields = (VERSION, 0, 0, identity.disk, identity.cluster, *numbers, len(name), len(stream), name, stream)
     return sealed(_IDENTITY.pack(IDENTITY_MAGIC, *fields))
 
 
 def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
-    """Read the whole file `path`.
-
-    `rt.UnknownVersion` if it is of a version or has flags that a newer rt wrote, `rt.Corrupt` for anything
-    else that `encode_identity` does not write.
-    """
+    """Raises `rt.UnknownVersion` for a version or flags of a newer rt, else `rt.Corrupt`."""
     if len(data) < IDENTITY_BYTES:
         raise _damaged("truncated identity file", path, len(data), IDENTITY_BYTES)
     head = data[:IDENTITY_BYTES]
@@ -200,10 +192,10 @@ def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
         )
     if len(data) != IDENTITY_BYTES:
         raise _damaged("wrong size of an identity file", path, len(data), IDENTITY_BYTES)
-    disk, cluster, epoch, index, term, life, name_bytes, stream_bytes, name, stream = fields
+    disk, cluster, epoch, index, term, run, name_bytes, stream_bytes, name, stream = fields
     try:
         names = stream[:stream_bytes].decode("ascii"), name[:name_bytes].decode("ascii")
-        identity = DiskIdentity(*names, disk, cluster, epoch, LogIndex(index, term), life)
+        identity = DiskIdentity(*names, disk, cluster, epoch, LogIndex(index, term), run)
     except ValueError as error:  # InvalidName and UnicodeDecodeError are some.
         raise Corrupt(
             f"invalid value in an identity file: {error}", path=path, offset=0, hint=WIPE_HINT
@@ -213,5 +205,5 @@ def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
     return identity
 
 
-def _damaged(what: str, path: str, got: object, wanted: object) -> Corrupt:
-    return Corrupt(what, path=path, offset=0, got=got, expected=wanted, hint=WIPE_HINT)
+def _damaged(what: str, path: str, got: object, expected: object) -> Corrupt:
+    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=WIPE_HINT)

@@ -1,13 +1,15 @@
-"""The durable Raft log: entries, term and vote of one node, in segment files of its directory.
+"""The durable Raft log: entries, term and vote of one node, in segment files.
 
-Laws. Changes are queued, and `sync` makes all of them durable as one group, with one write and one fsync:
-after a crash either the whole group counts or nothing of it. `synced` never says more than an fsync has
-returned for. A failed fsync is final. What recovery accepted is on the medium when `open` returns. The
-formats are in `record`, what a crash left is judged in `log_recovery`.
+Invariants:
+- Changes are queued. `sync` makes all of them durable as one group, with one write and one fsync. After a
+  crash the whole group counts, or nothing of it.
+- `synced` is never above what an fsync has returned for. A failed fsync is final.
+- What recovery accepted is on the medium when `open` returns. `log_format` describes the bytes;
+  `log_recovery` handles what a crash left.
 
-An fsync behind a write that grows the file waits for the file system's journal; one behind a write over
-blocks that were written before does not. So segments are filled with zeros ahead: the newest on opening, the
-next one as a spare that another thread makes (`prepare_spare`). Where that fails the log is only slower.
+An fsync after a write that grows the file waits for the file system's journal; after an overwrite it does
+not. So segments are filled with zeros in advance: the newest one when it is opened, the next one as a spare
+file that another thread makes (`prepare_spare`). Without them the log is only slower.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ from sequencer.raft.storage.log_recovery import Replay, recover_log, segment_num
 from sequencer.raft.storage.preallocation import SpareSegment
 
 SEGMENT_BYTES = 8 << 20
-"""Above this a segment is followed by the next: small enough to read, and to keep a while longer, whole."""
+"""A larger segment is followed by the next one."""
 
 
 class TornTailCut(NamedTuple):
-    """A torn tail that recovery cut: `torn_bytes` at `offset` of the file `path`, not known to be synced."""
+    """A torn tail that recovery cut. It was not known to be synced."""
 
     path: str
     offset: int
@@ -53,10 +55,9 @@ class TornTailCut(NamedTuple):
 
 
 class DurableLog(Entries):
-    """The log of one node. Make it with `DurableLog.open`; one thread uses it, under the node's lock.
+    """The log of one node. Open it with `DurableLog.open`. One thread uses it, under the node's lock.
 
-    Every change is in memory, and can be read, as soon as it is queued. After `rt.StorageFailed` every
-    change and every sync raises it.
+    A queued change is visible at once. After `rt.StorageFailed` every change and sync raises it.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class DurableLog(Entries):
         self.term = replay.term
         self.voted_for = replay.voted_for
         self.synced = self.last
-        """`last` as of the last sync, or an older place: a cut below it takes it down at once."""
+        """`last` as of the last sync, or below it. Truncation lowers it at once."""
         self.cut: TornTailCut | None = None
-        """What recovery cut, for the line in the node's log."""
+        """What recovery cut, for the node's log."""
         self._disk = disk
-        self._spare_disk = disk  # The same; only a simulation of threads looks at it apart.
+        self._spare_disk = disk  # The simulation replaces it.
         self._segment_bytes = segment_bytes
         self._fill_bytes = fill_bytes
         self._spare: SpareSegment | None = None
@@ -120,13 +121,13 @@ class DurableLog(Entries):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether anything is queued."""
+        """Whether changes are queued."""
         return bool(self._queued)
 
     # Changes, queued
 
     def set_term(self, term: int, voted_for: str | None) -> None:
-        """Go to `term`, or vote in it: a term never falls, and a vote in it never changes."""
+        """Record the term, or the vote in it. A term never falls, and a vote in it never changes."""
         self._check_usable()
         assert term >= self.term, (term, self.term)
         if term == self.term:
@@ -139,19 +140,19 @@ class DurableLog(Entries):
         self.term, self.voted_for = term, voted_for
 
     def append(self, entry: RaftEntry) -> None:
-        """Add the entry that follows `last`; its term is not below the last one's."""
+        """Add the entry after `last`. Its term is at least the last one's."""
         self._check_usable()
         super().append(entry)
         add_entries(self._queued, (entry,))
 
     def extend(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries, of which the first follows `last`."""
+        """Add entries after `last`."""
         self._check_usable()
         super().extend(entries)
         add_entries(self._queued, entries)
 
     def truncate(self, index: int) -> None:
-        """Drop the entries from `index` on, which is behind `base`; nothing if there are none."""
+        """Drop the entries from `index` on. `index` is after `base`."""
         self._check_usable()
         before = self.last
         super().truncate(index)
@@ -161,7 +162,7 @@ class DurableLog(Entries):
             self.synced = min(self.synced, last)
 
     def reset(self, base: LogIndex) -> None:
-        """Drop every entry and go on behind `base`, which an installed snapshot covers durably."""
+        """Drop all entries and continue after `base`, which a durable snapshot covers."""
         self._check_usable()
         super().reset(base)
         add_record(self._queued, RecordKind.RESET, base.index, base.term)
@@ -170,15 +171,14 @@ class DurableLog(Entries):
     # Durability
 
     def sync(self) -> bool:
-        """Return when everything queued is on the medium; False if nothing was.
+        """Make everything queued durable. Returns False if nothing was queued.
 
-        `rt.DiskFull`: all of it stays queued, none of it counts, and a later sync may succeed. Else
-        `rt.StorageFailed`, now and for ever.
+        `rt.DiskFull`: everything stays queued, and a later sync may succeed. `rt.StorageFailed` is final.
         """
         self._check_usable()
         if not self._queued:
             return False
-        with self._broken_off_is_final():
+        with self._interruption_is_final():
             payload = b"".join(self._queued)
             header = encode_group_header(self._seed, self._group, self._offset, payload)
             self._write((header, payload), GROUP_HEADER_BYTES + len(payload))
@@ -189,22 +189,23 @@ class DurableLog(Entries):
             self.synced = self.last
             if self._offset >= self._segment_bytes:
                 with contextlib.suppress(DiskFull):  # Nothing is lost: the next sync tries again.
-                    self._begin_segment()
+                    self._start_segment()
         return True
 
     def roll(self) -> None:
-        """Sync, and go on in a new segment, so that `compact` may take all before. Raises as `sync` does."""
+        """Sync and continue in a new segment, so that `compact` may remove the older ones. Raises like
+        `sync`.
+        """
         self.sync()
         if self._offset > SEGMENT_HEADER_BYTES:
-            with self._broken_off_is_final():
-                self._begin_segment()
+            with self._interruption_is_final():
+                self._start_segment()
 
     def prepare_spare(self) -> Callable[[], None] | None:
-        """Work, for any thread, that makes the file of the next segment; None if it is not time for it.
+        """Work, for any thread, that makes the file of the next segment. None if it is not needed yet.
 
-        It is time once the segment is half full, unless there is a spare, or work on one is under way. A
-        storage error of the work is no failure of the log, which goes on without; the work is offered again.
-        The caller stops its worker before it closes the log.
+        It is needed once the segment is half full, unless a spare exists or is being made. If it fails, the
+        log continues without, and the work is offered again. Stop the thread before closing the log.
         """
         if self._unusable is not None or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
             return None
@@ -214,19 +215,19 @@ class DurableLog(Entries):
         return self._spare.prepare
 
     def compact(self, keep_from: int) -> None:
-        """Let whole old segments go, from the disk and from memory, that hold only entries below `keep_from`.
+        """Remove segments that contain only entries below `keep_from`. A durable snapshot must cover them.
 
-        A durable snapshot covers those entries. What segments an earlier compaction left go too. May be
-        called again after `rt.DiskFull`, which some file systems raise even here.
+        Also removes segments that an earlier compaction left. May be repeated after `rt.DiskFull`, which some
+        file systems raise even here.
         """
         self._check_usable()
         assert keep_from <= self.last.index + 1, (keep_from, self.last)
         if keep_from <= self.base.index:
             return
-        # All that came before a segment is summed up by its header, whatever was cut or reset since.
+        # A segment's header summarizes everything before it, whatever was truncated or reset since.
         covered = (number for number, base in reversed(self._segments) if base.index < keep_from)
         first = next(covered, self._segments[0][0])
-        with self._broken_off_is_final():
+        with self._interruption_is_final():
             try:
                 self._remove_segments(first)
             except OSError as error:
@@ -236,10 +237,10 @@ class DurableLog(Entries):
             if base > self.base.index:
                 term = self.term_at(base)
                 assert term is not None, (base, self.base, self.last)
-                self.forget(LogIndex(base, term))
+                self.drop_through(LogIndex(base, term))
 
     def close(self) -> None:
-        """Release the files, and remove the spare; nothing is synced. Closing twice is allowed."""
+        """Release the files, and remove the spare. Nothing is synced. Idempotent."""
         if self._unusable is None:
             self._unusable = Closed("the Raft log is closed", where=self.directory)
         self._file.close()
@@ -251,7 +252,7 @@ class DurableLog(Entries):
     # Steps
 
     def _write(self, buffers: Sequence[Buffer], size: int) -> None:
-        """Write the group whole at the end of the file, or nothing of it."""
+        """Write the complete group at the end of the file, or nothing."""
         try:
             written = self._file.pwritev(buffers, self._offset)
             while written < size:
@@ -266,7 +267,7 @@ class DurableLog(Entries):
                 try:
                     self._file.truncate(self._offset)
                 except OSError as second:
-                    doing = "cutting what did not fit"
+                    doing = "truncating an incomplete group"
                     raise self._failed(second, self._path, doing, is_final=True) from second
             raise failed from error
 
@@ -278,11 +279,11 @@ class DurableLog(Entries):
         except OSError as error:
             raise self._failed(error, self._path, "syncing the Raft log", is_final=True) from error
 
-    def note_synced(self) -> None:
-        """Note beside the log how far it is synced, if that is not noted.
+    def record_synced_end(self) -> None:
+        """Write how far the log is synced beside it, if that changed.
 
-        Recovery tells a torn last group from a damaged one by it; of all others the next one tells. It is a
-        lower bound: nobody waits for it, nothing syncs it, a write that fails leaves the older one.
+        Recovery needs it to tell a torn last group from a corrupt one; for other groups the next group proves
+        it. It is a lower bound, so it is not synced, and a failed write leaves the older value.
         """
         header, known = self._header, self._synced_end
         if (known.segment, known.offset) == (header.number, self._offset) or self._unusable is not None:
@@ -292,9 +293,9 @@ class DurableLog(Entries):
             self._synced_end_file.pwritev((encode_synced_end(end),), end.file_offset)
             self._synced_end = end
 
-    def _begin_segment(self) -> None:
-        """Go on in the next segment; its header and its name are durable before anything is written to it."""
-        assert not self._queued, "a header sums up what is synced"
+    def _start_segment(self) -> None:
+        """Continue in the next segment. Its header and name are durable before anything is written to it."""
+        assert not self._queued, "a header summarizes synced changes"
         number = self._header.number + 1
         header = RaftSegmentHeader(
             number, self._header.log, self.last, self.term, self.voted_for, self._group
@@ -310,16 +311,16 @@ class DurableLog(Entries):
         self._segments.append((number, header.base))
 
     def _make_segment(self, path: str, header: bytes) -> File:
-        """The file of a new segment: the spare if there is one, else one that will grow."""
+        """The file of a new segment: the spare if there is one, else a new file."""
         spare = self._spare
         if spare is not None and spare.file is not None:
             self._spare = None
-            return spare.become(path, header)
+            return spare.promote(path, header)
         write_whole(self._disk, path, header)
         try:
             return self._disk.open(path, write=True)
         except OSError as error:
-            # It has its name already: this is nothing that could be tried again.
+            # It already has its name, so this cannot be tried again.
             raise OSError(errno.EIO, f"opening it: {error.strerror}") from error
 
     def _remove_segments(self, first: int) -> None:
@@ -336,20 +337,20 @@ class DurableLog(Entries):
             raise self._unusable
 
     @contextlib.contextmanager
-    def _broken_off_is_final(self) -> Iterator[None]:
-        """Memory and disk may say different things afterwards: opening the log again finds out."""
+    def _interruption_is_final(self) -> Iterator[None]:
+        """After an interruption memory and disk may differ: the log must be opened again."""
         try:
             yield
         except RtError:
             raise
         except BaseException as error:
             got, hint = type(error).__name__, "Open it again; what was synced is safe."
-            what = "broken off while changing the Raft log"
+            what = "interrupted while changing the Raft log"
             self._unusable = StorageFailed(what, where=self._path, got=got, hint=hint)
             raise
 
     def _failed(self, error: OSError, path: str, doing: str, *, is_final: bool = False) -> StorageError:
-        """A full disk may be tried again (unless `is_final`); any other failure is the end of this object."""
+        """A full disk may be tried again, unless `is_final`. Any other failure ends this object."""
         found = storage_error(error, path, doing)
         if isinstance(found, DiskFull) and not is_final:
             return found

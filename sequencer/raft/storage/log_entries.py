@@ -1,7 +1,7 @@
-"""The entries of the Raft log in memory, and their bookkeeping.
+"""The entries of the Raft log in memory.
 
-The law: behind `base` indexes are dense and terms never fall. The log is short, since it is compacted behind
-each snapshot; the contents are not copied.
+Invariant: after `base` the indices are dense and the terms never fall. The log is compacted after each
+snapshot, so it is short.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from sequencer.raft.model.messages import LogIndex, RaftEntry
 
 
 class Entries:
-    """What a log keeps: the entries behind `base`.
+    """The entries after `base`.
 
-    As a sequence it is what PySyncObj reads: an entry without content at `base`, then the entries. Its
-    slices are lists of their own.
+    As a sequence, for PySyncObj: an entry without content at `base`, then the entries.
     """
 
     def __init__(self, base: LogIndex, kept: Iterable[RaftEntry] = ()) -> None:
         self.base = base
-        """The place before the first entry kept."""
+        """The place before the first entry."""
         self._kept = list(kept)
         self.last = self._find_last()
-        """The place of the newest entry, `base` if there is none."""
+        """The place of the newest entry, or `base`."""
 
     def term_at(self, index: int) -> int | None:
-        """The term of `base` or of the entry with that index; None for any other index."""
+        """The term at `base` or of an entry; None for any other index."""
         behind = index - self.base.index
         if 0 < behind <= len(self._kept):
             return self._kept[behind - 1].term
         return self.base.term if behind == 0 else None
 
     def entry(self, index: int) -> RaftEntry:
-        """The entry with that index; `IndexError` if it is not kept."""
+        """Raises `IndexError` if the entry was compacted."""
         behind = index - self.base.index
         if behind <= 0:
             raise IndexError(f"entry {index} was compacted: the log starts after {self.base.index}")
         return self._kept[behind - 1]
 
     def entries(self, start: int, end: int | None = None, bytes_max: int | None = None) -> list[RaftEntry]:
-        """Entries from index `start` to below `end`, as many as there are.
+        """Entries from index `start` to below `end`, as many as exist.
 
-        Their contents have no more than `bytes_max` bytes together, but the first entry always comes.
-        `IndexError` if `start` is at or before `base`.
+        At most `bytes_max` bytes of content, but at least one entry. `IndexError` if `start` is not after
+        `base`.
         """
         first = start - self.base.index - 1
         if first < 0:
@@ -69,7 +68,7 @@ class Entries:
     def __getitem__(self, key: slice) -> list[RaftEntry]: ...
     def __getitem__(self, key: int | slice) -> RaftEntry | list[RaftEntry]:
         kept = self._kept
-        if key == -1 and kept:  # What is asked most.
+        if key == -1 and kept:  # The most frequent access.
             return kept[-1]
         if isinstance(key, int):
             if key > 0:
@@ -89,7 +88,7 @@ class Entries:
     # Changes. `sequencer.raft.storage.log` makes them durable too.
 
     def append(self, entry: RaftEntry) -> None:
-        """Add the entry that follows `last`."""
+        """Add the entry after `last`."""
         last = self.last
         assert entry.index == last.index + 1, (entry.index, last)
         assert entry.term >= last.term, (entry.place, last)
@@ -97,28 +96,28 @@ class Entries:
         self.last = entry.place
 
     def extend(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries, of which the first follows `last`."""
-        wanted, at_least = self.last
+        """Add entries after `last`."""
+        expected, at_least = self.last
         for _, index, term in entries:
-            wanted += 1
-            assert index == wanted, (index, wanted)
+            expected += 1
+            assert index == expected, (index, expected)
             assert term >= at_least, (index, term, at_least)
             at_least = term
         self._kept.extend(entries)
         self.last = self._find_last()
 
     def truncate(self, index: int) -> None:
-        """Drop the entries from `index` on, which is behind `base`."""
+        """Drop the entries from `index` on, which is after `base`."""
         assert index > self.base.index, (index, self.base)
         del self._kept[index - self.base.index - 1 :]
         self.last = self._find_last()
 
     def reset(self, base: LogIndex) -> None:
-        """Drop every entry and go on behind `base`."""
+        """Drop all entries and continue after `base`."""
         self.base = self.last = base
         self._kept.clear()
 
-    def forget(self, base: LogIndex) -> None:
+    def drop_through(self, base: LogIndex) -> None:
         """Drop the entries up to `base`, which is the place of one of them."""
         assert self.term_at(base.index) == base.term, (base, self.base, self.last)
         del self._kept[: base.index - self.base.index]

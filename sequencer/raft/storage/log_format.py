@@ -1,13 +1,12 @@
 """The bytes of the Raft log: segments, groups, records, and the synced end.
 
-A log is a run of segment files `log.1`, `log.2`, ...; little-endian, everything a multiple of 8 bytes,
-padding zero. A segment appears by rename with its header in it, and only when everything before it is synced:
-so its header sums up all that came before, and older segments can go whole.
+A log consists of consecutive segment files `log.1`, `log.2`, ... Integers are little-endian; everything is
+padded with zeros to a multiple of 8 bytes. A segment is renamed to its name after its header is written and
+everything before it is synced. So its header summarizes what came before, and older segments can be removed.
 
-Behind its groups a segment is *filled*: zeros that were written ahead, up to the end of the file, so that a
-sync of the next group changes no metadata. Nobody counts on them: a segment may have none, and grow. Zeros up
-to the end of the file are the clean end of a segment, the newest one's or an older one's. They were written
-as zeros into a file made for that segment, so no group of an old one stands among them.
+After its groups a segment is *filled* with zeros up to the end of the file, so that a sync of the next group
+changes no metadata. The fill is optional. Zeros up to the end of the file are the clean end of a segment.
+They were written into a new file, so no group of an older segment can be among them.
 
     offset  bytes  field of a segment's header
          0      8  magic "RTRAFTLG"
@@ -16,16 +15,17 @@ as zeros into a file made for that segment, so no group of an old one stands amo
         12      4  checksum: CRC-32C of bytes 0-11 and 16-383
         16      8  segment number, as in the name
         24     16  id of the log, drawn when it was made
-        40      8  index ...
-        48      8  ... and term of the place before the segment's first entry
+        40      8  index before the segment's first entry
+        48      8  term at that index
         56      8  Raft term
         64      8  number of the segment's first group
         72      8  bytes of the vote, 0: none
         80    304  the vote: name of the member voted for, UTF-8
 
-Behind it stand groups: what one sync made durable, records behind a header. Their numbers are dense over the
-life of the log, and group n + 1 is written only after the sync of group n. Both checksums go on from one of
-(log id, segment number, offset), so that a whole group in a wrong place does not verify.
+Then groups follow. A group is a header and the records that one sync made durable. The numbers of groups
+are dense over the lifetime of the log. Group n + 1 is written only after the sync of group n. Both
+checksums continue one of (log id, segment number, offset), so that a group in a wrong place does not
+verify.
 
     offset  bytes  field of a group's header
          0      8  magic "RTRAFTGP"
@@ -34,19 +34,20 @@ life of the log, and group n + 1 is written only after the sync of group n. Both
         12      4  checksum of this header: CRC-32C of bytes 0-11 and 16-47
         16      8  group number
         24      8  offset of this header in the file
-        32      8  bytes of the records behind it
+        32      8  bytes of the records
         40      4  checksum of the records
         44      4  0
 
     offset  bytes  field of a record
          0      4  bytes of the content
          4      4  kind: 1 entry, 2 truncate, 3 term, 4 reset
-         8      8  index: of the entry; the last one left (truncate); of the new base (reset); 0 (term)
-        16      8  term of that place; the Raft term (term)
-        24         content: the entry's; the vote, UTF-8, empty if none (term)
+         8      8  index: of the entry; of the last entry kept (truncate); of the new base (reset); 0 (term)
+        16      8  term at that index; the Raft term (term)
+        24         content of the entry; the vote, UTF-8, empty if none (term)
 
-The file `log.durable` says how far the newest segment was synced: two records written in turn after each sync
-and not synced themselves. A lost one only makes the known end smaller, a torn one leaves the other.
+The file `log.durable` stores how far the newest segment was synced, in two records that are written
+alternately after each sync. They are not synced themselves: a lost record only lowers the known end, a torn
+one leaves the other.
 
     offset  bytes  field of a synced end
          0      8  magic "RTRAFTDE"
@@ -80,9 +81,9 @@ SYNCED_END_BYTES: Final = 64
 SYNCED_END_FILE: Final = "log.durable"
 GROUP_MAGIC: Final = b"RTRAFTGP"
 VOTE_BYTES_MAX: Final = 255
-"""No file system and no name of rt has more in one name."""
+"""Above the length of any name."""
 CONTENT_BYTES_MAX: Final = 2**32 - 8
-REPAIR_HINT: Final = "Take this node's directory away and let the node join again."
+REPAIR_HINT: Final = "Move this node's directory away, then start the node: it rejoins."
 
 _SEGMENT_MAGIC = b"RTRAFTLG"
 _SYNCED_END_MAGIC = b"RTRAFTDE"
@@ -97,8 +98,6 @@ _PADDING = tuple(bytes(-size & 7) for size in range(8))
 
 
 class RecordKind(IntEnum):
-    """What a record does."""
-
     ENTRY = 1
     TRUNCATE = 2
     TERM = 3
@@ -109,7 +108,7 @@ _KINDS: Final = {int(kind): kind for kind in RecordKind}
 
 
 class LogRecord(NamedTuple):
-    """One change of the log; the diagram says what the fields mean for each kind."""
+    """One change of the log. The diagram explains the fields for each kind."""
 
     kind: RecordKind
     place: LogIndex
@@ -117,13 +116,13 @@ class LogRecord(NamedTuple):
 
 
 def add_record(pieces: list[bytes], kind: RecordKind, index: int, term: int, content: bytes = b"") -> None:
-    """Append the bytes of a record to `pieces`; the content is not copied."""
+    """Append the bytes of a record to `pieces`, without copying the content."""
     size = len(content)
     pieces += (_RECORD.pack(size, kind, index, term), content, _PADDING[size & 7])
 
 
 def add_entries(pieces: list[bytes], entries: Iterable[RaftEntry]) -> None:
-    """Append the bytes of entries' records to `pieces`; the contents are not copied."""
+    """Append the bytes of entry records to `pieces`, without copying the contents."""
     pack, paddings, kind = _RECORD.pack, _PADDING, int(RecordKind.ENTRY)
     for content, index, term in entries:
         size = len(content)
@@ -131,7 +130,7 @@ def add_entries(pieces: list[bytes], entries: Iterable[RaftEntry]) -> None:
 
 
 def decode_records(payload: memoryview) -> Iterator[LogRecord]:
-    """The records of a group whose checksum was right; `ValueError` says what is wrong with one."""
+    """The records of a group with a correct checksum. `ValueError` describes an invalid one."""
     at, end = 0, len(payload)
     while at < end:
         if end - at < _RECORD.size:
@@ -144,12 +143,9 @@ def decode_records(payload: memoryview) -> Iterator[LogRecord]:
         yield LogRecord(kind, LogIndex(index, term), bytes(payload[start : start + size]))
 
 
-# --- Segments --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RaftSegmentHeader:
-    """A segment, and what the log was when the segment began."""
+    """A segment's number, and the state of the log when the segment was started."""
 
     number: int
     log: bytes
@@ -165,30 +161,27 @@ class RaftSegmentHeader:
 
     @property
     def file_name(self) -> str:
-        """`log.<number>`."""
         return f"log.{self.number}"
 
     @property
     def seed(self) -> int:
-        """The part of the checksums' start that all groups of the segment share."""
+        """The start value of all checksums in the segment."""
         return crc32c(_PLACE.pack(self.log, self.number))
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The segment's number if `name` is that of a segment."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def encode_segment_header(header: RaftSegmentHeader) -> bytes:
-    """The bytes a segment begins with."""
     vote = (header.voted_for or "").encode()
     fields = (header.number, header.log, *header.base, header.term, header.group, len(vote), vote)
     return sealed(_SEGMENT.pack(_SEGMENT_MAGIC, VERSION, 0, 0, *fields))
 
 
 def decode_segment_header(data: Buffer, *, path: str, number: int) -> RaftSegmentHeader:
-    """What a segment's first bytes say. `rt.UnknownVersion`; `rt.Corrupt`, for they were synced."""
+    """Raises `rt.UnknownVersion`, or `rt.Corrupt`: the header was synced."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise _bad_header(path, got=f"{len(data)} bytes", expected=f"a header of {SEGMENT_HEADER_BYTES}")
     head = bytes(data[:SEGMENT_HEADER_BYTES])
@@ -214,11 +207,8 @@ def _unknown(what: str, where: str, version: int) -> UnknownVersion:
     )
 
 
-# --- Groups ----------------------------------------------------------------------------------------------
-
-
 class Group(NamedTuple):
-    """A group whose header verifies; its records stand from `start` to `end`, if the file is that long."""
+    """A group whose header verifies. Its records are at `start` to `end`, if the file is that long."""
 
     number: int
     start: int
@@ -227,7 +217,7 @@ class Group(NamedTuple):
 
 
 def encode_group_header(seed: int, number: int, offset: int, payload: bytes) -> bytes:
-    """The header of the group that will stand at `offset` in the segment with this `seed`."""
+    """The header of the group at `offset` in the segment with this `seed`."""
     start = crc32c(_OFFSET.pack(offset), seed)
     fields = (number, offset, len(payload), crc32c(payload, start), 0)
     head = _GROUP.pack(GROUP_MAGIC, VERSION, 0, 0, *fields)
@@ -236,7 +226,7 @@ def encode_group_header(seed: int, number: int, offset: int, payload: bytes) -> 
 
 
 def group_at(data: Buffer, offset: int, seed: int, *, path: str) -> Group | None:
-    """The group at `offset`, None if no header verifies there. `rt.UnknownVersion` if a newer rt wrote it."""
+    """The group at `offset`, or None if no header verifies there. Raises `rt.UnknownVersion`."""
     head = bytes(data[offset : offset + GROUP_HEADER_BYTES])
     if len(head) < GROUP_HEADER_BYTES or not head.startswith(GROUP_MAGIC):
         return None
@@ -250,15 +240,12 @@ def group_at(data: Buffer, offset: int, seed: int, *, path: str) -> Group | None
 
 
 def verify_records(payload: memoryview, group: Group, seed: int) -> bool:
-    """Whether `payload` is what the group's header says."""
+    """Whether the records match the checksum in the group's header."""
     return crc32c(payload, crc32c(_OFFSET.pack(group.start - GROUP_HEADER_BYTES), seed)) == group.checksum
 
 
-# --- The synced end --------------------------------------------------------------------------------------
-
-
 class SyncedEnd(NamedTuple):
-    """Bytes of segment `segment` below `offset` are synced, and group `group` is the last of them."""
+    """Bytes of segment `segment` below `offset` are synced; group `group` is the last of them."""
 
     sequence: int
     segment: int
@@ -268,17 +255,16 @@ class SyncedEnd(NamedTuple):
 
     @property
     def file_offset(self) -> int:
-        """Where in the file this record goes."""
+        """Where this record is written."""
         return (self.sequence & 1) * SYNCED_END_BYTES
 
 
 def encode_synced_end(end: SyncedEnd) -> bytes:
-    """The 64 bytes of a record."""
     return sealed(_SYNCED_END.pack(_SYNCED_END_MAGIC, VERSION, 0, 0, *end))
 
 
 def newest_synced_end(data: bytes) -> SyncedEnd | None:
-    """The newer valid record of the file's bytes; None if neither is valid. `rt.UnknownVersion`."""
+    """The newer valid record of the file, or None. Raises `rt.UnknownVersion`."""
     found = (_decode_synced_end(data[at : at + SYNCED_END_BYTES]) for at in (0, SYNCED_END_BYTES))
     return max((end for end in found if end), default=None)
 

@@ -1,19 +1,17 @@
-"""What the segment files of a Raft log say after a crash: the log they add up to, and where it is cut.
+"""Opening a Raft log after a crash: its files are read, checked, cut and made durable.
 
-Pure: the caller reads the files and does the cutting. The law: bit rot is not a torn tail. A group is only
-written after the one before it was synced, and a segment only after all before it was. So a bad group may be
-cut only if nothing shows that it was synced: no group behind it whose header verifies, no later segment, no
-recorded synced end above it. Pages of the bad group itself show nothing: a torn write may have left any.
+Invariants:
+- Corruption is not a torn tail. A group is written only after the previous one was synced, and a segment only
+  after everything before it. So a bad group may be cut only if nothing proves that it was synced: no later
+  group with a valid header, no later segment, no recorded synced end above it. The bytes of the bad group
+  prove nothing: a torn write may leave any of its pages.
+- Nothing is changed before everything is checked, and nothing at all if something is corrupt.
+- When `recover_log` returns, everything that it accepted is on the medium, even if an earlier sync had
+  failed. After it there are only zeros.
 
-Where a group must stand and only zeros follow, up to the end of the file, the segment ends cleanly: nothing
-was written there, or nothing of it is left; whether that was synced, the synced end or the next segment's
-header tells. Anything else among the zeros is a bad group, even if its first page is zero.
-
-Opening a Raft log: its files are read, judged, cut and made durable.
-
-Laws. Nothing is changed before all of it is judged, and nothing at all where something is damaged. When
-`recover_log` returns, what it accepted is on the medium, whatever a failed sync left, and behind it there is
-nothing but zeros.
+If only zeros follow where a group must be, up to the end of the file, the segment ends cleanly: nothing was
+written there, or it was lost. The synced end or the next segment's header shows whether it was synced.
+Anything else among the zeros is a bad group, even if its first page is zero.
 """
 
 from __future__ import annotations
@@ -53,9 +51,9 @@ _ZEROS = bytes(1 << 16)
 
 
 def newest_run(numbers: Iterable[int]) -> range:
-    """The longest run of consecutive numbers that ends at the highest: the segments that count.
+    """The longest sequence of consecutive numbers that ends at the highest: the segments that count.
 
-    Older ones are left over from a compaction, whose removals a power cut may undo in any order.
+    Older ones remain from a compaction: a power cut may undo its removals in any order.
     """
     present = set(numbers)
     first = end = max(present)
@@ -66,29 +64,29 @@ def newest_run(numbers: Iterable[int]) -> range:
 
 @dataclass(slots=True)
 class Replay:
-    """The log that segments add up to, fed one after the other, in the order of their numbers."""
+    """The log that the segments add up to, replayed in order."""
 
     header: RaftSegmentHeader
-    """Of the segment fed last."""
+    """Of the last segment."""
     entries: Entries
     term: int
     voted_for: str | None
     group: int
     """The number of the next group."""
     bases: list[LogIndex]
-    """What stands before the first entry of each segment, the first one's first."""
+    """The place before the first entry of each segment."""
     end: int = SEGMENT_HEADER_BYTES
-    """Behind the last whole group of the segment fed last."""
+    """End of the last valid group in the last segment."""
     torn_bytes: int = 0
-    """What stands behind `end` and must be cut, up to the last byte that is not zero."""
+    """Bytes after `end` that must be cut, up to the last byte that is not zero."""
 
 
 def replay_segments(
     segments: Iterable[tuple[int, str, bytearray]], newest: int, synced: SyncedEnd | None
 ) -> Replay:
-    """What segments (number, path, content), of consecutive numbers up to `newest`, add up to.
+    """Replay segments (number, path, content) with consecutive numbers up to `newest`.
 
-    `synced` is what the log recorded last as synced. `rt.Corrupt` for whatever is wrong and may not be cut.
+    `synced`: the recorded synced end. Raises `rt.Corrupt` for anything invalid that may not be cut.
     """
     replay: Replay | None = None
     path = ""
@@ -113,18 +111,18 @@ def replay_segments(
 
 
 def _go_on(replay: Replay, header: RaftSegmentHeader, path: str) -> None:
-    """A segment's header says what all before it added up to, else one of the two is not what was synced."""
+    """Check that a segment's header matches the replayed segments before it."""
     log, last = replay.header.log, replay.entries.last
-    wanted = RaftSegmentHeader(header.number, log, last, replay.term, replay.voted_for, replay.group)
-    if header != wanted:
-        what = "a Raft log segment does not go on where the one before it ends"
-        raise Corrupt(what, path=path, offset=0, got=header, expected=wanted, hint=REPAIR_HINT)
+    expected = RaftSegmentHeader(header.number, log, last, replay.term, replay.voted_for, replay.group)
+    if header != expected:
+        what = "a Raft log segment does not continue the previous one"
+        raise Corrupt(what, path=path, offset=0, got=header, expected=expected, hint=REPAIR_HINT)
     replay.header = header
     replay.bases.append(header.base)
 
 
 def _content_end(data: bytearray) -> int:
-    """Behind the last byte that is not zero."""
+    """The end without trailing zeros."""
     end = len(data)
     while data.endswith(_ZEROS, 0, end):
         end -= len(_ZEROS)
@@ -133,9 +131,9 @@ def _content_end(data: bytearray) -> int:
 
 
 def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str) -> str | None:
-    """Replay whole groups from the segment's start; what is wrong with the first that is not one.
+    """Replay groups from the segment's start. Returns what is wrong with the first bad group, or None.
 
-    The zeros from `content_end` on are none, but a group may end with some of them.
+    After `content_end` there are only zeros, but a group may end with some of them.
     """
     replay.end = SEGMENT_HEADER_BYTES
     seed = replay.header.seed
@@ -149,7 +147,7 @@ def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str
             for record in decode_records(view[group.start : group.end]):
                 _apply(replay, record)
         except ValueError as error:
-            what = f"a group of the Raft log holds what cannot be: {error}"
+            what = f"invalid record in a group of the Raft log: {error}"
             raise Corrupt(what, path=path, offset=replay.end, hint=REPAIR_HINT) from error
         replay.group += 1
         replay.end = group.end
@@ -160,8 +158,8 @@ def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, p
     if group is None:
         return "a group header that does not verify"
     if group.number != replay.group:
-        # It was written here, so what was here before it, or stood before it, is gone.
-        what = "a group of the Raft log stands where another one must"
+        # It belongs here by its checksum, so groups before it are missing.
+        what = "a group of the Raft log has the wrong number"
         numbers = {"got": group.number, "expected": replay.group}
         raise Corrupt(what, path=path, offset=replay.end, hint=REPAIR_HINT, **numbers)
     if group.end > len(view):
@@ -172,64 +170,64 @@ def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, p
 
 
 def _find_group(data: bytearray, end: int, seed: int, path: str) -> int | None:
-    """Where the first group behind `end` stands whose header verifies."""
+    """Offset of the first group after `end` whose header verifies."""
     places = (at for at in _occurrences(data, GROUP_MAGIC, end + 8) if at % 8 == 0)
     return next((at for at in places if group_at(data, at, seed, path=path)), None)
 
 
-def _occurrences(data: bytearray, wanted: bytes, start: int) -> Iterator[int]:
-    while (start := data.find(wanted, start)) >= 0:
+def _occurrences(data: bytearray, expected: bytes, start: int) -> Iterator[int]:
+    while (start := data.find(expected, start)) >= 0:
         yield start
         start += 1
 
 
 def _check_may_be_cut(replay: Replay, problem: str, path: str, *, is_newest: bool, later: int | None) -> None:
-    """Raise `rt.Corrupt` if the bad group at `replay.end` was followed by what is written after its sync."""
+    """Raise `rt.Corrupt` if something proves that the bad group at `replay.end` was synced."""
     if not is_newest:
-        proof = "a later segment was begun"
+        proof = "a later segment exists"
     elif later is not None:
-        proof = f"a later group stands at {later}"
+        proof = f"a later group exists at {later}"
     else:
         return
     raise _synced_but_bad(replay, problem, path, f"group {replay.group}, which was synced: {proof}")
 
 
 def _check_synced_end(replay: Replay, synced: SyncedEnd, path: str, problem: str | None) -> None:
-    """Raise `rt.Corrupt` unless all that was recorded as synced has been replayed."""
+    """Raise `rt.Corrupt` unless everything recorded as synced was replayed."""
     if synced.log != replay.header.log:
-        what = "the recorded synced end is of another Raft log"
+        what = "the recorded synced end belongs to another Raft log"
         ids = {"got": replay.header.log.hex(), "expected": synced.log.hex()}
         raise Corrupt(what, path=path, offset=0, hint=REPAIR_HINT, **ids)
     if synced.segment > replay.header.number or synced.group >= replay.group:
-        wanted = f"groups up to {synced.group} in log.{synced.segment}, which were synced"
-        raise _synced_but_bad(replay, problem or f"groups up to {replay.group - 1}", path, wanted)
+        expected = f"groups up to {synced.group} in log.{synced.segment}, which were synced"
+        raise _synced_but_bad(replay, problem or f"groups up to {replay.group - 1}", path, expected)
 
 
-def _synced_but_bad(replay: Replay, problem: str, path: str, wanted: str) -> Corrupt:
-    what = "synced bytes of the Raft log are damaged"
-    return Corrupt(what, path=path, offset=replay.end, got=problem, expected=wanted, hint=REPAIR_HINT)
+def _synced_but_bad(replay: Replay, problem: str, path: str, expected: str) -> Corrupt:
+    what = "synced bytes of the Raft log are corrupt"
+    return Corrupt(what, path=path, offset=replay.end, got=problem, expected=expected, hint=REPAIR_HINT)
 
 
 def _apply(replay: Replay, record: LogRecord) -> None:
-    """Do what the record says; `ValueError` if it cannot follow what came before."""
+    """Apply the record. `ValueError` if it cannot follow the earlier ones."""
     entries, place = replay.entries, record.place
     if record.kind is RecordKind.ENTRY:
         last = entries.last
         if place.index != last.index + 1 or place.term < last.term:
-            raise ValueError(f"entry {place} behind {last}")
+            raise ValueError(f"entry {place} after {last}")
         entries.append(RaftEntry(record.content, *place))
     elif record.kind is RecordKind.TRUNCATE:
         if place.index < entries.base.index:
-            # It cut entries of a segment that was compacted away since.
+            # It truncated entries of a segment that was compacted since.
             entries.reset(place)
         elif entries.term_at(place.index) == place.term:
             entries.truncate(place.index + 1)
         else:
-            raise ValueError(f"a cut behind {place} of a log from {entries.base} to {entries.last}")
+            raise ValueError(f"truncation after {place} of a log from {entries.base} to {entries.last}")
     elif record.kind is RecordKind.TERM:
         vote = record.content.decode() or None
         if place.term < replay.term or (place.term == replay.term and replay.voted_for not in (None, vote)):
-            raise ValueError(f"term {place.term} and vote {vote} behind {replay.term} and {replay.voted_for}")
+            raise ValueError(f"term {place.term} and vote {vote} after {replay.term} and {replay.voted_for}")
         replay.term, replay.voted_for = place.term, vote
     else:
         entries.reset(place)
@@ -241,11 +239,10 @@ _COPY_BYTES = 1 << 20
 def recover_log(
     disk: Disk, directory: str, create_at: LogIndex | None, new_id: Callable[[], bytes], fill_bytes: int
 ) -> tuple[Replay, SyncedEnd]:
-    """What the log of the directory adds up to, all of it durable now, and the synced end that says so.
+    """The log of the directory, completely durable, and the recorded synced end.
 
-    A new log begins behind `create_at` where there never was one, or `rt.LogNotFound`. The newest segment is
-    filled up to `fill_bytes`, if there is room. `rt.Corrupt`, `rt.UnknownVersion`; `OSError` as the disk
-    raises it.
+    Makes a new log after `create_at` if there was none, else raises `rt.LogNotFound`. Fills the newest
+    segment up to `fill_bytes` if there is space. Raises `rt.Corrupt`, `rt.UnknownVersion` and `OSError`.
     """
     numbers = segment_numbers(disk, directory)
     synced = _read_synced_end(disk, directory)
@@ -268,7 +265,7 @@ def recover_log(
 
 
 def segment_numbers(disk: Disk, directory: str) -> list[int]:
-    """The numbers of the segments in the directory, oldest first; none where there is no directory."""
+    """Sorted; empty if the directory does not exist."""
     try:
         names = disk.list_directory(directory)
     except FileNotFoundError:
@@ -278,7 +275,7 @@ def segment_numbers(disk: Disk, directory: str) -> list[int]:
 
 def _create(disk: Disk, directory: str, create_at: LogIndex | None, new_id: Callable[[], bytes]) -> int:
     if create_at is None:
-        hint = "A node that had a log has lost its vote: move its directory away and let the node rejoin."
+        hint = "A node that had a log has lost its vote. Move its directory away, then start it: it rejoins."
         raise LogNotFound("no Raft log", where=directory, hint=hint)
     disk.make_directory(directory)
     header = RaftSegmentHeader(1, new_id(), create_at, create_at.term, None, 1)
@@ -287,7 +284,7 @@ def _create(disk: Disk, directory: str, create_at: LogIndex | None, new_id: Call
 
 
 def _read_segments(disk: Disk, directory: str, numbers: range) -> Iterator[tuple[int, str, bytearray]]:
-    """One after the other, so that only one is in memory."""
+    """Yields one segment at a time, so that only one is in memory."""
     for number in numbers:
         path = os.path.join(directory, f"log.{number}")
         yield number, path, _read(disk, path)
@@ -319,10 +316,10 @@ def _remove_leftovers(disk: Disk, directory: str) -> None:
 def _cut_and_sync(
     disk: Disk, directory: str, replay: Replay, synced: SyncedEnd | None, fill_bytes: int
 ) -> None:
-    """Cut the torn tail, fill the segment, and make what recovery accepted durable, names too.
+    """Cut the torn tail, fill the segment, and sync file and directory.
 
-    What is not known to be synced is written again first, the zeros too: if a sync of it failed, the system
-    holds the bytes for clean, and another sync would do nothing.
+    Everything that is not known to be synced is written again first: after a failed sync the system considers
+    the bytes clean, and another sync would do nothing.
     """
     path = os.path.join(directory, replay.header.file_name)
     file = disk.open(path, write=True)
@@ -341,9 +338,9 @@ def _cut_and_sync(
 
 
 def _fill(file: File, path: str, start: int, fill_bytes: int) -> None:
-    """Write zeros from `start` over all that stands there, and on to `fill_bytes`.
+    """Write zeros from `start` to `fill_bytes`, or to the end of the file.
 
-    On a full disk the file ends at `start`, and will grow again.
+    If the disk is full, the file is truncated at `start`.
     """
     try:
         write_zeros(file, start, max(file.size(), fill_bytes))
@@ -354,7 +351,7 @@ def _fill(file: File, path: str, start: int, fill_bytes: int) -> None:
 
 
 def _store_synced_end(disk: Disk, directory: str, replay: Replay, synced: SyncedEnd | None) -> SyncedEnd:
-    """Record what recovery made durable, durably: bit rot in it is known for what it is from now on."""
+    """Record the synced end durably, so that later corruption below it is recognized."""
     path = os.path.join(directory, SYNCED_END_FILE)
     sequence = synced.sequence + 1 if synced else 1
     header = replay.header

@@ -1,10 +1,10 @@
-"""What a node finds on its disk, made whole: identity, snapshot, state, log.
+"""Opening a node's directory: identity, snapshot, state and log.
 
-The law (rules 3, 6 and 7 of docs/raft.md): a disk that may have voted or acknowledged, and does not
-know all of it any more, does not start. It is wiped then, and joins again as a new disk.
+Invariant (rules 3, 6 and 7 of docs/raft.md): a disk that may have voted or acknowledged, and has lost any of
+it, does not start. It must be wiped, and rejoins as a new disk.
 
-An epoch begins here. That its first state has got its name as a snapshot is the one step that counts: before
-it the disk is in the old epoch with all that is its own, behind it every opening goes on from any point.
+An epoch starts here. The rename of its first snapshot is the only decisive step: before it the disk is in the
+old epoch with everything of its own; after it every opening continues from any point.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIPE = "Stop the node, empty the directory, start the node: it rejoins if the o
 
 @dataclass(slots=True)
 class RaftDirectory:
-    """A node's directory, open and locked."""
+    """An open, locked directory of a node."""
 
     lock: Lock
     identity: DiskIdentity
@@ -41,7 +41,6 @@ class RaftDirectory:
     """The state machine's part of the snapshot."""
 
     def close(self) -> None:
-        """Give everything back."""
         self.log.close()
         self.snapshots.close()
         self.lock.close()
@@ -52,8 +51,8 @@ def open_directory(
 ) -> RaftDirectory:
     """Open a node's directory and start a new run; creates a blank directory if there is none.
 
-    With `fill_segments` the log's files are filled ahead, which makes its syncs faster: see `DurableLog`.
-    Raises `rt.DirectoryLocked`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.StorageError`.
+    `fill_segments`: fill the log's files in advance, which makes its syncs faster: see `DurableLog`. Raises
+    `rt.DirectoryLocked`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.StorageError`.
     """
     directory = config.directory
     with ExitStack() as undo:
@@ -73,7 +72,7 @@ def open_directory(
         if later is None:
             _connect(log, state, directory)
         else:
-            _begin_epoch(config, disk, identity, log, state)
+            _start_epoch(config, disk, identity, log, state)
         identity = joined_identity(config, disk, identity, state)
         undo.pop_all()
         return RaftDirectory(lock, identity, snapshots, log, state, machine_bytes)
@@ -82,7 +81,7 @@ def open_directory(
 def joined_identity(
     config: RaftConfig, disk: Disk, identity: DiskIdentity, state: ClusterState
 ) -> DiskIdentity:
-    """The identity with the place where `state` says that this disk joined; durable when it returns."""
+    """Store the place where `state` admitted this disk. Durable on return."""
     claim = state.disks.get(config.name)
     if claim is None or claim.disk != identity.disk or claim.joined == identity.joined:
         return identity
@@ -94,7 +93,7 @@ def joined_identity(
 def adopt_cluster(
     config: RaftConfig, disk: Disk, identity: DiskIdentity, cluster: bytes, epoch: int
 ) -> DiskIdentity:
-    """The identity as one of that cluster; durable when it returns. Its snapshot is durable before."""
+    """Store the cluster and epoch, of which a snapshot is durable. Durable on return."""
     assert identity.cluster in {NO_ID, cluster}, identity
     identity = replace(identity, cluster=cluster, epoch=epoch)
     store_identity(config.directory, identity, disk=disk)
@@ -104,34 +103,34 @@ def adopt_cluster(
 def _adopted(
     config: RaftConfig, disk: Disk, identity: DiskIdentity, snapshots: SnapshotStore
 ) -> DiskIdentity:
-    """A snapshot came to this disk, and the power went before the identity said so."""
+    """After a crash between the first snapshot and the identity, complete the identity."""
     if snapshots.newest is None or not identity.is_blank:
         return identity
     return adopt_cluster(config, disk, identity, snapshots.newest.cluster, snapshots.newest.epoch)
 
 
 def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
-    """The epoch that this disk is to go on in: the snapshot is of it, and the rest not yet."""
+    """The epoch that this disk must continue in: the newest snapshot is of it, the rest is not yet."""
     newest = snapshots.newest
     if newest is None or newest.cluster != identity.cluster or not is_later(identity.epoch, newest.epoch):
         return None
     return newest.epoch
 
 
-def _begin_epoch(
+def _start_epoch(
     config: RaftConfig, disk: Disk, identity: DiskIdentity, log: DurableLog, state: ClusterState
 ) -> None:
-    """Go on in the epoch of the newest snapshot, which is durable: with an empty log behind it.
+    """Continue in the epoch of the newest snapshot, with an empty log.
 
-    What the log holds is of the epoch before, whatever its indexes say. The identity comes last: where it
-    names the epoch, the log is of that epoch, too.
+    Everything in the log belongs to the previous epoch, whatever its indices. The identity is written last:
+    if it names the epoch, the log belongs to it, too.
     """
     place = state.applied
     if place.term > log.term:
         log.set_term(place.term, None)
     log.reset(place)
     log.sync()
-    with suppress(DiskFull):  # Files of the old epoch take space a while longer.
+    with suppress(DiskFull):  # Then the files of the old epoch are removed later.
         log.roll()
         log.compact(place.index + 1)
     store_identity(config.directory, identity, disk=disk)

@@ -1,9 +1,9 @@
-"""The file of a Raft log's next segment, made ahead, so that going on in it takes no long write.
+"""The file of a Raft log's next segment, made in advance, so that starting the segment needs no long write.
 
-Laws. The work of making it may run on another thread: it touches nothing but the spare's own file, and hands
-it over by setting one attribute, last of all. A spare holds zeros that were written and synced, in a file
-that is always new: bytes of an old segment never come back in it. Until it has a header it has no segment's
-name, so recovery takes it for a leftover.
+Invariants:
+- `prepare` may run on another thread: it changes only the spare's own file, and sets `file` as its last step.
+- A spare contains only zeros, written and synced into a new file, so no bytes of an old segment can appear.
+- It gets a segment's name only after its header. Until then recovery removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ZEROS = memoryview(bytes(1 << 20))
 
 
 def write_zeros(file: File, start: int, end: int) -> None:
-    """Write zeros from `start` to `end`; not synced. `OSError` as the disk raises it, a part may be there."""
+    """Write zeros from `start` to `end`, without sync. After an `OSError` a part may be written."""
     while start < end:
         count = file.pwritev((_ZEROS[: end - start],), start)
         if count == 0:
@@ -30,19 +30,18 @@ def write_zeros(file: File, start: int, end: int) -> None:
 
 
 class SpareSegment:
-    """One spare: `prepare` makes its file, on any thread; all else is for the log's thread."""
+    """One spare. `prepare` may run on any thread; everything else on the log's thread."""
 
     def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
         self.file: File | None = None
-        """Of zeros, synced; None before it is made."""
+        """Zeros, synced. None before it is made."""
         self.has_failed = False
-        """There will never be a file."""
         self._disk, self._directory, self._size_bytes = disk, directory, size_bytes
         self._path = os.path.join(directory, SPARE_FILE)
         self._is_dropped = False
 
     def prepare(self) -> None:
-        """Make the file; it is synced on return. After a storage error there is no spare."""
+        """Make the file. It is synced on return."""
         try:
             with storage_errors(self._path, "preparing a segment of the Raft log"):
                 file = self._make()
@@ -50,13 +49,15 @@ class SpareSegment:
             self.has_failed = True
             raise
         self.file = file
-        if self._is_dropped:  # Meanwhile: whoever of the two comes second sees the other.
+        if (
+            self._is_dropped
+        ):  # Dropped in the meantime. The second of the two threads sees the other's change.
             self.drop()
 
-    def become(self, path: str, header: bytes) -> File:
-        """Make the file the segment `path`, whose header and name are durable on return.
+    def promote(self, path: str, header: bytes) -> File:
+        """Make the file the segment `path`. Its header and name are durable on return.
 
-        `OSError` as the disk raises it: the spare is gone then, and if it is for want of space, so is `path`.
+        After an `OSError` the spare is removed; after ENOSPC `path` does not exist either.
         """
         file = self.file
         assert file is not None
@@ -69,7 +70,7 @@ class SpareSegment:
                 try:
                     self._disk.sync_directory(self._directory)
                 except OSError as error:
-                    # It has its name already: this is no full disk that could be tried again.
+                    # It already has its name, so this cannot be tried again like a full disk.
                     raise OSError(errno.EIO, f"syncing the directory: {error.strerror}") from error
         except BaseException:
             self.drop()
@@ -77,7 +78,7 @@ class SpareSegment:
         return file
 
     def drop(self) -> None:
-        """Let go of it; a file that cannot be removed is a leftover for the next opening."""
+        """Release and remove it. If it cannot be removed, the next opening removes it."""
         self._is_dropped = True
         if self.file is not None:
             self.file.close()
@@ -93,7 +94,7 @@ class SpareSegment:
             file.sync()
         except BaseException:
             file.close()
-            with contextlib.suppress(OSError):  # On a full disk it would keep the last free bytes.
+            with contextlib.suppress(OSError):  # On a full disk it would use the last free bytes.
                 self._disk.remove(self._path)
             raise
         return file

@@ -1,4 +1,4 @@
-"""A snapshot's file: written aside, and read. Which of them counts, `snapshots` knows."""
+"""The files of snapshots: written under a temporary name, and read. `snapshots` knows which one counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sequencer.raft.storage.snapshot_format import (
 )
 
 _CALL_BYTES_MAX: Final = 1 << 30
-"""Bytes of one read or write call: Linux moves no more than 2 GiB less a page."""
+"""Bytes of one read or write call. Linux moves at most 2 GiB less a page."""
 
 
-class AsideFile:
+class PendingSnapshot:
     """A snapshot that does not count yet: header, then what was appended. Raises `OSError`.
 
-    It ends with `placed`, once the caller has given it its name, or with `discard`; both are final.
+    Ends with `on_named` after the caller renamed it, or with `discard`.
     """
 
     def __init__(self, disk: Disk, path: str, meta: SnapshotMeta) -> None:
@@ -38,28 +38,27 @@ class AsideFile:
             _write_all(self._file, encode_snapshot_header(meta), 0)
 
     def append(self, data: Buffer) -> None:
-        """Write `data` behind what is there."""
         with self.discarded_on_error():
             _write_all(self._file, data, SNAPSHOT_HEADER_BYTES + self.size)
         self.size += len(data)
 
     def sync(self) -> None:
-        """Return when all of it is on the medium; the name is not."""
+        """Sync the content, not the name."""
         with self.discarded_on_error(), synced():
             self._file.sync()
 
     def content(self) -> bytes:
-        """What was appended, read back."""
+        """Read back what was appended."""
         with self.discarded_on_error():
             return read_exactly(self._file, self.size, SNAPSHOT_HEADER_BYTES)
 
-    def placed(self) -> None:
-        """The file has its name: let go of it."""
+    def on_named(self) -> None:
+        """The file has its name."""
         self.is_over = True
         self._file.close()
 
     def discard(self) -> None:
-        """Remove it, so that it takes no space. Where that fails, the next start removes it."""
+        """Remove it. If that fails, the next start removes it."""
         if not self.is_over:
             self.is_over = True
             with contextlib.suppress(OSError):
@@ -69,7 +68,7 @@ class AsideFile:
 
     @contextlib.contextmanager
     def discarded_on_error(self) -> Iterator[None]:
-        """Discard it when what is done inside fails. A power cut is no `Exception`: it discards nothing."""
+        """Discard it if the body fails. A simulated power cut is no `Exception` and discards nothing."""
         try:
             yield
         except Exception:
@@ -78,7 +77,7 @@ class AsideFile:
 
 
 class SnapshotReader:
-    """One snapshot, readable until `close` even when a newer one has taken its place. For one thread."""
+    """One snapshot, readable until `close` even if a newer one replaced it. For one thread."""
 
     def __init__(self, meta: SnapshotMeta, path: str, file: File) -> None:
         self.meta = meta
@@ -86,35 +85,35 @@ class SnapshotReader:
         self._file = file
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes of the content from `offset`, fewer only at its end. The digest is not verified.
+        """Read `size` bytes of the content from `offset`, fewer only at its end. The digest is not verified.
 
-        `rt.Corrupt` if the file ends before the content does.
+        Raises `rt.Corrupt` if the file is shorter than the content.
         """
         if offset < 0 or size < 0:
             raise ValueError(f"{size} bytes at {offset}")
-        wanted = min(size, max(0, self.meta.length - offset))
+        expected = min(size, max(0, self.meta.length - offset))
         with storage_errors(self.path, "reading a snapshot"):
-            data = read_exactly(self._file, wanted, SNAPSHOT_HEADER_BYTES + offset)
-        if len(data) < wanted:
+            data = read_exactly(self._file, expected, SNAPSHOT_HEADER_BYTES + offset)
+        if len(data) < expected:
             end = SNAPSHOT_HEADER_BYTES + offset + len(data)
             raise Corrupt(
                 "truncated snapshot",
                 path=self.path,
                 offset=end,
                 got=len(data),
-                expected=wanted,
+                expected=expected,
                 hint=WIPE_HINT,
             )
         return data
 
     def close(self) -> None:
-        """Release the file. Closing twice is allowed."""
+        """Idempotent."""
         self._file.close()
 
 
 @contextlib.contextmanager
 def synced() -> Iterator[None]:
-    """A sync: no failure of it means that it may be tried again, a full disk neither."""
+    """Make every error of a sync final: not even a full disk may be tried again."""
     try:
         yield
     except OSError as error:
@@ -122,7 +121,7 @@ def synced() -> Iterator[None]:
 
 
 def read_exactly(file: File, size: int, offset: int) -> bytes:
-    """`size` bytes from `offset`; fewer only where the file ends."""
+    """Read `size` bytes from `offset`; fewer only at the end of the file."""
     data = file.pread(min(size, _CALL_BYTES_MAX), offset)
     if len(data) == size or not data:
         return data

@@ -1,8 +1,8 @@
-"""Snapshot files: their names, their header, and what a snapshot says of itself.
+"""Snapshot files: names and header.
 
-A snapshot is `snapshot.I`, where I is the index of the last entry it covers: a header, then the content (the
-node's whole replicated state). It appears by rename after its fsync, so what bears such a name was whole: if
-it is not now, it is damaged. While it is written it is `snapshot.I.N.new`, and counts for nothing.
+A snapshot is `snapshot.I`, where I is the index of the last entry that it covers: a header, then the content
+(the node's whole replicated state). It is renamed to this name after its fsync, so a file with this name was
+complete: if it is not now, it is corrupt. While it is written it is called `snapshot.I.N.new`.
 
     offset  bytes  field
          0      8  magic "RTSNAPST"
@@ -32,26 +32,24 @@ from sequencer.raft.model.messages import DIGEST_BYTES, ID_BYTES, LogIndex
 
 SNAPSHOT_HEADER_BYTES: Final = 96
 SNAPSHOT_MAGIC: Final = b"RTSNAPST"
-WIPE_HINT: Final = "Wipe the directory and let the node rejoin."
+WIPE_HINT: Final = "Empty the directory, then start the node: it rejoins."
 
 _HEADER = struct.Struct("<8sHHI16sQQQQ32s")
 _NAME = re.compile(r"snapshot\.(0|[1-9][0-9]{0,19})", re.ASCII)
-_ASIDE = re.compile(r"snapshot\.[0-9]{1,20}\.[0-9]+\.new", re.ASCII)
+_PENDING_NAME = re.compile(r"snapshot\.[0-9]{1,20}\.[0-9]+\.new", re.ASCII)
 _NUMBER_END: Final = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """Which snapshot it is: whose, how far it covers the Raft log, and what its content must be."""
+    """The identity of a snapshot: its cluster, how far it covers the Raft log, and its content."""
 
     cluster: bytes
     epoch: int
     place: LogIndex
-    """The last entry it covers."""
+    """The last entry that it covers."""
     length: int
-    """Bytes of the content."""
     digest: bytes
-    """SHA-256 of the content."""
 
     def __post_init__(self) -> None:
         if len(self.cluster) != ID_BYTES or len(self.digest) != DIGEST_BYTES:
@@ -61,37 +59,34 @@ class SnapshotMeta:
 
 
 def snapshot_name(index: int) -> str:
-    """The file name of the snapshot that covers the log up to `index`."""
     return f"snapshot.{index}"
 
 
-def aside_name(index: int, number: int) -> str:
-    """The name of a snapshot that is being written; `number` differs for each of one process."""
+def pending_name(index: int, number: int) -> str:
+    """The name while it is written. `number` is unique in the process."""
     return f"snapshot.{index}.{number}.new"
 
 
 def parse_snapshot_name(name: str) -> int | None:
-    """The index in a file name; None if it is no snapshot's (leading zeros, signs, anything else)."""
+    """The index in a file name. None if it is not exactly the name of a snapshot."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match and int(match[1]) < _NUMBER_END else None
 
 
-def is_aside_name(name: str) -> bool:
-    """Whether it is the name of a snapshot that was being written."""
-    return _ASIDE.fullmatch(name) is not None
+def is_pending_name(name: str) -> bool:
+    return _PENDING_NAME.fullmatch(name) is not None
 
 
 def encode_snapshot_header(meta: SnapshotMeta) -> bytes:
-    """The 96 bytes a snapshot starts with."""
     fields = (VERSION, 0, 0, meta.cluster, meta.epoch, *meta.place, meta.length, meta.digest)
     return sealed(_HEADER.pack(SNAPSHOT_MAGIC, *fields))
 
 
 def decode_snapshot_header(data: Buffer, *, path: str, index: int, size: int) -> SnapshotMeta:
-    """Read the first 96 bytes of the file `path`, which is named for `index` and holds `size` bytes.
+    """Decode the header of the file `path`, which is named for `index` and has `size` bytes.
 
-    `rt.UnknownVersion` if it is of a version or has flags that a newer rt wrote, `rt.Corrupt` for anything
-    else that is not the header of this file, and if the content is not as long as it says.
+    Raises `rt.UnknownVersion` for a version or flags of a newer rt, else `rt.Corrupt`, also if the content
+    does not have the length in the header.
     """
     if len(data) < SNAPSHOT_HEADER_BYTES:
         raise _damaged("truncated snapshot header", path, len(data), SNAPSHOT_HEADER_BYTES)
@@ -116,5 +111,5 @@ def decode_snapshot_header(data: Buffer, *, path: str, index: int, size: int) ->
     return SnapshotMeta(cluster, epoch, LogIndex(at, term), length, digest)
 
 
-def _damaged(what: str, path: str, got: object, wanted: object) -> Corrupt:
-    return Corrupt(what, path=path, offset=0, got=got, expected=wanted, hint=WIPE_HINT)
+def _damaged(what: str, path: str, got: object, expected: object) -> Corrupt:
+    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=WIPE_HINT)

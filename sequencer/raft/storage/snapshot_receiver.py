@@ -1,7 +1,7 @@
-"""A snapshot that arrives from the leader in pieces, hashed as they come.
+"""A snapshot that arrives in chunks, hashed as they arrive.
 
-The law: what counts as received is a prefix of the content; only a content with the announced digest gets a
-snapshot's name.
+Invariant: the received bytes are a prefix of the content. A content gets a snapshot's name only if it has the
+announced digest.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from contextlib import AbstractContextManager
 
 from rt.errors import Closed, FormatError
 from rt.log.format.constants import Buffer
-from sequencer.raft.storage.snapshot_file import AsideFile
+from sequencer.raft.storage.snapshot_file import PendingSnapshot
 from sequencer.raft.storage.snapshot_format import SnapshotMeta
 
 
 class SnapshotReceiver:
-    """A snapshot on its way from the leader. Every method may be called on any thread.
+    """A transfer in progress. Every method may be called on any thread.
 
-    It ends with `finish`, `abandon`, another `receive` or an error that says so: `rt.Closed` from then on.
+    It ends with `finish`, `abandon`, another `receive` or an error. After that its methods raise `rt.Closed`.
     """
 
     def __init__(
         self,
-        aside: AsideFile,
+        pending: PendingSnapshot,
         changing: Callable[[str, str], AbstractContextManager[None]],
-        install: Callable[[AsideFile], SnapshotMeta],
+        install: Callable[[PendingSnapshot], SnapshotMeta],
     ) -> None:
-        self.meta = aside.meta
-        self._aside = aside
+        self.meta = pending.meta
+        self._pending = pending
         self._changing = changing
         self._install = install
         self._hash = hashlib.sha256()
@@ -38,14 +38,14 @@ class SnapshotReceiver:
 
     @property
     def received(self) -> int:
-        """Bytes of the content that are here, in order; written, not synced."""
-        return self._aside.size
+        """Bytes of the content received in order; written, not synced."""
+        return self._pending.size
 
     def write(self, offset: int, data: Buffer) -> int:
-        """Take what of `data`, which stands at `offset` of the content, comes next; returns `received`.
+        """Write the part of `data`, at `offset` of the content, that comes next. Returns `received`.
 
-        What is here already and what would leave a hole is ignored. `rt.FormatError` if it goes beyond the
-        end: nothing of it is taken. `rt.StorageError` as in `SnapshotStore.write` ends the transfer.
+        Ignores bytes that are already here, or that would leave a hole. `rt.FormatError` if it exceeds the
+        end: then nothing is written. `rt.StorageError` as in `SnapshotStore.write` ends the transfer.
         """
         with self._lock:
             self._require_live()
@@ -59,45 +59,45 @@ class SnapshotReceiver:
             done = self.received - offset
             if 0 <= done < len(data):
                 rest = memoryview(data)[done:]
-                with self._changing(self._aside.path, "receiving a snapshot"):
-                    self._aside.append(rest)
+                with self._changing(self._pending.path, "receiving a snapshot"):
+                    self._pending.append(rest)
                 self._hash.update(rest)
             return self.received
 
     def finish(self, check: Callable[[bytes], object] = lambda _: None) -> bytes:
-        """Make it the newest snapshot; returns its content when it is durable and the older one is gone.
+        """Make it the newest snapshot. Returns the content when it is durable and the older one is removed.
 
-        `check` sees the content before it counts, and may raise. If the node made a newer snapshot itself
-        meanwhile, that one stays. `ValueError` before all is here. `rt.FormatError` if it is not the content
-        that was announced, `rt.StorageError` as in `SnapshotStore.write`, and what `check` raises: each of
-        them ends the transfer, and nothing is left of it.
+        `check` gets the content before it counts, and may raise. If the node made a newer snapshot in the
+        meantime, that one stays. `ValueError` if it is incomplete. `rt.FormatError` for a wrong digest,
+        `rt.StorageError` as in `SnapshotStore.write`, and errors of `check` end the transfer and remove the
+        file.
         """
         with self._lock:
             self._require_live()
             if self.received != self.meta.length:
                 raise ValueError(f"{self.received} bytes of {self.meta.length} are here")
             self._require_announced()
-            with self._changing(self._aside.path, "receiving a snapshot"):
-                self._aside.sync()
-                content = self._aside.content()
-            with self._aside.discarded_on_error():
+            with self._changing(self._pending.path, "receiving a snapshot"):
+                self._pending.sync()
+                content = self._pending.content()
+            with self._pending.discarded_on_error():
                 check(content)
-            self._install(self._aside)
+            self._install(self._pending)
             return content
 
     def abandon(self) -> None:
-        """Remove what came of it; nothing if it ended before. Waits for a `finish` on another thread."""
+        """Remove what was received, if the transfer has not ended. Waits for a `finish` on another thread."""
         with self._lock:
-            self._aside.discard()
+            self._pending.discard()
 
     def _require_live(self) -> None:
-        if self._aside.is_over:
-            raise Closed("the transfer of this snapshot has ended", where=self._aside.path)
+        if self._pending.is_over:
+            raise Closed("the transfer of this snapshot has ended", where=self._pending.path)
 
     def _require_announced(self) -> None:
         digest = self._hash.digest()
         if digest != self.meta.digest:
-            self._aside.discard()
+            self._pending.discard()
             raise FormatError(
                 "the received snapshot does not match its announced digest",
                 where=self.meta.place,

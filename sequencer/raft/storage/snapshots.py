@@ -1,11 +1,13 @@
-"""The snapshots of a node: written, received from the leader, read and sent.
+"""The snapshots of a node: written, received, read and sent.
 
-The laws. Once a snapshot was durable, every crash leaves a whole one, and `open` takes the newest. One that
-is not what its header says stops the node: an older one is never taken instead, as the log between the two
-is gone. What failed to sync is never synced again: the store writes nothing more.
+Invariants:
+- Once a snapshot was durable, every crash leaves a complete one, and `open` uses the newest.
+- A corrupt snapshot stops the node. An older one is never used instead, because the log between the two is
+  gone.
+- After a failed sync the store writes nothing more.
 
-`write` and what belongs to receiving are for one helper thread or several; `newest`, `read` and `open_newest`
-may be used on any other at the same time, and never wait for a disk write.
+`write` and receiving may run on helper threads. `newest`, `read` and `open_newest` may be used on any other
+thread at the same time, and never wait for a disk write.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from rt.errors import Closed, Corrupt, FormatError, StorageFailed
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.constants import Buffer
 from sequencer.raft.model.messages import SNAPSHOT_BYTES_MAX, LogIndex
-from sequencer.raft.storage.snapshot_file import AsideFile, SnapshotReader, read_exactly, synced
+from sequencer.raft.storage.snapshot_file import PendingSnapshot, SnapshotReader, read_exactly, synced
 from sequencer.raft.storage.snapshot_format import (
     SNAPSHOT_HEADER_BYTES,
     WIPE_HINT,
     SnapshotMeta,
-    aside_name,
     decode_snapshot_header,
-    is_aside_name,
+    is_pending_name,
     parse_snapshot_name,
+    pending_name,
     snapshot_name,
 )
 from sequencer.raft.storage.snapshot_receiver import SnapshotReceiver
@@ -38,9 +40,9 @@ __all__ = ["SnapshotMeta", "SnapshotReader", "SnapshotReceiver", "SnapshotStore"
 
 
 class SnapshotStore:
-    """The snapshots in one directory, whose lock the caller holds. Make it with `open`.
+    """The snapshots in one directory, whose lock the caller holds. Open it with `open`.
 
-    `newest` is the newest durable snapshot, None if there never was one; read it, never set it.
+    `newest` is the newest durable snapshot, or None. Read-only for others.
     """
 
     def __init__(self, directory: str, disk: Disk, newest: SnapshotMeta | None) -> None:
@@ -56,31 +58,31 @@ class SnapshotStore:
 
     @classmethod
     def open(cls, directory: str, *, disk: Disk = REAL) -> SnapshotStore:
-        """Find the newest snapshot, and remove what is older or was never finished.
+        """Find the newest snapshot; remove older and incomplete ones.
 
-        Its header and size are verified, its content is not read. `rt.Corrupt` or `rt.UnknownVersion` if it
-        cannot be used, `rt.LogNotFound` if there is no such directory; nothing was removed then.
+        Verifies its header and size, not its content. Raises `rt.Corrupt`, `rt.UnknownVersion` or, without a
+        directory, `rt.LogNotFound`; then nothing was removed.
         """
         with storage_errors(directory, "opening the snapshots"):
             names = disk.list_directory(directory)
             indexes = [index for name in names if (index := parse_snapshot_name(name)) is not None]
             newest = _read_meta(disk, directory, max(indexes)) if indexes else None
             if newest is not None:
-                with synced():  # A kill may have come between its rename and this.
+                with synced():  # A kill may have happened between its rename and this.
                     disk.sync_directory(directory)
             older = [snapshot_name(index) for index in indexes if index != max(indexes)]
-            for name in [*filter(is_aside_name, names), *older]:
+            for name in [*filter(is_pending_name, names), *older]:
                 disk.remove(os.path.join(directory, name))
         return cls(directory, disk, newest)
 
     def write(self, cluster: bytes, epoch: int, place: LogIndex, content: Buffer) -> SnapshotMeta:
-        """Make a snapshot of this node's own; returns when it is durable and the older one is gone.
+        """Write a snapshot of this node's state. On return it is durable and the older one is removed.
 
-        The very snapshot that is the newest already is not written again. If a newer one was received
-        meanwhile, that one stays and is returned. `ValueError` if `place` is not above the newest one's.
+        Returns the newest snapshot if it is the same, or if a newer one was received in the meantime.
+        `ValueError` if `place` is not above the newest one's.
 
-        Raises `rt.DiskFull`: nothing is left of it, the older one stays, try again later. Raises
-        `rt.StorageFailed`: stop the node; the older one or the new one is there at the next start.
+        Raises `rt.DiskFull`: the older one stays, try again later. Raises `rt.StorageFailed`: stop the node;
+        after a restart the older or the new one exists.
         """
         self._require_writable()
         meta = SnapshotMeta(cluster, epoch, place, len(content), hashlib.sha256(content).digest())
@@ -88,15 +90,15 @@ class SnapshotStore:
             return meta
         self._require_above(meta)
         with self._changing(self._path(meta), "writing a snapshot"):
-            aside = AsideFile(self._disk, self._aside_path(meta), meta)
-            aside.append(content)
-            aside.sync()
-        return self._install(aside)
+            pending = PendingSnapshot(self._disk, self._pending_path(meta), meta)
+            pending.append(content)
+            pending.sync()
+        return self._install(pending)
 
     def read(self) -> bytes:
-        """The content of the newest snapshot, verified; `ValueError` if there is none.
+        """The verified content of the newest snapshot; `ValueError` if there is none.
 
-        `rt.Corrupt` if it is not what its header says: stop the node.
+        Raises `rt.Corrupt` if it does not match its header: stop the node.
         """
         reader = self.open_newest()
         try:
@@ -116,7 +118,7 @@ class SnapshotStore:
         return content
 
     def open_newest(self) -> SnapshotReader:
-        """A reader of the newest snapshot; the caller closes it. Raises `ValueError` if there is none."""
+        """A reader of the newest snapshot; the caller closes it. `ValueError` if there is none."""
         while True:
             self._require_open()
             meta = self.newest
@@ -134,10 +136,10 @@ class SnapshotStore:
                     # A newer snapshot replaced it in the meantime: open that one.
 
     def receive(self, meta: SnapshotMeta) -> SnapshotReceiver:
-        """Begin to take a snapshot from the leader; what came of another one before is dropped.
+        """Start to receive a snapshot; an earlier transfer is dropped.
 
-        `rt.FormatError` if it is larger than 8 GiB, `ValueError` if it is not above the newest one here: a
-        node takes only what is ahead of all it has applied. Raises `rt.StorageError` as `write` does.
+        `rt.FormatError` if it is larger than 8 GiB, `ValueError` if it is not above the newest one here.
+        Raises `rt.StorageError` like `write`.
         """
         self._require_writable()
         if meta.length > SNAPSHOT_BYTES_MAX:
@@ -145,42 +147,42 @@ class SnapshotStore:
         self._require_above(meta)
         if self._incoming is not None:
             self._incoming.abandon()
-        with self._changing(self._path(meta), "beginning to receive a snapshot"):
-            aside = AsideFile(self._disk, self._aside_path(meta), meta)
-        self._incoming = SnapshotReceiver(aside, self._changing, self._install)
+        with self._changing(self._path(meta), "starting to receive a snapshot"):
+            pending = PendingSnapshot(self._disk, self._pending_path(meta), meta)
+        self._incoming = SnapshotReceiver(pending, self._changing, self._install)
         return self._incoming
 
     def close(self) -> None:
-        """Drop what is being received; open readers go on. Closing twice is allowed."""
+        """Drop the transfer in progress. Open readers stay usable. Idempotent."""
         self._is_closed = True
         if self._incoming is not None:
             self._incoming.abandon()
 
-    def _install(self, aside: AsideFile) -> SnapshotMeta:
-        """Give a synced file its name, unless a newer snapshot came first; the newest one now."""
-        path = self._path(aside.meta)
-        with self._switch, aside.discarded_on_error(), self._changing(path, "naming a snapshot"):
+    def _install(self, pending: PendingSnapshot) -> SnapshotMeta:
+        """Rename a synced file, unless a newer snapshot exists. Returns the newest."""
+        path = self._path(pending.meta)
+        with self._switch, pending.discarded_on_error(), self._changing(path, "naming a snapshot"):
             self._require_writable()
             older = self.newest
-            if older is not None and older.place.index >= aside.meta.place.index:
-                aside.discard()
+            if older is not None and older.place.index >= pending.meta.place.index:
+                pending.discard()
                 return older
-            with self._disk.hold_directory(self._directory):  # No descriptor may be wanting behind the name.
-                self._disk.rename(aside.path, path)
-                aside.placed()
+            with self._disk.hold_directory(self._directory):  # Syncing it later must not need a descriptor.
+                self._disk.rename(pending.path, path)
+                pending.on_named()
                 with synced():
                     self._disk.sync_directory(self._directory)
-            self.newest = aside.meta
+            self.newest = pending.meta
             if older is not None:
                 self._older.append(self._path(older))
             while self._older:  # More than one if removing failed for want of space.
                 self._disk.remove(self._older[-1])
                 self._older.pop()
-        return aside.meta
+        return pending.meta
 
     @contextlib.contextmanager
     def _changing(self, path: str, doing: str) -> Iterator[None]:
-        """Storage errors as ours; one that is final is kept, and nothing is written after it."""
+        """Convert storage errors. After a final one nothing more is written."""
         try:
             with storage_errors(path, doing):
                 yield
@@ -191,8 +193,8 @@ class SnapshotStore:
     def _path(self, meta: SnapshotMeta) -> str:
         return os.path.join(self._directory, snapshot_name(meta.place.index))
 
-    def _aside_path(self, meta: SnapshotMeta) -> str:
-        return os.path.join(self._directory, aside_name(meta.place.index, next(self._numbers)))
+    def _pending_path(self, meta: SnapshotMeta) -> str:
+        return os.path.join(self._directory, pending_name(meta.place.index, next(self._numbers)))
 
     def _require_above(self, meta: SnapshotMeta) -> None:
         newest = self.newest

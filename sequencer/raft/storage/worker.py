@@ -1,4 +1,4 @@
-"""Work that would hold up the loop, one piece at a time on a thread of its own."""
+"""Runs work that would delay the loop on a thread of its own, one piece at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Failed: TypeAlias = Callable[[BaseException], None]
 
 
 class BackgroundWorker(Protocol):
-    """Runs work in order, away from the loop; its outcome comes back in the loop."""
+    """Runs work in order, outside the loop. The results are delivered in the loop."""
 
     def run(self, work: Work, done: Done, failed: Failed) -> None:
-        """Have `work` done; later `collect` calls `done` with what it returned, or `failed`."""
+        """Run `work`. Later `collect` calls `done` with its result, or `failed` with its error."""
 
     def collect(self) -> None:
-        """Hand over what has been done since; called in each round of the loop."""
+        """Deliver results. Called in each round of the loop."""
 
     def close(self) -> None:
-        """Return when nothing runs any more. What was not begun is never done."""
+        """Wait until nothing runs. Work that was not started is dropped."""
 
 
 class Worker:
-    """The real one. `wake` is called when something is to be collected."""
+    """Implements `BackgroundWorker` with a thread. `wake` is called when a result is ready."""
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -38,16 +38,13 @@ class Worker:
         self._thread.start()
 
     def run(self, work: Work, done: Done, failed: Failed) -> None:
-        """Queue it."""
         self._todo.put((work, done, failed))
 
     def collect(self) -> None:
-        """Call back, in the order the work was done."""
         while self._finished:
             self._finished.popleft()()
 
     def close(self) -> None:
-        """Wait for what runs."""
         self._is_closing = True
         self._todo.put(None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Messages of Raft nodes as bytes: frames of a header and a body, all integers little-endian.
+"""The messages of Raft nodes as bytes: frames of a header and a body, all integers little-endian. Pure.
 
     header, 16 bytes                             epoch is the sender's cluster epoch
         offset  bytes  field
@@ -8,28 +8,29 @@
              6      2  0
              8      8  epoch
 
-    kind            body
-     1 PING         nothing
-     2 HELLO        cluster 16, epoch 8, claim, wants bootstrap 1
-     3 REQUEST_VOTE term 8, last place, claim, pre 1, called 1
-     4 VOTE_REPLY   term 8, granted 1, claim, pre 1
-     5 APPEND       term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
-                    count times: bytes of the content 4; count times: term 8; the contents
-     6 APPEND_REPLY term 8, matched 1, prev 8, index 8, claim
-     7 CHUNK        term 8, snapshot place, length 8, digest 32, offset 8, data
-     8 CHUNK_REPLY  term 8, snapshot place, reached 8, offset 8, installed 1, claim
-     9 FORWARD      content
-    10 ADOPT        content
-    11 TELL         content
-    12 STAND_NOW    term 8
-    13 ASK_STATE    digest 32, offset 8
-    14 STATE_PIECE  snapshot place, length 8, digest 32, offset 8, data
+    kind                       body
+     1 PING                    empty
+     2 HELLO                   cluster 16, epoch 8, claim, wants bootstrap 1
+     3 REQUEST_VOTE            term 8, last place, claim, pre 1, called 1
+     4 REQUEST_VOTE_REPLY      term 8, granted 1, claim, pre 1
+     5 APPEND_ENTRIES          term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
+                               count times: bytes of the content 4; count times: term 8; the contents
+     6 APPEND_ENTRIES_REPLY    term 8, matched 1, prev 8, index 8, claim
+     7 INSTALL_SNAPSHOT        term 8, snapshot place, length 8, digest 32, offset 8, data
+     8 INSTALL_SNAPSHOT_REPLY  term 8, snapshot place, reached 8, offset 8, installed 1, claim
+     9 FORWARD                 content
+    10 ADMIT                   content
+    11 APP_MESSAGE             content
+    12 TIMEOUT_NOW             term 8
+    13 FETCH_STATE             digest 32, offset 8
+    14 FETCH_STATE_CHUNK       snapshot place, length 8, digest 32, offset 8, data
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
-    a byte that says yes or no is 1 or 0; the entries of an APPEND have the indexes behind prev
+    a boolean is 1 or 0; the entries of APPEND_ENTRIES have the indices after prev
 
-Pure. The law: what `decode` returns is within every bound of `messages`, and any other bytes give
-`rt.FormatError`; neither takes more memory than a small multiple of the bytes it was given.
+Invariants:
+- What `decode` returns is within every limit of `model.messages`. Any other bytes raise `rt.FormatError`.
+- Neither direction uses more memory than a small multiple of the bytes that it gets.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from operator import le
-from typing import Final, NamedTuple, TypeAlias, assert_never
+from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 from rt.errors import FormatError, UnknownVersion
 from sequencer.raft.model.messages import (
@@ -73,32 +74,30 @@ Buffer: TypeAlias = bytes | memoryview
 
 VERSION: Final = 1
 APPEND_ENTRIES_MAX: Final = 1 << 17
-"""The most entries of one `AppendEntries`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
+"""Entries in one `AppendEntries`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
 NUMBER_MAX: Final = (1 << 63) - 1
-"""The largest index, term or offset: what a signed 64-bit integer holds, here and in the files."""
+"""The largest index, term or offset: a signed 64-bit integer, here and in the files."""
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
-
     PING = 1
     HELLO = 2
     REQUEST_VOTE = 3
-    VOTE_REPLY = 4
-    APPEND = 5
-    APPEND_REPLY = 6
-    CHUNK = 7
-    CHUNK_REPLY = 8
+    REQUEST_VOTE_REPLY = 4
+    APPEND_ENTRIES = 5
+    APPEND_ENTRIES_REPLY = 6
+    INSTALL_SNAPSHOT = 7
+    INSTALL_SNAPSHOT_REPLY = 8
     FORWARD = 9
-    ADOPT = 10
-    TELL = 11
-    STAND_NOW = 12
-    ASK_STATE = 13
-    STATE_PIECE = 14
+    ADMIT = 10
+    APP_MESSAGE = 11
+    TIMEOUT_NOW = 12
+    FETCH_STATE = 13
+    FETCH_STATE_CHUNK = 14
 
 
 class Header(NamedTuple):
-    """The first bytes of a frame, checked: `length` is one that the body of this kind may have."""
+    """The header of a frame. The `length` of the body is within the limits of the kind."""
 
     length: int
     kind: int
@@ -107,136 +106,124 @@ class Header(NamedTuple):
 
 _HEADER: Final = struct.Struct("<IBBHQ")
 _CLAIM: Final = f"{ID_BYTES}sQQ"
-_HELLO: Final = struct.Struct(f"<{ID_BYTES}sQ{_CLAIM}B")
-_REQUEST_VOTE: Final = struct.Struct(f"<QQQ{_CLAIM}BB")
-_STAND_NOW: Final = struct.Struct("<Q")
-_VOTE_REPLY: Final = struct.Struct(f"<QB{_CLAIM}B")
-_APPEND: Final = struct.Struct("<QQQQQQBI")
-_APPEND_REPLY: Final = struct.Struct(f"<QBQQ{_CLAIM}")
-_CHUNK: Final = struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ")
-_CHUNK_REPLY: Final = struct.Struct(f"<QQQQQB{_CLAIM}")
-_ASK_STATE: Final = struct.Struct(f"<{DIGEST_BYTES}sQ")
-_STATE_PIECE: Final = struct.Struct(f"<QQQ{DIGEST_BYTES}sQ")
-_ENTRY_BYTES: Final = 12
-"""What an entry costs beside its content."""
-
-FRAME_HEADER_BYTES: Final = _HEADER.size
-_BODY_BYTES: Final[Mapping[int, tuple[int, int]]] = {
-    FrameKind.PING: (0, 0),
-    FrameKind.HELLO: (_HELLO.size, _HELLO.size),
-    FrameKind.REQUEST_VOTE: (_REQUEST_VOTE.size, _REQUEST_VOTE.size),
-    FrameKind.VOTE_REPLY: (_VOTE_REPLY.size, _VOTE_REPLY.size),
-    FrameKind.APPEND: (_APPEND.size, _APPEND.size + APPEND_ENTRIES_MAX * _ENTRY_BYTES + APPEND_BYTES_MAX),
-    FrameKind.APPEND_REPLY: (_APPEND_REPLY.size, _APPEND_REPLY.size),
-    FrameKind.CHUNK: (_CHUNK.size, _CHUNK.size + CHUNK_BYTES_MAX),
-    FrameKind.CHUNK_REPLY: (_CHUNK_REPLY.size, _CHUNK_REPLY.size),
-    FrameKind.FORWARD: (0, ENTRY_BYTES_MAX),
-    FrameKind.ADOPT: (0, CHUNK_BYTES_MAX),
-    FrameKind.TELL: (0, COMMAND_BYTES_MAX),
-    FrameKind.STAND_NOW: (_STAND_NOW.size, _STAND_NOW.size),
-    FrameKind.ASK_STATE: (_ASK_STATE.size, _ASK_STATE.size),
-    FrameKind.STATE_PIECE: (_STATE_PIECE.size, _STATE_PIECE.size + CHUNK_BYTES_MAX),
+_FIXED: Final = {
+    FrameKind.PING: struct.Struct(""),
+    FrameKind.HELLO: struct.Struct(f"<{ID_BYTES}sQ{_CLAIM}B"),
+    FrameKind.REQUEST_VOTE: struct.Struct(f"<QQQ{_CLAIM}BB"),
+    FrameKind.REQUEST_VOTE_REPLY: struct.Struct(f"<QB{_CLAIM}B"),
+    FrameKind.APPEND_ENTRIES: struct.Struct("<QQQQQQBI"),
+    FrameKind.APPEND_ENTRIES_REPLY: struct.Struct(f"<QBQQ{_CLAIM}"),
+    FrameKind.INSTALL_SNAPSHOT: struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ"),
+    FrameKind.INSTALL_SNAPSHOT_REPLY: struct.Struct(f"<QQQQQB{_CLAIM}"),
+    FrameKind.FORWARD: struct.Struct(""),
+    FrameKind.ADMIT: struct.Struct(""),
+    FrameKind.APP_MESSAGE: struct.Struct(""),
+    FrameKind.TIMEOUT_NOW: struct.Struct("<Q"),
+    FrameKind.FETCH_STATE: struct.Struct(f"<{DIGEST_BYTES}sQ"),
+    FrameKind.FETCH_STATE_CHUNK: struct.Struct(f"<QQQ{DIGEST_BYTES}sQ"),
 }
-"""The fewest and the most bytes of each kind's body."""
-FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(most for _, most in _BODY_BYTES.values())
+"""The fixed part of each kind's body."""
+_ENTRY_BYTES: Final = 12
+"""Bytes of an entry in addition to its content."""
+_REST_MAX: Final = {
+    FrameKind.APPEND_ENTRIES: APPEND_ENTRIES_MAX * _ENTRY_BYTES + APPEND_BYTES_MAX,
+    FrameKind.INSTALL_SNAPSHOT: CHUNK_BYTES_MAX,
+    FrameKind.FORWARD: ENTRY_BYTES_MAX,
+    FrameKind.ADMIT: CHUNK_BYTES_MAX,
+    FrameKind.APP_MESSAGE: COMMAND_BYTES_MAX,
+    FrameKind.FETCH_STATE_CHUNK: CHUNK_BYTES_MAX,
+}
+"""Limit for the bytes after the fixed part. Other kinds have none."""
+FRAME_HEADER_BYTES: Final = _HEADER.size
+FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(
+    layout.size + _REST_MAX.get(kind, 0) for kind, layout in _FIXED.items()
+)
 """The largest frame: an `AppendEntries`."""
 
 
 def encode(message: Message | Hello, epoch: int) -> list[bytes]:
-    """The frame of a message as pieces to be sent one behind the other; contents are not copied.
+    """The frame of a message, as pieces to be sent in order. Contents are not copied.
 
-    A message above the bounds that `decode` keeps is a mistake of the caller: AssertionError or struct.error.
+    The caller must keep the limits: AssertionError or struct.error otherwise.
     """
     match message:
         case AppendEntries():
-            return _encode_append(message, epoch)
+            return _encode_append_entries(message, epoch)
         case AppendEntriesReply(term, matched, prev, index, claim):
-            return [
-                _frame(
-                    FrameKind.APPEND_REPLY, epoch, _APPEND_REPLY, term, matched, prev, index, *_flat(claim)
-                )
-            ]
+            return _frame(FrameKind.APPEND_ENTRIES_REPLY, epoch, term, matched, prev, index, *_flat(claim))
         case Forward(content):
-            assert len(content) <= ENTRY_BYTES_MAX, len(content)
-            return [_HEADER.pack(len(content), FrameKind.FORWARD, VERSION, 0, epoch), content]
+            return _frame(FrameKind.FORWARD, epoch, rest=content)
         case InstallSnapshot(term, snapshot, length, digest, offset, data):
             assert len(digest) == DIGEST_BYTES, digest
-            assert len(data) <= CHUNK_BYTES_MAX, len(data)
-            body = _CHUNK.pack(term, *snapshot, length, digest, offset)
-            return [_HEADER.pack(len(body) + len(data), FrameKind.CHUNK, VERSION, 0, epoch) + body, data]
+            fields = term, *snapshot, length, digest, offset
+            return _frame(FrameKind.INSTALL_SNAPSHOT, epoch, *fields, rest=data)
         case InstallSnapshotReply(term, snapshot, reached, offset, installed, claim):
-            fields = term, *snapshot, reached, offset, installed, *_flat(claim)
-            return [_frame(FrameKind.CHUNK_REPLY, epoch, _CHUNK_REPLY, *fields)]
+            reply = term, *snapshot, reached, offset, installed, *_flat(claim)
+            return _frame(FrameKind.INSTALL_SNAPSHOT_REPLY, epoch, *reply)
         case RequestVote(term, last, claim, pre, called):
-            return [
-                _frame(FrameKind.REQUEST_VOTE, epoch, _REQUEST_VOTE, term, *last, *_flat(claim), pre, called)
-            ]
+            return _frame(FrameKind.REQUEST_VOTE, epoch, term, *last, *_flat(claim), pre, called)
         case TimeoutNow(term):
-            return [_frame(FrameKind.STAND_NOW, epoch, _STAND_NOW, term)]
+            return _frame(FrameKind.TIMEOUT_NOW, epoch, term)
         case RequestVoteReply(term, granted, claim, pre):
-            return [_frame(FrameKind.VOTE_REPLY, epoch, _VOTE_REPLY, term, granted, *_flat(claim), pre)]
+            return _frame(FrameKind.REQUEST_VOTE_REPLY, epoch, term, granted, *_flat(claim), pre)
         case Admit(content):
-            assert len(content) <= CHUNK_BYTES_MAX, len(content)
-            return [_HEADER.pack(len(content), FrameKind.ADOPT, VERSION, 0, epoch), content]
+            return _frame(FrameKind.ADMIT, epoch, rest=content)
         case AppMessage(content):
-            assert len(content) <= COMMAND_BYTES_MAX, len(content)
-            return [_HEADER.pack(len(content), FrameKind.TELL, VERSION, 0, epoch), content]
+            return _frame(FrameKind.APP_MESSAGE, epoch, rest=content)
         case FetchState(offset, digest):
             assert len(digest) == DIGEST_BYTES, digest
-            return [_frame(FrameKind.ASK_STATE, epoch, _ASK_STATE, digest, offset)]
+            return _frame(FrameKind.FETCH_STATE, epoch, digest, offset)
         case FetchStateChunk(snapshot, length, digest, offset, data):
             assert len(digest) == DIGEST_BYTES, digest
-            assert len(data) <= CHUNK_BYTES_MAX, len(data)
-            body = _STATE_PIECE.pack(*snapshot, length, digest, offset)
-            return [
-                _HEADER.pack(len(body) + len(data), FrameKind.STATE_PIECE, VERSION, 0, epoch) + body,
-                data,
-            ]
+            return _frame(FrameKind.FETCH_STATE_CHUNK, epoch, *snapshot, length, digest, offset, rest=data)
         case Hello(cluster, own_epoch, claim, wants_bootstrap):
             assert len(cluster) == ID_BYTES, cluster
-            return [
-                _frame(FrameKind.HELLO, epoch, _HELLO, cluster, own_epoch, *_flat(claim), wants_bootstrap)
-            ]
+            return _frame(FrameKind.HELLO, epoch, cluster, own_epoch, *_flat(claim), wants_bootstrap)
         case _:
             assert_never(message)
 
 
 def ping(epoch: int) -> bytes:
-    """A frame that only says that the sender lives."""
+    """A frame that only keeps the connection alive."""
     return _HEADER.pack(0, FrameKind.PING, VERSION, 0, epoch)
 
 
 def decode_header(data: Buffer, offset: int = 0) -> Header:
-    """The header of the frame at `offset` of `data`, which holds all of it.
+    """Decode the header at `offset`, of which all bytes are there.
 
-    `rt.FormatError` if it is malformed, of an unknown kind or longer than its kind may be, so that no memory
-    is had for it; `rt.UnknownVersion`.
+    `rt.FormatError` if it is malformed, of an unknown kind, or longer than its kind may be, before memory is
+    allocated for the body; `rt.UnknownVersion`.
     """
     length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
     if version != VERSION:
         raise UnknownVersion("unknown frame version", got=version, expected=VERSION)
-    if kind not in _BODY_BYTES or zero:
+    if kind not in _FIXED or zero:
         raise FormatError(
             "invalid frame header", got=f"kind {kind}, reserved {zero}", expected="a known kind, reserved 0"
         )
-    _check_length(kind, length)
+    _check_length(FrameKind(kind), length)
     return Header(length, kind, epoch)
 
 
 def decode(kind: int, body: Buffer) -> Message | Hello:
-    """The message in the body of a frame of this kind, a ping excepted; it keeps no hold of `body`.
+    """Decode the body of a frame that is not a ping. The result does not refer to `body`.
 
-    `rt.FormatError` for anything that `encode` would not have made of a message within its bounds.
+    `rt.FormatError` for anything that `encode` does not make of a message within the limits.
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise FormatError("unknown kind of message", got=kind)
-    _check_length(kind, len(body))
-    return decoder(body)
+    _check_length(FrameKind(kind), len(body))
+    fixed = _FIXED[FrameKind(kind)]
+    return decoder(body[fixed.size :], *fixed.unpack_from(body))
 
 
-def _frame(kind: FrameKind, epoch: int, layout: struct.Struct, *fields: object) -> bytes:
-    return _HEADER.pack(layout.size, kind, VERSION, 0, epoch) + layout.pack(*fields)
+def _frame(kind: FrameKind, epoch: int, *fields: object, rest: bytes | None = None) -> list[bytes]:
+    size = 0 if rest is None else len(rest)
+    assert size <= _REST_MAX.get(kind, 0), size
+    fixed = _FIXED[kind]
+    head = _HEADER.pack(fixed.size + size, kind, VERSION, 0, epoch) + fixed.pack(*fields)
+    return [head] if rest is None else [head, rest]
 
 
 def _flat(claim: DiskClaim) -> tuple[bytes, int, int]:
@@ -245,11 +232,13 @@ def _flat(claim: DiskClaim) -> tuple[bytes, int, int]:
     return disk, index, term
 
 
-def _encode_append(message: AppendEntries, epoch: int) -> list[bytes]:
+def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
     term, prev, commit, applied, chain, entries, wants_reply = message
-    fixed = _APPEND.pack(term, *prev, commit, applied, chain, wants_reply, len(entries))
     if not entries:
-        return [_HEADER.pack(len(fixed), FrameKind.APPEND, VERSION, 0, epoch) + fixed]
+        return _frame(FrameKind.APPEND_ENTRIES, epoch, term, *prev, commit, applied, chain, wants_reply, 0)
+    fixed = _FIXED[FrameKind.APPEND_ENTRIES].pack(
+        term, *prev, commit, applied, chain, wants_reply, len(entries)
+    )
     contents, indexes, terms = zip(*entries, strict=True)
     sizes = list(map(len, contents))
     size, count = sum(sizes), len(entries)
@@ -258,144 +247,157 @@ def _encode_append(message: AppendEntries, epoch: int) -> list[bytes]:
     assert size <= APPEND_BYTES_MAX, size
     assert max(sizes) <= ENTRY_BYTES_MAX, max(sizes)
     table = struct.pack(f"<{count}I{count}Q", *sizes, *terms)
-    header = _HEADER.pack(len(fixed) + len(table) + size, FrameKind.APPEND, VERSION, 0, epoch)
+    length = len(fixed) + len(table) + size
+    header = _HEADER.pack(length, FrameKind.APPEND_ENTRIES, VERSION, 0, epoch)
     return [header + fixed + table, *contents]
 
 
-def _decode_append(body: Buffer) -> AppendEntries:
-    term, prev_index, prev_term, commit, applied, chain, wants_reply, count = _APPEND.unpack_from(body)
+def _decode_append_entries(
+    rest: Buffer,
+    term: int,
+    prev_index: int,
+    prev_term: int,
+    commit: int,
+    applied: int,
+    chain: int,
+    wants_reply: int,
+    count: int,
+) -> AppendEntries:
     prev = _place(prev_index, prev_term)
     _check_numbers(term, commit, applied, prev_index + count)
-    if not count and len(body) == _APPEND.size and prev_term <= term:
-        return AppendEntries(term, prev, commit, applied, chain, (), _yes_or_no(wants_reply))
-    start = _APPEND.size + count * _ENTRY_BYTES
-    if count > APPEND_ENTRIES_MAX or start > len(body):
+    if not count and not rest and prev_term <= term:
+        return AppendEntries(term, prev, commit, applied, chain, (), _boolean(wants_reply))
+    start = count * _ENTRY_BYTES
+    if count > APPEND_ENTRIES_MAX or start > len(rest):
         raise FormatError(
-            "the count of entries does not match the body", got=count, expected=f"{len(body)} bytes of body"
+            "the count of entries does not match the body",
+            got=count,
+            expected=f"{len(rest)} bytes of entries",
         )
-    table = struct.unpack_from(f"<{count}I{count}Q", body, _APPEND.size)
+    table = struct.unpack_from(f"<{count}I{count}Q", rest)
     sizes, terms = table[:count], table[count:]
     if max(sizes, default=0) > ENTRY_BYTES_MAX:
         raise FormatError(
             "an entry exceeds the size limit", got=max(sizes), expected=f"at most {ENTRY_BYTES_MAX} bytes"
         )
     if not all(map(le, (prev_term, *terms), (*terms, term))):
-        raise FormatError(
-            "terms decrease", got=(prev_term, *terms[:3], term), expected="terms in ascending order"
-        )
+        got = (prev_term, *terms[:3], term)
+        raise FormatError("terms decrease", got=got, expected="terms in ascending order")
     ends = list(accumulate(sizes, initial=start))
-    if ends[-1] != len(body) or ends[-1] - start > APPEND_BYTES_MAX:
-        raise FormatError(
-            "the contents do not match their lengths",
-            got=f"{ends[-1] - start} bytes",
-            expected=len(body) - start,
-        )
-    contents = [bytes(body[low:high]) for low, high in pairwise(ends)]
+    size = ends[-1] - start
+    if ends[-1] != len(rest) or size > APPEND_BYTES_MAX:
+        expected = len(rest) - start
+        raise FormatError("the contents do not match their lengths", got=f"{size} bytes", expected=expected)
+    contents = [bytes(rest[low:high]) for low, high in pairwise(ends)]
     entries = tuple(map(RaftEntry, contents, range(prev_index + 1, prev_index + 1 + count), terms))
-    return AppendEntries(term, prev, commit, applied, chain, entries, _yes_or_no(wants_reply))
+    return AppendEntries(term, prev, commit, applied, chain, entries, _boolean(wants_reply))
 
 
-def _decode_append_reply(body: Buffer) -> AppendEntriesReply:
-    term, matched, prev, index, *claim = _APPEND_REPLY.unpack(body)
+def _decode_append_entries_reply(
+    _: Buffer, term: int, matched: int, prev: int, index: int, *claim: Any
+) -> AppendEntriesReply:
     _check_numbers(term, prev, index)
-    return AppendEntriesReply(term, _yes_or_no(matched), prev, index, _claim(*claim))
+    return AppendEntriesReply(term, _boolean(matched), prev, index, _claim(*claim))
 
 
-def _decode_chunk(body: Buffer) -> InstallSnapshot:
-    term, index, snapshot_term, length, digest, offset = _CHUNK.unpack_from(body)
+def _decode_install_snapshot(
+    rest: Buffer, term: int, index: int, snapshot_term: int, length: int, digest: bytes, offset: int
+) -> InstallSnapshot:
     _check_numbers(term)
-    data = bytes(body[_CHUNK.size :])
-    _check_piece(length, offset, data)
+    _check_chunk(length, offset, rest)
     _check_order(snapshot_term, term)
-    return InstallSnapshot(term, _place(index, snapshot_term), length, digest, offset, data)
+    return InstallSnapshot(term, _place(index, snapshot_term), length, digest, offset, bytes(rest))
 
 
-def _decode_chunk_reply(body: Buffer) -> InstallSnapshotReply:
-    term, index, snapshot_term, reached, offset, installed, *claim = _CHUNK_REPLY.unpack(body)
+def _decode_install_snapshot_reply(
+    _: Buffer,
+    term: int,
+    index: int,
+    snapshot_term: int,
+    reached: int,
+    offset: int,
+    installed: int,
+    *claim: Any,
+) -> InstallSnapshotReply:
     _check_numbers(term)
-    if max(reached, offset) > SNAPSHOT_BYTES_MAX:
-        got, wanted = max(reached, offset), f"at most {SNAPSHOT_BYTES_MAX}"
-        raise FormatError("offset above the maximum size of a snapshot", got=got, expected=wanted)
+    _check_offset(max(reached, offset))
     place = _place(index, snapshot_term)
-    return InstallSnapshotReply(term, place, reached, offset, _yes_or_no(installed), _claim(*claim))
+    return InstallSnapshotReply(term, place, reached, offset, _boolean(installed), _claim(*claim))
 
 
-def _decode_ask_state(body: Buffer) -> FetchState:
-    digest, offset = _ASK_STATE.unpack(body)
-    if offset > SNAPSHOT_BYTES_MAX:
-        raise FormatError(
-            "offset above the maximum size of a snapshot",
-            got=offset,
-            expected=f"at most {SNAPSHOT_BYTES_MAX}",
-        )
+def _decode_fetch_state(_: Buffer, digest: bytes, offset: int) -> FetchState:
+    _check_offset(offset)
     return FetchState(offset, digest)
 
 
-def _decode_state_piece(body: Buffer) -> FetchStateChunk:
-    index, term, length, digest, offset = _STATE_PIECE.unpack_from(body)
-    data = bytes(body[_STATE_PIECE.size :])
-    _check_piece(length, offset, data)
-    return FetchStateChunk(_place(index, term), length, digest, offset, data)
+def _decode_fetch_state_chunk(
+    rest: Buffer, index: int, term: int, length: int, digest: bytes, offset: int
+) -> FetchStateChunk:
+    _check_chunk(length, offset, rest)
+    return FetchStateChunk(_place(index, term), length, digest, offset, bytes(rest))
 
 
-def _decode_request_vote(body: Buffer) -> RequestVote:
-    term, index, last_term, disk, joined_index, joined_term, pre, called = _REQUEST_VOTE.unpack(body)
+def _decode_request_vote(
+    _: Buffer, term: int, index: int, last_term: int, *claim_and_flags: Any
+) -> RequestVote:
+    *claim, pre, called = claim_and_flags
     _check_numbers(term)
     _check_order(last_term, term)
-    claim = _claim(disk, joined_index, joined_term)
-    return RequestVote(term, _place(index, last_term), claim, _yes_or_no(pre), _yes_or_no(called))
+    return RequestVote(term, _place(index, last_term), _claim(*claim), _boolean(pre), _boolean(called))
 
 
-def _decode_stand_now(body: Buffer) -> TimeoutNow:
-    (term,) = _STAND_NOW.unpack(body)
+def _decode_timeout_now(_: Buffer, term: int) -> TimeoutNow:
     _check_numbers(term)
     return TimeoutNow(term)
 
 
-def _decode_vote_reply(body: Buffer) -> RequestVoteReply:
-    term, granted, disk, joined_index, joined_term, pre = _VOTE_REPLY.unpack(body)
+def _decode_request_vote_reply(_: Buffer, term: int, granted: int, *claim_and_pre: Any) -> RequestVoteReply:
+    *claim, pre = claim_and_pre
     _check_numbers(term)
-    return RequestVoteReply(
-        term, _yes_or_no(granted), _claim(disk, joined_index, joined_term), _yes_or_no(pre)
-    )
+    return RequestVoteReply(term, _boolean(granted), _claim(*claim), _boolean(pre))
 
 
-def _decode_hello(body: Buffer) -> Hello:
-    cluster, epoch, disk, joined_index, joined_term, wants_bootstrap = _HELLO.unpack(body)
+def _decode_hello(_: Buffer, cluster: bytes, epoch: int, *claim_and_wish: Any) -> Hello:
+    *claim, wants_bootstrap = claim_and_wish
     _check_numbers(epoch)
-    return Hello(cluster, epoch, _claim(disk, joined_index, joined_term), _yes_or_no(wants_bootstrap))
+    return Hello(cluster, epoch, _claim(*claim), _boolean(wants_bootstrap))
 
 
-_DECODERS: Final[Mapping[int, Callable[[Buffer], Message | Hello]]] = {
+_DECODERS: Final[Mapping[int, Callable[..., Message | Hello]]] = {
     FrameKind.HELLO: _decode_hello,
     FrameKind.REQUEST_VOTE: _decode_request_vote,
-    FrameKind.VOTE_REPLY: _decode_vote_reply,
-    FrameKind.APPEND: _decode_append,
-    FrameKind.APPEND_REPLY: _decode_append_reply,
-    FrameKind.CHUNK: _decode_chunk,
-    FrameKind.CHUNK_REPLY: _decode_chunk_reply,
-    FrameKind.FORWARD: lambda body: Forward(bytes(body)),
-    FrameKind.ADOPT: lambda body: Admit(bytes(body)),
-    FrameKind.TELL: lambda body: AppMessage(bytes(body)),
-    FrameKind.STAND_NOW: _decode_stand_now,
-    FrameKind.ASK_STATE: _decode_ask_state,
-    FrameKind.STATE_PIECE: _decode_state_piece,
+    FrameKind.REQUEST_VOTE_REPLY: _decode_request_vote_reply,
+    FrameKind.APPEND_ENTRIES: _decode_append_entries,
+    FrameKind.APPEND_ENTRIES_REPLY: _decode_append_entries_reply,
+    FrameKind.INSTALL_SNAPSHOT: _decode_install_snapshot,
+    FrameKind.INSTALL_SNAPSHOT_REPLY: _decode_install_snapshot_reply,
+    FrameKind.FORWARD: lambda rest: Forward(bytes(rest)),
+    FrameKind.ADMIT: lambda rest: Admit(bytes(rest)),
+    FrameKind.APP_MESSAGE: lambda rest: AppMessage(bytes(rest)),
+    FrameKind.TIMEOUT_NOW: _decode_timeout_now,
+    FrameKind.FETCH_STATE: _decode_fetch_state,
+    FrameKind.FETCH_STATE_CHUNK: _decode_fetch_state_chunk,
 }
 
 
-def _check_length(kind: int, length: int) -> None:
-    fewest, most = _BODY_BYTES[kind]
-    if not fewest <= length <= most:
-        name = FrameKind(kind).name
-        raise FormatError(
-            f"invalid body length of {name}", got=f"{length} bytes", expected=f"{fewest} to {most}"
-        )
+def _check_length(kind: FrameKind, length: int) -> None:
+    least = _FIXED[kind].size
+    most = least + _REST_MAX.get(kind, 0)
+    if not least <= length <= most:
+        expected = f"{least} to {most}"
+        raise FormatError(f"invalid body length of {kind.name}", got=f"{length} bytes", expected=expected)
 
 
-def _check_piece(length: int, offset: int, data: bytes) -> None:
+def _check_chunk(length: int, offset: int, data: Buffer) -> None:
     if length > SNAPSHOT_BYTES_MAX or offset + len(data) > length:
         got = f"{len(data)} bytes at {offset} of {length}"
         raise FormatError("a chunk exceeds its snapshot", got=got, expected=f"at most {SNAPSHOT_BYTES_MAX}")
+
+
+def _check_offset(offset: int) -> None:
+    if offset > SNAPSHOT_BYTES_MAX:
+        expected = f"at most {SNAPSHOT_BYTES_MAX}"
+        raise FormatError("offset above the maximum size of a snapshot", got=offset, expected=expected)
 
 
 def _check_numbers(*numbers: int) -> None:
@@ -405,9 +407,8 @@ def _check_numbers(*numbers: int) -> None:
 
 def _check_order(earlier: int, term: int) -> None:
     if earlier > term:
-        raise FormatError(
-            "an earlier term is above the current term", got=earlier, expected=f"at most {term}"
-        )
+        expected = f"at most {term}"
+        raise FormatError("an earlier term is above the current term", got=earlier, expected=expected)
 
 
 def _place(index: int, term: int) -> LogIndex:
@@ -421,7 +422,7 @@ def _claim(disk: bytes, index: int, term: int) -> DiskClaim:
     return DiskClaim(disk, _place(index, term))
 
 
-def _yes_or_no(byte: int) -> bool:
+def _boolean(byte: int) -> bool:
     if byte > 1:
         raise FormatError("invalid boolean", got=byte, expected="0 or 1")
     return byte == 1

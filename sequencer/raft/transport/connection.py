@@ -1,11 +1,12 @@
-"""One TLS connection with a member: who is let in, frames in, frames out.
+"""One TLS connection with a member: handshake, authentication, frames in, frames out.
 
-    CONNECTING -> SHAKING -> GREETING -> UP          a dialled one; an accepted one begins SHAKING
-                  TLS        hellos      messages
+    CONNECTING -> HANDSHAKE -> HELLO -> UP           a dialled one; an accepted one starts in HANDSHAKE
+                  TLS        hellos   messages
 
-The law: nothing that a peer sends is looked at before its certificate is, no message before its hello, and
-no byte leaves that was queued after the last `flush`. No call waits; what a peer does wrong is
-`PeerRejected`, what merely happens to a connection is `PeerLost`, and no other exception comes from here.
+Invariants:
+- Nothing that a peer sends is read before its certificate is checked, and no message before its hello.
+- No byte that was queued after the last `flush` is sent.
+- No call waits. Errors of the peer raise `PeerRejected`, other ends of the connection `PeerLost`.
 """
 
 from __future__ import annotations
@@ -35,61 +36,59 @@ from sequencer.raft.transport.codec import (
 from sequencer.raft.transport.peer_auth import PeerLost, PeerRejected
 
 PIECE_BYTES: Final = 256 << 10
-"""What one call of send is given: many TLS records, so that their bytes and not the calls cost the time."""
+"""Size of one call of send: many TLS records, so that calls cost little."""
 BURST_BYTES: Final = 4 << 20
-"""After so many bytes in one direction it is another connection's turn."""
+"""After this many bytes in one direction another connection is served."""
 _BUFFER_BYTES: Final = 256 << 10
 _GREETING_BYTES: Final = 1 << 10
-"""The buffer of a peer that has not introduced itself: more than a hello."""
+"""The buffer before the peer's hello: larger than a hello."""
 
 _NOTHING: Final = bytes(4)
-"""How the kernel says that no bytes are there."""
+"""How the kernel reports that no bytes are available."""
 
 _AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
 
 class ConnectionPhase(Enum):
-    """How far a connection has come."""
-
     CONNECTING = auto()
-    SHAKING = auto()
-    GREETING = auto()
+    HANDSHAKE = auto()
+    HELLO = auto()
     UP = auto()
     CLOSED = auto()
 
 
 class RaftConnection:
-    """A connection on its way up, or up. One thread uses it; `fd` is polled by the caller."""
+    """A connection that is being established, or up. One thread uses it; the caller polls `fd`."""
 
     hello: Hello | None = None
-    """How the peer introduced itself, once it has."""
+    """The peer's hello, once received."""
     expires_s = math.inf
-    """When the peer's certificate ends, seconds since the Unix epoch, once it was shown."""
+    """When the peer's certificate expires, seconds since the Unix epoch."""
     until_s = math.inf
-    """When the connection is to be made anew, by the caller's clock."""
+    """When the connection must be replaced, by the caller's clock."""
     is_drained = True
-    """Whether the last `receive` took all there was; else call it again: polling need not show the rest."""
+    """Whether the last `receive` read everything. If not, call it again: polling may not show the rest."""
 
     def __init__(self, sock: socket.socket, *, address: str, dialled: str | None, now_s: float) -> None:
         self._sock = sock
         self.fd = sock.fileno()
         self.address = address
-        """Where the peer is, for logs."""
+        """The peer's address, for logs."""
         self.host = address.rpartition(":")[0]
-        """The same without its port."""
+        """`address` without the port."""
         self.dialled = dialled
         self.peer = dialled or ""
-        """The member at the other end: for certain from `GREETING` on."""
-        self.step = ConnectionPhase.CONNECTING if dialled is not None else ConnectionPhase.SHAKING
+        """The member at the other end; verified from phase `HELLO` on."""
+        self.phase = ConnectionPhase.CONNECTING if dialled is not None else ConnectionPhase.HANDSHAKE
         self.polled = 0
-        """The caller's note of the events it polls `fd` for."""
+        """The events for which the caller polls `fd`."""
         self.born_s = self.received_s = self.sent_s = self.up_s = now_s
         self._wants_write = dialled is not None
         self._queued: list[bytes] = []
         self._queued_bytes = 0
         self._flushed: deque[bytes] = deque()
         self.stuck_bytes = 0
-        """Bytes flushed that the kernel has not taken."""
+        """Flushed bytes that the kernel has not accepted."""
         self._piece = memoryview(b"")
         self._buffer = memoryview(bytearray(_GREETING_BYTES))
         self._filled = 0
@@ -97,33 +96,33 @@ class RaftConnection:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes queued or flushed that the kernel has not taken."""
+        """Queued and flushed bytes that the kernel has not accepted."""
         return self._queued_bytes + self.stuck_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that one `receive` takes."""
+        """How many bytes one `receive` reads at most."""
         return len(self._buffer)
 
     @property
     def wants_write(self) -> bool:
-        """Whether to poll for room to write as well."""
+        """Whether to poll for writing, too."""
         return self._wants_write or self.stuck_bytes > 0
 
     def close(self) -> None:
-        """Close the socket. What was not sent is lost."""
-        self.step = ConnectionPhase.CLOSED
+        """Close the socket. Unsent bytes are lost."""
+        self.phase = ConnectionPhase.CLOSED
         self._sock.close()
 
     def connected(self) -> None:
-        """The connect has ended: `PeerLost` if in failure."""
+        """The connect has ended. Raises `PeerLost` if it failed."""
         if error := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise PeerLost("connect", OSError(error, "cannot connect"))
-        self.step = ConnectionPhase.SHAKING
+        self.phase = ConnectionPhase.HANDSHAKE
 
-    def secure(self, context: ssl.SSLContext) -> None:
-        """Begin TLS, as the client if this was dialled: the certificate must then carry the member's name."""
-        with _losing("tls"):
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        """Start TLS. If this side dialled, the certificate must name the member."""
+        with _socket_errors("tls"):
             self._sock = context.wrap_socket(
                 self._sock,
                 server_side=self.dialled is None,
@@ -131,11 +130,11 @@ class RaftConnection:
                 do_handshake_on_connect=False,
             )
 
-    def shake(self) -> Identity | None:
-        """Go on with the handshake; the peer's identity when it is done."""
+    def handshake(self) -> Identity | None:
+        """Continue the handshake. Returns the peer's identity when it is done."""
         assert isinstance(self._sock, ssl.SSLSocket)
         try:
-            with _losing("tls"):
+            with _socket_errors("tls"):
                 self._sock.do_handshake()
                 certificate = self._sock.getpeercert(binary_form=True)
         except _AGAIN as again:
@@ -150,30 +149,30 @@ class RaftConnection:
         except CertificateError as error:
             raise PeerRejected("identity", error) from error
 
-    def greet(self, peer: str, hello: bytes) -> None:
+    def send_hello(self, peer: str, hello: bytes) -> None:
         """The peer is the member `peer`: send it our hello."""
         self.peer = peer
-        self.step = ConnectionPhase.GREETING
-        self.push(hello)
+        self.phase = ConnectionPhase.HELLO
+        self.send_now(hello)
 
-    def rise(self, now_s: float, until_s: float) -> None:
-        """Both hellos are exchanged: messages may be queued."""
-        self.step = ConnectionPhase.UP
+    def establish(self, now_s: float, until_s: float) -> None:
+        """Both hellos are exchanged."""
+        self.phase = ConnectionPhase.UP
         self.up_s = self.received_s = now_s
         self.until_s = until_s
 
     def queue(self, buffers: list[bytes], size: int) -> None:
-        """Take a frame of `size` bytes; it leaves some time after the next `flush`."""
+        """Queue a frame of `size` bytes. It is sent after the next `flush`."""
         self._queued += buffers
         self._queued_bytes += size
 
-    def push(self, frame: bytes) -> None:
-        """Take a frame that depends on nothing: it may leave before what is queued."""
+    def send_now(self, frame: bytes) -> None:
+        """Queue a frame that depends on nothing. It may be sent before queued frames."""
         self._flushed.append(frame)
         self.stuck_bytes += len(frame)
 
     def flush(self) -> bool:
-        """Let what is queued leave with the next calls of `write`; False if there was nothing."""
+        """Allow `write` to send what is queued. Returns False if nothing is."""
         if not self._queued:
             return False
         self._flushed.extend(self._queued)
@@ -183,12 +182,12 @@ class RaftConnection:
         return True
 
     def write(self, now_s: float) -> None:
-        """Send what was flushed until the kernel takes no more, or for a burst."""
+        """Send what was flushed until the kernel accepts no more, at most a burst."""
         burst = BURST_BYTES
         while burst > 0 and self.stuck_bytes:
             if not self._piece:
                 self._piece = memoryview(self._next_piece())
-            # After "try again" OpenSSL wants the same bytes again, which these then are.
+            # After "try again" OpenSSL needs the same bytes again: `_piece` still holds them.
             try:
                 sent = self._sock.send(self._piece[:PIECE_BYTES])
             except _AGAIN:
@@ -201,19 +200,19 @@ class RaftConnection:
             burst -= sent
 
     def receive(self, now_s: float) -> list[Message]:
-        """The messages that have arrived, a buffer full at most; `hello` is set once it is among them.
+        """The messages that have arrived, at most a buffer full. Sets `hello` when it arrives.
 
-        What stands before a bad frame may be lost with it.
+        Messages before an invalid frame may be lost with it.
         """
         if self._fill():
             self.received_s = now_s
         try:
-            return self._take_messages()
+            return self._decode_messages()
         except FormatError as error:
             raise PeerRejected("frame", error) from error
 
     def _next_piece(self) -> bytes:
-        """Join what was flushed, up to `PIECE_BYTES`; a larger buffer goes alone and uncopied."""
+        """Join flushed buffers up to `PIECE_BYTES`. A larger buffer is sent alone, without a copy."""
         flushed = self._flushed
         if self.stuck_bytes <= PIECE_BYTES:
             piece = b"".join(flushed)
@@ -228,11 +227,11 @@ class RaftConnection:
         return piece
 
     def _fill(self) -> int:
-        """Read until nothing is there or the buffer is full; how many bytes.
+        """Read until nothing is left or the buffer is full. Returns the number of bytes.
 
-        A read gives no more than one TLS record. If it leaves room, TLS holds nothing back: then the kernel
-        is asked whether it has more, which costs less than to be refused a read. An end behind some bytes is
-        raised by a later call, so that they are taken first.
+        A read returns at most one TLS record. If it leaves room, TLS holds nothing back: then the kernel is
+        asked whether it has more, which is cheaper than a failing read. If the connection ended after some
+        bytes, a later call raises it.
         """
         if self._ended is not None:
             raise self._ended
@@ -256,7 +255,7 @@ class RaftConnection:
             raise self._ended
         return self._filled - start
 
-    def _take_messages(self) -> list[Message]:
+    def _decode_messages(self) -> list[Message]:
         messages: list[Message] = []
         buffer, start, filled, wanted = self._buffer, 0, self._filled, 0
         while filled - start >= FRAME_HEADER_BYTES:
@@ -281,11 +280,11 @@ class RaftConnection:
                 else:
                     raise PeerRejected("epoch", f"{epoch} in the header of its hello, {message.epoch} in it")
             start = end
-        self._keep(start, wanted)
+        self._compact(start, wanted)
         return messages
 
-    def _keep(self, start: int, wanted: int) -> None:
-        """Keep the bytes from `start` on, in front of a buffer of at least `wanted` bytes."""
+    def _compact(self, start: int, wanted: int) -> None:
+        """Move the bytes from `start` on to the front of a buffer of at least `wanted` bytes."""
         rest = self._filled - start
         source = self._buffer[start : self._filled]
         if wanted > len(self._buffer):
@@ -296,10 +295,8 @@ class RaftConnection:
 
 
 @contextmanager
-def _losing(reason: str) -> Iterator[None]:
-    """Turn what a socket says into `PeerLost` or, if the peer speaks TLS wrongly or not at all,
-    `PeerRejected`.
-    """
+def _socket_errors(reason: str) -> Iterator[None]:
+    """Convert errors of a socket to `PeerLost`, or to `PeerRejected` if the peer violates TLS."""
     try:
         yield
     except _AGAIN:

@@ -1,8 +1,8 @@
-"""Where members are reached, and when one is dialled again.
+"""The addresses of members, and when to dial them again.
 
-The law: nothing here waits. A name is looked up anew for each attempt, on a thread of its own, because a slow
-resolver must not stop the loop; and each failed attempt turns to the next of its addresses, after a pause
-that doubles up to a bound and is drawn by lot, so that members do not dial in step.
+Invariant: nothing here waits. A name is resolved again for each attempt, on a thread of its own, because a
+slow resolver must not stop the loop. After a failed attempt the next address is used, after a pause that
+doubles up to a limit and is randomized, so that members do not dial at the same time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PORT_MAX = 65535
 
 
 class DialTarget(NamedTuple):
-    """What `socket.socket` and `connect` want."""
+    """The arguments of `socket.socket` and `connect`."""
 
     family: int
     address: tuple[Any, ...]
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6 address]:port`; ValueError otherwise."""
+    """Host and port of `host:port` or `[v6 address]:port`. ValueError otherwise."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -38,8 +38,8 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def bound(listen: tuple[str, int]) -> socket.socket:
-    """A socket that holds host and port, and does not listen yet; host "" means all interfaces."""
+def bind_socket(listen: tuple[str, int]) -> socket.socket:
+    """A bound socket that does not listen yet. Host "" means all interfaces."""
     host, port = listen
     any_host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - certificates say who may speak
     infos = socket.getaddrinfo(host or any_host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -57,8 +57,7 @@ def bound(listen: tuple[str, int]) -> socket.socket:
     return sock
 
 
-def connecting(target: DialTarget) -> socket.socket:
-    """A socket whose connect is under way."""
+def start_connect(target: DialTarget) -> socket.socket:
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -72,13 +71,13 @@ def connecting(target: DialTarget) -> socket.socket:
 
 
 class Dialer:
-    """The attempts to reach one member. One thread uses it, and `wake` is called from others.
+    """The attempts to reach one member. One thread uses it; `wake` is called from others.
 
-    Between `target` giving an address and `ended`, the attempt, or the connection made by it, is under way.
+    An attempt, or its connection, lasts from `target` returning an address until `on_ended`.
     """
 
     due_s: float
-    """When to call `target`, by the caller's clock; infinite while an attempt or a look-up is under way."""
+    """When to call `target`, by the caller's clock. Infinite during an attempt or while resolving."""
 
     def __init__(
         self, address: str, *, backoff_s: tuple[float, float], random: Random, wake: Callable[[], None]
@@ -91,66 +90,65 @@ class Dialer:
         self._turn = 0
         self._fixed = self._numeric()
         self._found: Sequence[DialTarget] | OSError | None = None
-        self._is_looking = False
+        self._is_resolving = False
         self.failures = 0
-        """Attempts that failed since one succeeded, for logs."""
+        """Consecutive failed attempts, for logs."""
         self.due_s = 0.0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to call `target`."""
         return now_s >= self.due_s or self._found is not None
 
     def target(self) -> DialTarget | None:
-        """The address to dial now; None if it is being looked up: `wake` is called when `is_due` is true.
+        """The address to dial now. None while it is being resolved: `wake` is called when `is_due` is true.
 
         OSError if the name has no address: the attempt has then failed.
         """
         self.due_s = math.inf
-        targets = self._fixed or self._looked_up()
+        targets = self._fixed or self._resolve()
         return targets[self._turn % len(targets)] if targets else None
 
-    def ended(self, now_s: float, stood_s: float | None) -> None:
-        """The attempt failed (None), or its connection has ended after it stood for `stood_s`.
+    def on_ended(self, now_s: float, lasted_s: float | None) -> None:
+        """The attempt failed (None), or its connection ended after `lasted_s`.
 
-        One that did not stand for longer than the longest pause counts for no success: a member that
-        drops us at once is not dialled twenty times a second.
+        A connection shorter than the longest pause is no success: a member that drops connections at once is
+        not dialled twenty times a second.
         """
-        if stood_s is None:
+        if lasted_s is None:
             self.failures += 1
             self._turn += 1
         else:
             self.failures = 0
-            if stood_s > self._pause_s_max:
+            if lasted_s > self._pause_s_max:
                 self._pause_s = self._pause_s_min
         self.due_s = now_s + self._pause_s * self._random.uniform(0.5, 1.0)
         self._pause_s = min(2 * self._pause_s, self._pause_s_max)
 
-    def hasten(self, now_s: float) -> None:
-        """Begin anew: dial at once, and after failures with the shortest pause."""
+    def retry_now(self, now_s: float) -> None:
+        """Dial at once, and start again with the shortest pause."""
         self._pause_s = self._pause_s_min
         self.due_s = now_s
 
     def _numeric(self) -> list[DialTarget]:
         try:
-            return _look_up(self._host, self._port, socket.AI_NUMERICHOST)
+            return _lookup(self._host, self._port, socket.AI_NUMERICHOST)
         except (OSError, UnicodeError):
             return []
 
-    def _looked_up(self) -> Sequence[DialTarget] | None:
+    def _resolve(self) -> Sequence[DialTarget] | None:
         if self._found is None:
-            if not self._is_looking:
-                self._is_looking = True
-                threading.Thread(target=self._look, name=f"look-up {self._host}", daemon=True).start()
+            if not self._is_resolving:
+                self._is_resolving = True
+                threading.Thread(target=self._run_resolver, name=f"look-up {self._host}", daemon=True).start()
             return None
-        found, self._found, self._is_looking = self._found, None, False
+        found, self._found, self._is_resolving = self._found, None, False
         if isinstance(found, OSError):
             raise found
         return found
 
-    def _look(self) -> None:
+    def _run_resolver(self) -> None:
         found: Sequence[DialTarget] | OSError
         try:
-            found = _look_up(self._host, self._port)
+            found = _lookup(self._host, self._port)
         except OSError as error:
             found = error
         except UnicodeError:
@@ -159,7 +157,7 @@ class Dialer:
         self._wake()
 
 
-def _look_up(host: str, port: int, flags: int = 0) -> list[DialTarget]:
+def _lookup(host: str, port: int, flags: int = 0) -> list[DialTarget]:
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     targets = [DialTarget(family, address) for family, _, _, _, address in infos]
     if not targets:

@@ -1,12 +1,13 @@
 """The network of a Raft node: one TLS 1.3 connection with each other member, in one thread.
 
     send -> queued -> flush -> flushed -> kernel          kernel -> frames -> receiver.on_message
-            (may depend on what is not synced)                      (only from inside poll)
+            (may depend on unsynced data)                           (only from inside poll)
 
-The law: whoever is at the other end has shown a certificate of this stream for a node and a name among the
-members; there is never more than one connection up with it, its end is reported before the next one's
-beginning, and nothing of an ended one is delivered. Memory is bounded whatever a peer does or leaves undone,
-and no call but `poll` waits.
+Invariants:
+- A peer has a certificate of this stream for a node that is a member.
+- At most one connection with a peer is up. Its end is reported before the next one starts, and no message of
+  an ended connection is delivered.
+- Memory is bounded whatever a peer does. Only `poll` waits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
 from sequencer.raft.transport.codec import encode, ping
 from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, RaftConnection
-from sequencer.raft.transport.dialer import Dialer, bound, connecting
+from sequencer.raft.transport.dialer import Dialer, bind_socket, start_connect
 from sequencer.raft.transport.peer_auth import (
     PeerLost,
     PeerRejected,
@@ -43,34 +44,34 @@ from sequencer.raft.transport.peer_auth import (
 )
 
 SETUPS_MAX: Final = 16
-"""Accepted connections that are not up yet; another one takes the place of one of them. Each may take memory
-and a handshake."""
+"""Accepted connections that are not up yet. Each may use memory and a handshake."""
 OUTBOX_BYTES_MAX: Final = 64 << 20
 _BACKLOG: Final = 64
 _ACCEPT_PAUSE_S: Final = 1.0
-"""How long not to accept after the process has run out of files: the listener would be ready all the time."""
+"""How long not to accept after the process ran out of files: the listener would always be ready."""
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger("sequencer.raft")
 
 
 class TlsMesh:
-    """`network.Network` over TLS. Made, it holds its port; `start` makes it listen and dial.
+    """`core.ports.Network` over TLS. The constructor binds the port; `start` listens and dials.
 
-    `members` are all names, ours too, each with `host:port`; identity and trust come from `tls`, whose files
-    are looked at every `reload_s` seconds. A peer that is silent for `silence_s` is down: each side says
-    something every `ping_s`. A connection must be up within `setup_s`; after about `age_s`, and when the
-    peer's certificate ends, it is made anew, so that both sides are checked again. An attempt that failed is
-    followed by the next after `backoff_s[0]` to `backoff_s[1]` seconds. A peer that leaves more than
-    `outbox_bytes_max` untaken is down.
+    `members`: `host:port` of every member, including this one. The files of `tls` are checked every
+    `reload_s` seconds. A peer is down if it is silent for `silence_s`; each side sends at least every
+    `ping_s`. A connection must be up within `setup_s`. It is replaced after about `age_s` and when the peer's
+    certificate expires, so that both sides are checked again. After a failed attempt the next one follows
+    after `backoff_s[0]` to `backoff_s[1]` seconds. A peer that leaves more than `outbox_bytes_max` unread is
+    dropped.
 
-    `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for members that make
-    no sense; OSError if the port cannot be had.
+    `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for invalid members;
+    OSError if the port is not available.
     """
 
     refused: Counter[str]
-    """How many connections were refused, by reason: busy, direction, epoch, frame, hello, identity, member,
-    name, outbox, role, slow, stream, tls."""
+    """Number of rejected connections by reason: busy, direction, epoch, frame, hello, identity, member, name,
+    outbox, role, slow, stream, tls.
+    """
 
     def __init__(
         self,
@@ -93,12 +94,12 @@ class TlsMesh:
         check_own(self._identity, name, members)
         self._ping_s, self._silence_s, self._setup_s = ping_s, silence_s, setup_s
         self._outbox_bytes_max = outbox_bytes_max
-        self._refusals = RejectionCounts()
-        self.refused = self._refusals.counts
+        self._rejections = RejectionCounts()
+        self.refused = self._rejections.counts
         random = self._random = random or Random()
         self._age_s = age_s
         self._dialers = {
-            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_looked_up)
+            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_resolved)
             for peer, address in members.items()
             if peer < name
         }
@@ -110,22 +111,22 @@ class TlsMesh:
         self._undrained: set[RaftConnection] = set()
         self._encoded: tuple[Message, list[bytes], int] | None = None
         self._due_s = 0.0
-        self._is_looked_up = False
+        self._is_resolved = False
         self._downs: deque[str] = deque()
         self._accept_again_s = math.inf
         self._is_closed = False
-        # A signal handler may wake us while its thread is about to wake or close us: it must not wait then.
+        # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
         self._waking = threading.RLock()
-        self._listener = bound(listen)
+        self._listener = bind_socket(listen)
         self.port: int = self._listener.getsockname()[1]
-        """Where we listen, also if `listen` left the choice to the system."""
+        """The port in use, also if the system chose it."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     @property
     def connected(self) -> Collection[str]:
-        """Peers whose connection stands, both hellos exchanged."""
+        """Peers with an established connection, after both hellos."""
         return frozenset(self._up)
 
     def start(self, receiver: MessageReceiver, hello: Hello) -> None:
@@ -133,40 +134,40 @@ class TlsMesh:
         self._check_open()
         assert self._receiver is None, "started twice"
         self._receiver = receiver
-        self._take_hello(hello)
+        self._set_hello(hello)
         self._listener.listen(_BACKLOG)
         self._epoll.register(self._listener, select.EPOLLIN)
 
     def introduce(self, hello: Hello) -> None:
-        """See `Network`. What was queued or under way is lost; `poll` reports the ends."""
+        """See `Network`. What was queued or in flight is lost; `poll` reports the ends."""
         if self._is_closed:
             return
-        self._take_hello(hello)
+        self._set_hello(hello)
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
-            self._drop(connection, PeerLost("introduced_anew"))
+            self._drop(connection, PeerLost("new_hello"))
         for dialer in self._dialers.values():
-            dialer.hasten(now_s)
+            dialer.retry_now(now_s)
         self._due_s = 0.0
 
     def send(self, peer: str, message: Message) -> bool:
-        """See `Network`. A peer whose outbox is full is dropped, and `poll` reports its end."""
+        """See `Network`. A peer whose outbox is full is dropped; `poll` reports its end."""
         connection = self._up.get(peer)
         if connection is None:
             return False
-        if self._encoded is None or self._encoded[0] is not message:  # One for several peers is encoded once.
+        if self._encoded is None or self._encoded[0] is not message:  # Encode once for several peers.
             buffers = encode(message, self._hello.epoch)
             self._encoded = message, buffers, sum(map(len, buffers))
         _, buffers, size = self._encoded
         if connection.unsent_bytes + size > self._outbox_bytes_max:
-            self._drop(connection, PeerRejected("outbox", f"{connection.unsent_bytes} bytes were not taken"))
+            self._drop(connection, PeerRejected("outbox", f"{connection.unsent_bytes} bytes are unsent"))
             return False
         connection.queue(buffers, size)
         self._unflushed.add(connection)
         return True
 
     def flush(self) -> None:
-        """See `Network`. What the kernel does not take now leaves in later polls."""
+        """See `Network`. What the kernel does not accept now is sent in later polls."""
         if not self._unflushed:
             return
         self._encoded = None
@@ -177,7 +178,7 @@ class TlsMesh:
                 self._write(connection, now_s)
 
     def poll(self, timeout_s: float) -> None:
-        """See `Network`; may return early. What the receiver raises passes through, and nothing else."""
+        """See `Network`; may return early. Raises only what the receiver raises."""
         self._check_open()
         assert self._receiver is not None, "not started"
         if self._downs:
@@ -187,7 +188,7 @@ class TlsMesh:
                 return
         events = self._epoll.poll(self._wait_s(timeout_s))
         now_s = time.monotonic()
-        # Looked up before any callback: a connection made meanwhile may get the number of a closed one.
+        # Before any callback: a new connection may get the descriptor of a closed one.
         ready = dict.fromkeys(self._undrained)
         is_called = False
         for fd, _ in events:
@@ -202,20 +203,20 @@ class TlsMesh:
             self._accept(now_s)
         for connection in ready:
             self._serve(connection, now_s)
-        if (now_s >= self._due_s or self._is_looked_up) and not self._is_closed:
-            self._keep_time(now_s)
+        if (now_s >= self._due_s or self._is_resolved) and not self._is_closed:
+            self._run_timers(now_s)
             self._due_s = self._find_due_s()
         if self._downs:
             self._report_downs()
 
     def wake(self) -> None:
-        """See `Network`. Nothing after `close`."""
+        """See `Network`. Does nothing after `close`."""
         with self._waking:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """See `Network`. Nothing is reported any more, and a running `poll` returns after this callback."""
+        """See `Network`. Nothing more is reported. A running `poll` returns after its callback."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -247,12 +248,12 @@ class TlsMesh:
                     return
                 continue
             self._make_room()
-            self._adopt(sock, address, None, now_s)
+            self._add(sock, address, None, now_s)
 
     def _make_room(self) -> None:
-        """Keep below the bound on connections that are not up: the host with most of them loses its oldest.
+        """Limit the connections that are not up: the host with most of them loses its oldest one.
 
-        So one that only holds connections keeps nobody else out.
+        So a host that only holds connections does not keep others out.
         """
         waiting = [other for other in self._setups() if other.dialled is None]
         if len(waiting) >= SETUPS_MAX:
@@ -265,39 +266,37 @@ class TlsMesh:
             target = dialer.target()
             if target is None:
                 return
-            sock = connecting(target)
+            sock = start_connect(target)
         except OSError as error:
             self._dial_failed(peer, dialer, now_s, error)
             return
-        self._adopt(sock, target.address, peer, now_s)
+        self._add(sock, target.address, peer, now_s)
 
-    def _adopt(
-        self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float
-    ) -> None:
+    def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # it may be gone already; reading will tell
+        with contextlib.suppress(OSError):  # It may be closed already; reading will show it.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._silence_s))
-        connection = RaftConnection(sock, address=_text(address), dialled=dialled, now_s=now_s)
+        connection = RaftConnection(sock, address=_format_address(address), dialled=dialled, now_s=now_s)
         connection.polled = select.EPOLLIN if dialled is None else select.EPOLLOUT
         self._connections[connection.fd] = connection
         self._due_s = 0.0
         self._epoll.register(connection.fd, connection.polled)
         if dialled is None:
             try:
-                connection.secure(self._contexts.server)
+                connection.start_tls(self._contexts.server)
             except PeerLost as lost:
                 self._drop(connection, lost)
 
     def _serve(self, connection: RaftConnection, now_s: float) -> None:
-        """Take a connection as far as it goes, and deliver what it holds, a burst at most."""
+        """Advance a connection, and deliver its messages, at most a burst of them."""
         self._undrained.discard(connection)
         burst = BURST_BYTES
-        while connection.step is not ConnectionPhase.CLOSED:
+        while connection.phase is not ConnectionPhase.CLOSED:
             messages = self._received(connection, now_s)
-            if connection.step is ConnectionPhase.GREETING and connection.hello is not None:
-                self._rise(connection, connection.hello, now_s)
+            if connection.phase is ConnectionPhase.HELLO and connection.hello is not None:
+                self._on_established(connection, connection.hello, now_s)
             if messages:
                 self._deliver(connection, messages)
             burst -= connection.capacity_bytes
@@ -313,7 +312,7 @@ class TlsMesh:
         try:
             return (
                 connection.receive(now_s)
-                if connection.step is ConnectionPhase.UP
+                if connection.phase is ConnectionPhase.UP
                 else self._advance(connection, now_s)
             )
         except PeerLost as lost:
@@ -324,39 +323,39 @@ class TlsMesh:
         assert self._receiver is not None
         on_message, peer = self._receiver.on_message, connection.peer
         for message in messages:
-            if connection.step is ConnectionPhase.CLOSED:  # a callback may have ended it
+            if connection.phase is ConnectionPhase.CLOSED:  # A callback may have closed it.
                 return
             on_message(peer, message)
 
     def _advance(self, connection: RaftConnection, now_s: float) -> list[Message]:
-        step = connection.step
-        if step is ConnectionPhase.CONNECTING:
+        phase = connection.phase
+        if phase is ConnectionPhase.CONNECTING:
             connection.connected()
-            connection.secure(self._contexts.client)
-        if step in {ConnectionPhase.CONNECTING, ConnectionPhase.SHAKING}:
-            identity = connection.shake()
+            connection.start_tls(self._contexts.client)
+        if phase in {ConnectionPhase.CONNECTING, ConnectionPhase.HANDSHAKE}:
+            identity = connection.handshake()
             if identity is None:
                 return []
             check_peer(identity, own=self._identity, members=self._members, dialled=connection.dialled)
-            connection.greet(identity.name, self._hello_frame)
+            connection.send_hello(identity.name, self._hello_frame)
         return connection.receive(now_s)
 
-    def _rise(self, connection: RaftConnection, hello: Hello, now_s: float) -> None:
+    def _on_established(self, connection: RaftConnection, hello: Hello, now_s: float) -> None:
         assert self._receiver is not None
         if older := self._up.get(connection.peer):
             self._drop(older, PeerLost("replaced"))
         self._report_downs()
-        if connection.step is not ConnectionPhase.CLOSED:
+        if connection.phase is not ConnectionPhase.CLOSED:
             expires_in_s = max(0.0, connection.expires_s - time.time())
             age_s = self._age_s * self._random.uniform(0.9, 1.1)
-            connection.rise(now_s, now_s + min(age_s, expires_in_s))
+            connection.establish(now_s, now_s + min(age_s, expires_in_s))
             self._up[connection.peer] = connection
             self._due_s = 0.0
             logger.info("peer_up peer=%s epoch=%s", connection.peer, name_of(hello.epoch))
             self._receiver.on_up(connection.peer, hello)
 
     def _write(self, connection: RaftConnection, now_s: float) -> None:
-        if connection.step is ConnectionPhase.CLOSED:
+        if connection.phase is ConnectionPhase.CLOSED:
             return
         try:
             connection.write(now_s)
@@ -370,10 +369,10 @@ class TlsMesh:
             self._epoll.modify(connection.fd, polled)
 
     def _drop(self, connection: RaftConnection, lost: PeerLost) -> None:
-        """End a connection; if it was up, its end is reported before anything else is."""
-        if connection.step is ConnectionPhase.CLOSED:
+        """End a connection. If it was up, its end is reported before anything else."""
+        if connection.phase is ConnectionPhase.CLOSED:
             return
-        is_up, peer, now_s = connection.step is ConnectionPhase.UP, connection.peer, time.monotonic()
+        is_up, peer, now_s = connection.phase is ConnectionPhase.UP, connection.peer, time.monotonic()
         self._due_s = 0.0
         del self._connections[connection.fd]
         self._unflushed.discard(connection)
@@ -385,11 +384,11 @@ class TlsMesh:
             self._downs.append(peer)
             logger.info("peer_down peer=%s reason=%s detail=%r", peer, lost.reason, str(lost.detail)[:300])
         if isinstance(lost, PeerRejected):
-            self._refusals.note(lost, connection.address, now_s)
+            self._rejections.record(lost, connection.address, now_s)
         if connection.dialled is not None:
             dialer = self._dialers[connection.dialled]
             if is_up:
-                dialer.ended(now_s, now_s - connection.up_s)
+                dialer.on_ended(now_s, now_s - connection.up_s)
             else:
                 self._dial_failed(peer, dialer, now_s, lost.detail)
 
@@ -408,10 +407,9 @@ class TlsMesh:
         return max(0.0, min(timeout_s, self._due_s - time.monotonic()))
 
     def _find_due_s(self) -> float:
-        """When `_keep_time` has something to do at the earliest, so that not every round looks.
+        """When `_run_timers` has something to do at the earliest, so that not every round checks.
 
-        It holds until `_due_s` is set to 0 where something nearer may have been added. Messages that come and
-        go only put things off.
+        Valid until `_due_s` is set to 0 because something earlier was added. Messages only make timers later.
         """
         return min(
             self._contexts.due_s,
@@ -421,14 +419,16 @@ class TlsMesh:
         )
 
     def _due_of(self, connection: RaftConnection) -> float:
-        if connection.step is not ConnectionPhase.UP:
+        if connection.phase is not ConnectionPhase.UP:
             return connection.born_s + self._setup_s
         silent_s = min(connection.received_s + self._silence_s, connection.until_s)
         return silent_s if connection.stuck_bytes else min(silent_s, connection.sent_s + self._ping_s)
 
-    def _keep_time(self, now_s: float) -> None:
-        """Do what is due at `now_s`, when the events were had: what came while we slept counts as heard."""
-        self._is_looked_up = False
+    def _run_timers(self, now_s: float) -> None:
+        """Do what is due at `now_s`, the time of the events: what arrived while the process slept counts as
+        heard.
+        """
+        self._is_resolved = False
         for connection in list(self._connections.values()):
             if now_s >= self._due_of(connection):
                 self._time_out(connection, now_s)
@@ -441,28 +441,28 @@ class TlsMesh:
         self._contexts.refresh(now_s)
 
     def _time_out(self, connection: RaftConnection, now_s: float) -> None:
-        if connection.step is not ConnectionPhase.UP:
+        if connection.phase is not ConnectionPhase.UP:
             self._drop(connection, PeerRejected("slow", f"not up within {self._setup_s} s"))
         elif now_s >= connection.until_s:
-            self._drop(connection, PeerLost("aged", "its certificates are to be checked again"))
+            self._drop(connection, PeerLost("aged", "its certificates must be checked again"))
         elif now_s >= connection.received_s + self._silence_s and connection not in self._undrained:
             self._drop(connection, PeerLost("silent", f"for {self._silence_s} s"))
         elif not connection.stuck_bytes:
-            connection.push(ping(self._hello.epoch))
+            connection.send_now(ping(self._hello.epoch))
             self._write(connection, now_s)
 
-    # The rest
+    # Helpers
 
-    def _on_looked_up(self) -> None:
-        """On the thread of a look-up: its dialer is due."""
-        self._is_looked_up = True
+    def _on_resolved(self) -> None:
+        """Called on the resolver's thread."""
+        self._is_resolved = True
         self.wake()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the network was closed")
 
-    def _take_hello(self, hello: Hello) -> None:
+    def _set_hello(self, hello: Hello) -> None:
         self._hello, self._encoded = hello, None
         self._hello_frame = b"".join(encode(hello, hello.epoch))
 
@@ -470,14 +470,14 @@ class TlsMesh:
         return [
             connection
             for connection in self._connections.values()
-            if connection.step is not ConnectionPhase.UP
+            if connection.phase is not ConnectionPhase.UP
         ]
 
     def _dial_failed(self, peer: str, dialer: Dialer, now_s: float, error: object) -> None:
-        dialer.ended(now_s, None)
+        dialer.on_ended(now_s, None)
         level = logging.INFO if dialer.failures == 1 else logging.DEBUG
         logger.log(level, "dial_failed peer=%s failures=%d error=%r", peer, dialer.failures, str(error)[:300])
 
 
-def _text(address: tuple[Any, ...]) -> str:
+def _format_address(address: tuple[Any, ...]) -> str:
     return f"{address[0]}:{address[1]}"

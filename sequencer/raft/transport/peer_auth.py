@@ -1,7 +1,9 @@
-"""Who may be at the other end of a Raft connection, and the TLS contexts that see to it.
+"""Which peers may connect, and the TLS contexts that check them.
 
-Law: a peer is a node of this stream, by a certificate that is checked again at least as often as connections
-are made anew; files that cannot be used never replace credentials that can.
+Invariants:
+- A peer is a node of this stream, by its certificate. It is checked again whenever the connection is
+  replaced.
+- Invalid certificate files never replace valid credentials.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from rt.net.tls import TLS
 from sequencer.raft.transport.dialer import split_address
 
 LOG_PAUSE_S: Final = 1.0
-"""Refusals for the same reason are logged this often; all are counted."""
+"""Rejections with the same reason are logged at most once in this time. All are counted."""
 
 logger = logging.getLogger("sequencer.raft")
 
 
 class PeerLost(Exception):
-    """The connection has ended, or must; `reason` is one word, for counting."""
+    """The connection ended, or must end. `reason` is one word, for counting."""
 
     def __init__(self, reason: str, detail: object = "") -> None:
         super().__init__(reason, detail)
@@ -36,18 +38,17 @@ class PeerLost(Exception):
 
 
 class PeerRejected(PeerLost):
-    """The peer did what no member of this cluster does."""
+    """The peer did something that no member of this cluster does."""
 
 
 class RejectionCounts:
-    """Counts what is refused, and logs it: for each reason once in `LOG_PAUSE_S`."""
+    """Counts rejections, and logs each reason at most once in `LOG_PAUSE_S`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._log_again_s: dict[str, float] = {}
 
-    def note(self, refused: PeerRejected, address: str, now_s: float) -> None:
-        """A connection from or to that address was refused."""
+    def record(self, refused: PeerRejected, address: str, now_s: float) -> None:
         self.counts[refused.reason] += 1
         if now_s >= self._log_again_s.get(refused.reason, 0.0):
             self._log_again_s[refused.reason] = now_s + LOG_PAUSE_S
@@ -64,10 +65,10 @@ class _Loaded(NamedTuple):
 
 
 class TlsContexts:
-    """The TLS contexts for new connections, made anew when the files have changed.
+    """The TLS contexts for new connections, reloaded when the files change.
 
-    Files that cannot be used leave the old ones in force, and are logged once. Loading may have to wait for
-    a rotation to finish, so it happens on a thread of its own.
+    If the new files are invalid, the old contexts stay in use, and the error is logged once. Loading may wait
+    for a rotation to finish, so it has its own thread.
     """
 
     due_s = 0.0
@@ -82,16 +83,16 @@ class TlsContexts:
 
     @property
     def server(self) -> ssl.SSLContext:
-        """For connections that are accepted."""
+        """For accepted connections."""
         return self._loaded.server
 
     @property
     def client(self) -> ssl.SSLContext:
-        """For connections that are dialled."""
+        """For dialled connections."""
         return self._loaded.client
 
     def refresh(self, now_s: float) -> None:
-        """Look, at most every `reload_s` seconds, whether the files have changed."""
+        """Check, at most every `reload_s` seconds, whether the files have changed."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + self._reload_s
@@ -101,7 +102,7 @@ class TlsContexts:
             self._loading.start()
 
     def close(self) -> None:
-        """Return when no thread is left: within the half second that a reload takes at most."""
+        """Wait for the thread, which needs at most half a second."""
         if self._loading is not None:
             self._loading.join()
 
@@ -127,9 +128,11 @@ class TlsContexts:
 
 
 def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None:
-    """`rt.CertificateError` unless `identity` is the node `name`'s, ValueError for members without sense."""
+    """Raises `rt.CertificateError` unless `identity` is that of node `name`, ValueError for
+    invalid members.
+    """
     for member, address in members.items():
-        check_name(member, kind="member").encode("idna")  # it stands in the certificate as a host name
+        check_name(member, kind="member").encode("idna")  # It is a host name in the certificate.
         split_address(address)
     if name not in members:
         raise ValueError(f"name {name!r:.200} is not in members {sorted(members)}")
@@ -143,7 +146,7 @@ def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None
 
 
 def check_peer(identity: Identity, *, own: Identity, members: Collection[str], dialled: str | None) -> None:
-    """Raise `PeerRejected` unless `own` speaks Raft with `identity` on such a connection; pure.
+    """Raise `PeerRejected` unless `own` may talk to `identity` on such a connection. Pure.
 
     Of each pair the member with the greater name dials, so that there is one connection.
     """
@@ -156,4 +159,4 @@ def check_peer(identity: Identity, *, own: Identity, members: Collection[str], d
     if dialled is not None and identity.name != dialled:
         raise PeerRejected("name", f"{identity.uri}, expected {dialled}")
     if dialled is None and identity.name < own.name:
-        raise PeerRejected("direction", f"{identity.uri} is dialled by {own.name}, never the other way round")
+        raise PeerRejected("direction", f"{own.name} dials {identity.uri}, never the other way round")

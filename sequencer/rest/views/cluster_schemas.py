@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rt.log.format.segment_table import TrimReason
-from sequencer.config.startup_phase import STEPS
+from sequencer.config.startup_phase import PHASES
 from sequencer.rest.base.schema_kinds import TIME, array, choice, flag, number, optional, record, text
 from sequencer.rest.views.admin_schemas import CONFIGURATION
 from sequencer.rest.views.log_history import STATES
@@ -125,7 +125,7 @@ STATUS: Final = record(
                     "merged": {**_MERGED, "description": "Its durable merged log."},
                     "step": {
                         "type": "string",
-                        "enum": list(STEPS),
+                        "enum": list(PHASES),
                         "description": "Start-up phase. ready: it keeps up. unreachable: it does not report.",
                     },
                     "stepDone": number(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import rt
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.startup_phase import AWAY
+from sequencer.config.startup_phase import UNREACHABLE
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot, obstacles
 from sequencer.rest.base.query_params import page
 from sequencer.rest.base.rfc3339 import NS_PER_S, rfc3339, rfc3339_or_empty
@@ -113,7 +113,7 @@ def _member(one: pb.NodeStanding, standing: pb.Standing) -> dict[str, object]:
         "isLeader": one.name == standing.leader,
         "isConnected": one.is_connected or one.name == standing.node,
         "isCounted": one.is_counted,
-        "step": summary.step or AWAY,
+        "step": summary.step or UNREACHABLE,
         "stepDone": summary.step_done,
         "stepTotal": summary.step_total,
         "merged": _merged(merged.instruction, merged.position, merged.bytes, merged.chain),

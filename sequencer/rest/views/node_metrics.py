@@ -14,7 +14,7 @@ from typing import Final, get_args
 
 import rt
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.startup_phase import AWAY, READY, STEPS
+from sequencer.config.startup_phase import PHASES, READY, UNREACHABLE
 from sequencer.rest.base.exposition import Metric, counter, exposition, gauge
 from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
 from sequencer.rest.base.retained_size import RetainedSize
@@ -25,7 +25,7 @@ from sequencer.rest.views.log_metrics import of_log, of_policy, of_publishers, o
 from sequencer.state.state import SequencerState
 
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-_STEPS: Final = [step for step in STEPS if step != AWAY]
+_STEPS: Final = [step for step in PHASES if step != UNREACHABLE]
 """An unreachable node exports nothing."""
 IS: Final = "0 or 1"
 

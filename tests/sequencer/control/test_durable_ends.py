@@ -76,25 +76,25 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
                 more = rng.randrange(1, 8)
                 # Nodes also tell again what they told.
                 start = max(0, taken[key] - rng.randrange(3))
-                holdings.take(said(key, written[key][start : taken[key] + more]))
+                holdings.handle_report(said(key, written[key][start : taken[key] + more]))
                 taken[key] = min(len(written[key]), taken[key] + more)
             case 2:
                 report = holdings.report(1)
                 if rng.random() < 0.7 and not leader.hear(report):
-                    holdings.begin()
+                    holdings.require_full_report()
             case 3 if rng.random() < 0.3:
                 leader = DumbLeader()
-                holdings.begin()
+                holdings.require_full_report()
             case _ if rng.random() < 0.3:
                 key = rng.choice(KEYS)
                 if taken[key] and key > SegmentKey(*consumed.get(key.session_id, (0, 0, 0))[:3]):
                     mark = written[key][rng.randrange(taken[key])]
                     end = SessionEnd(*key, mark.offset, mark.number)
                     consumed[key.session_id] = end
-                    holdings.forget_below(end)
+                    holdings.prune_before(end)
     while holdings.has_news or not leader.hear(holdings.report(1)):
         if not leader.hear(holdings.report(1)):
-            holdings.begin()
+            holdings.require_full_report()
     for key in KEYS:
         end = consumed.get(key.session_id)
         if end is not None and key[1:] < (end.x, end.y):
@@ -109,7 +109,7 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
     monkeypatch.setattr(holdings_module, "REPORT_MARKS_MAX", 10)
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 95)
-    holdings.take(said(KEYS[0], marks))
+    holdings.handle_report(said(KEYS[0], marks))
     reports = 0
     while holdings.has_news:
         report = holdings.report(1)
@@ -123,16 +123,16 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
 def test_final_ends_are_told_until_the_next_x_is_merged():
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     final = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
-    holdings.take(said(KEYS[0], [], final=final))
+    holdings.handle_report(said(KEYS[0], [], final=final))
     assert leader.hear(holdings.report(1))
     assert leader.finals == {(1, 0): final}
     leader = DumbLeader()
-    holdings.begin()
+    holdings.require_full_report()
     assert leader.hear(holdings.report(1))
     assert leader.finals == {(1, 0): final}
-    holdings.forget_below(SessionEnd(1, 1, 0, 64, 0))
+    holdings.prune_before(SessionEnd(1, 1, 0, 64, 0))
     leader = DumbLeader()
-    holdings.begin()
+    holdings.require_full_report()
     assert leader.hear(holdings.report(1))
     assert leader.finals == {}
 
@@ -140,9 +140,9 @@ def test_final_ends_are_told_until_the_next_x_is_merged():
 def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
     holdings = DurableEnds(b"boot")
     marks = boundaries(random.Random(1), 50)
-    holdings.take(said(KEYS[0], marks))
-    holdings.forget_below(SessionEnd(1, 0, 0, marks[-1].offset + 8, 99))
-    holdings.begin()
+    holdings.handle_report(said(KEYS[0], marks))
+    holdings.prune_before(SessionEnd(1, 0, 0, marks[-1].offset + 8, 99))
+    holdings.require_full_report()
     (one,) = holdings.report(1).segments
     assert not one.marks
 
@@ -161,11 +161,11 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
             holdings, at = DurableEnds(node.encode()), 0
             while at < len(marks):
                 grain = rng.randrange(1, 90)
-                holdings.take(said(KEYS[0], marks[at : at + grain]))
+                holdings.handle_report(said(KEYS[0], marks[at : at + grain]))
                 at += grain
                 if rng.random() < 0.1:
-                    holdings.begin()
-            holdings.begin()
+                    holdings.require_full_report()
+            holdings.require_full_report()
             for one in holdings.report(1).segments:
                 board.on_marks(node, KEYS[0], unpack_marks(one.marks))
     at = 64
@@ -181,11 +181,11 @@ def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_o
     """A control process that begins anew may hear of news before it hears of what was there."""
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 20)
-    holdings.take(said(KEYS[0], marks[15:18]))
+    holdings.handle_report(said(KEYS[0], marks[15:18]))
     if is_reported:
         assert leader.hear(holdings.report(0))
-    holdings.take(said(KEYS[0], marks[:19]))
-    holdings.take(said(KEYS[0], marks[19:]))
+    holdings.handle_report(said(KEYS[0], marks[:19]))
+    holdings.handle_report(said(KEYS[0], marks[19:]))
     while holdings.has_news:
         assert leader.hear(holdings.report(0))
     assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)

@@ -31,7 +31,7 @@ class Mesh:
 
         def send(peer: str, content: bytes) -> bool:
             if peer not in self.cut_off:
-                self.nodes[peer].on_told(name, content)
+                self.nodes[peer].on_message(name, content)
             return peer not in self.cut_off
 
         return PeerMessenger(
@@ -40,7 +40,7 @@ class Mesh:
             send,
             self.soon.append,
             on_report=lambda node, report: heard.append((node, report)),
-            on_again=lambda: heard.append("again"),
+            on_full_report_requested=lambda: heard.append("again"),
             on_fetch=heard.append,
             on_summary=lambda node, summary: heard.append((node, summary)),
             on_diverged=heard.append,
@@ -55,29 +55,29 @@ def mesh() -> Mesh:
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_report_reaches_the_leader_wherever_it_is(mesh, node):
     report = pb.Report(sequence=3)
-    assert mesh.nodes[node].report(report)
+    assert mesh.nodes[node].send_report(report)
     assert mesh.heard == {"n1": [(node, report)], "n2": [], "n3": []}
 
 
 def test_who_cannot_reach_the_leader_is_told(mesh):
     mesh.cut_off.add("n1")
-    assert not mesh.nodes["n2"].report(pb.Report())
+    assert not mesh.nodes["n2"].send_report(pb.Report())
 
 
 def test_how_a_node_stands_is_told_to_all_and_itself(mesh):
     summary = pb.Summary(clock_ns=7)
-    mesh.nodes["n2"].summary(summary)
+    mesh.nodes["n2"].send_summary(summary)
     assert mesh.heard == {name: [("n2", summary)] for name in mesh.nodes}
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
     leader = mesh.nodes["n1"]
-    leader.ask_again(node)
+    leader.request_full_report(node)
     for call in mesh.soon:
         call()
-    leader.lack(FetchRequest(node, "n3", 1, 2, 3, 640))
-    leader.difference(Divergence(node, 5, 6, 7))
+    leader.request_fetch(FetchRequest(node, "n3", 1, 2, 3, 640))
+    leader.report_divergence(Divergence(node, 5, 6, 7))
     again, fetch, diverged = mesh.heard.pop(node)
     assert again == "again"
     assert fetch == pb.Fetch(session_id=1, x=2, y=3, offset=640, holder="n3")
@@ -87,12 +87,12 @@ def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
 
 
 def test_a_leader_whose_own_state_differs_ends(mesh):
-    mesh.nodes["n1"].difference(Divergence(None, 5, 6, 7))
+    mesh.nodes["n1"].report_divergence(Divergence(None, 5, 6, 7))
     assert [type(one) for one in mesh.heard["n1"]] == [Diverged]
 
 
 def test_a_leader_asks_its_own_node_behind_the_report_that_it_is_at(mesh):
-    mesh.nodes["n1"].ask_again("n1")
+    mesh.nodes["n1"].request_full_report("n1")
     assert mesh.heard["n1"] == []
     assert len(mesh.soon) == 1
 
@@ -100,15 +100,15 @@ def test_a_leader_asks_its_own_node_behind_the_report_that_it_is_at(mesh):
 def test_nobody_is_obeyed_but_the_leader_that_is_known(mesh):
     for known in (None, "n3"):
         mesh.nodes["n2"].leader = known
-        mesh.nodes["n1"].ask_again("n2")
-        mesh.nodes["n1"].lack(FetchRequest("n2", "n3", 1, 2, 3, 640))
-        mesh.nodes["n1"].difference(Divergence("n2", 5, 6, 7))
+        mesh.nodes["n1"].request_full_report("n2")
+        mesh.nodes["n1"].request_fetch(FetchRequest("n2", "n3", 1, 2, 3, 640))
+        mesh.nodes["n1"].report_divergence(Divergence("n2", 5, 6, 7))
     assert mesh.heard["n2"] == []
 
 
 def test_what_is_no_message_is_refused(mesh, caplog):
-    mesh.nodes["n2"].on_told("n1", b"\xff\xff\xff")
-    mesh.nodes["n2"].on_told("n1", b"")
+    mesh.nodes["n2"].on_message("n1", b"\xff\xff\xff")
+    mesh.nodes["n2"].on_message("n1", b"")
     assert mesh.heard["n2"] == []
     assert caplog.text.count("message_rejected") == 1
 
@@ -125,7 +125,7 @@ class Reports:
         self.reporting = Reporter(mesh.nodes["n2"], self.due.append)
 
     def hold(self, *marks: BatchBoundary) -> None:
-        self.reporting.take(
+        self.reporting.handle_report(
             pb.DataReport(segments=[pb.SegmentReport(session_id=1, marks=pack_marks(list(marks)))])
         )
 

@@ -12,7 +12,7 @@ from sequencer.control import reporter
 from sequencer.control.reporter import DISK_NS, Reporter
 
 
-class Telling:
+class Messenger:
     """The way to a leader that takes every report."""
 
     leader = "n1"
@@ -20,7 +20,7 @@ class Telling:
     def __init__(self) -> None:
         self.reports: list[pb.Report] = []
 
-    def report(self, report: pb.Report) -> bool:
+    def send_report(self, report: pb.Report) -> bool:
         self.reports.append(report)
         return True
 
@@ -28,31 +28,31 @@ class Telling:
 def test_a_disk_of_which_nothing_was_heard_for_long_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [10**12]
     shadow(monkeypatch, reporter, "time", monotonic_ns=lambda: now_ns[0])
-    telling: Any = Telling()
-    told = Reporter(telling, lambda _: None)
-    told.attach(b"boot")
-    told.take(pb.DataReport(disk_bytes=100, disk_free_bytes=1))
+    messenger: Any = Messenger()
+    reporter_ = Reporter(messenger, lambda _: None)
+    reporter_.attach(b"boot")
+    reporter_.handle_report(pb.DataReport(disk_bytes=100, disk_free_bytes=1))
     for passed_ns, known in ((DISK_NS, (100, 1)), (1, (0, 0)), (DISK_NS, (0, 0))):
         now_ns[0] += passed_ns
-        told.report()
-        assert (telling.reports[-1].disk_bytes, telling.reports[-1].disk_free_bytes) == known
-    told.take(pb.DataReport(disk_bytes=100, disk_free_bytes=2))
-    told.report()
-    assert telling.reports[-1].disk_free_bytes == 2
+        reporter_.report()
+        assert (messenger.reports[-1].disk_bytes, messenger.reports[-1].disk_free_bytes) == known
+    reporter_.handle_report(pb.DataReport(disk_bytes=100, disk_free_bytes=2))
+    reporter_.report()
+    assert messenger.reports[-1].disk_free_bytes == 2
 
 
 def test_nothing_is_reported_of_a_disk_that_has_not_joined_and_all_of_it_once_it_has() -> None:
-    telling: Any = Telling()
+    messenger: Any = Messenger()
     has_joined = [False]
-    told = Reporter(telling, lambda _: None, lambda: has_joined[0])
-    told.attach(b"boot")
+    reporter_ = Reporter(messenger, lambda _: None, lambda: has_joined[0])
+    reporter_.attach(b"boot")
     final = pb.SessionEnd(session_id=1, offset=64)
-    told.take(pb.DataReport(segments=[pb.SegmentReport(session_id=1, final=final)]))
-    told.report()
-    told.begin()
-    assert telling.reports == [], "the disk before may have held more than that"
+    reporter_.handle_report(pb.DataReport(segments=[pb.SegmentReport(session_id=1, final=final)]))
+    reporter_.report()
+    reporter_.report_all()
+    assert messenger.reports == [], "the disk before may have held more than that"
     has_joined[0] = True
-    told.begin()
-    (report,) = telling.reports
+    reporter_.report_all()
+    (report,) = messenger.reports
     assert report.is_full
     assert [one.final for one in report.segments] == [final]

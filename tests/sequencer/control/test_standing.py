@@ -8,8 +8,8 @@ import pytest
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import Phase
-from sequencer.control.cluster_view import AWAY_NS, ClusterView, summary_of
-from sequencer.control.reporter import ClusterStandings
+from sequencer.control.cluster_view import UNREACHABLE_NS, ClusterView, summarize
+from sequencer.control.reporter import DataStatus
 from sequencer.raft.model.api import Leadership, MemberStatus, Status
 
 MEMBERS = (
@@ -42,9 +42,11 @@ def nodes() -> ClusterView:
     return ClusterView("n1", {"n1": "a:5002", "n2": "b:5002"})
 
 
-def standing(nodes: ClusterView, now_ns: int = 0, *, may_take: bool = True, **changes: object) -> pb.Standing:
+def standing(
+    nodes: ClusterView, now_ns: int = 0, *, accepts_sessions: bool = True, **changes: object
+) -> pb.Standing:
     status = replace(STATUS, **changes)
-    return nodes.standing(status, Leadership("n1", 4, True), now_ns, may_take=may_take)
+    return nodes.to_proto(status, Leadership("n1", 4, True), now_ns, accepts_sessions=accepts_sessions)
 
 
 def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
@@ -59,14 +61,14 @@ def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
 
 def test_bytes_are_welcome_only_in_a_cluster_with_a_leader(nodes):
     assert standing(nodes).is_caught_up
-    assert not standing(nodes, may_take=False).is_caught_up
+    assert not standing(nodes, accepts_sessions=False).is_caught_up
     assert not standing(nodes, cluster="").is_caught_up
     assert not standing(nodes, leader=None).is_caught_up
 
 
 def test_a_node_says_its_clock_its_merging_and_its_disk():
-    standings = ClusterStandings(pb.MergedReport(instruction=3), 100, 40)
-    told = summary_of(standings, 7, Phase("merging", 5, 6))
+    data_status = DataStatus(pb.MergedReport(instruction=3), 100, 40)
+    told = summarize(data_status, 7, Phase("merging", 5, 6))
     assert (told.clock_ns, told.merged.instruction, told.disk_bytes, told.disk_free_bytes) == (7, 3, 100, 40)
     assert (told.step, told.step_done, told.step_total) == ("merging", 5, 6)
 
@@ -81,8 +83,8 @@ def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nod
 
     nodes.on_summary("n2", said, 10)
     assert step_of(10, connected) == ("merging", 5, 6, 7)
-    assert step_of(9 + AWAY_NS, connected) == ("merging", 5, 6, 7)
-    assert step_of(10 + AWAY_NS, connected) == ("unreachable", 0, 0, 7)
+    assert step_of(9 + UNREACHABLE_NS, connected) == ("merging", 5, 6, 7)
+    assert step_of(10 + UNREACHABLE_NS, connected) == ("unreachable", 0, 0, 7)
     assert step_of(11, MEMBERS) == ("unreachable", 0, 0, 7)
-    nodes.on_summary("n2", said, 10 + AWAY_NS)
-    assert step_of(10 + AWAY_NS, connected) == ("merging", 5, 6, 7)
+    nodes.on_summary("n2", said, 10 + UNREACHABLE_NS)
+    assert step_of(10 + UNREACHABLE_NS, connected) == ("merging", 5, 6, 7)

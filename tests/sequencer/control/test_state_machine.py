@@ -65,7 +65,7 @@ def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durab
     machine, rng = Bench(), random.Random(seed)
     for _ in range(merges):
         machine.merge(8 * rng.randrange(1, 100))
-    machine.forget_orders(durable)
+    machine.prune_orders(durable)
     other = copy_of(machine)
     assert (other.index, contents(other)) == (machine.index, contents(machine))
     assert other.instructions == list(range(min(durable, merges) + 1, merges + 1))
@@ -80,7 +80,7 @@ def test_a_snapshot_is_frozen_when_it_is_taken():
     machine.merge()
     encode, before = machine.snapshot(), machine.snapshot()()
     machine.merge()
-    machine.forget_orders(2)
+    machine.prune_orders(2)
     assert encode() == before
 
 
@@ -88,8 +88,8 @@ def test_orders_are_forgotten_up_to_what_is_durable_only():
     machine = Bench()
     for _ in range(5):
         machine.merge()
-    machine.forget_orders(3)
-    machine.forget_orders(1)
+    machine.prune_orders(3)
+    machine.prune_orders(1)
     assert machine.instructions == [4, 5]
     assert decode_order(machine.tail[0].content).instruction == 4
 

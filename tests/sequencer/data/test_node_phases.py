@@ -10,7 +10,7 @@ import pytest
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import (
     PATIENCE_NS,
-    STEPS,
+    PHASES,
     DataPhases,
     LagDetector,
     MergedLogView,
@@ -18,7 +18,7 @@ from sequencer.config.startup_phase import (
     Phase,
     RaftLogView,
 )
-from sequencer.control.cluster_view import data_step
+from sequencer.control.cluster_view import data_phase
 from sequencer.control.reporter import DurableEnds
 from sequencer.data.phase_reporter import PhaseReporter
 
@@ -50,15 +50,15 @@ COPYING = Phase("copying", 10, 50)
 def test_a_node_is_at_the_first_step_that_is_not_behind_it(
     log: RaftLogView, data: Phase | None, expected: Phase
 ) -> None:
-    found = NodePhases().look(log, data, 0)
+    found = NodePhases().update(log, data, 0)
     assert found == expected
-    assert found.name in STEPS
+    assert found.name in PHASES
 
 
 def test_a_return_goes_through_all_steps_in_order() -> None:
     steps = NodePhases()
     told = [
-        steps.look(log, data, now_ns)
+        steps.update(log, data, now_ns)
         for now_ns, (log, data) in enumerate(
             [
                 (AT_START, None),
@@ -78,8 +78,8 @@ def test_a_return_goes_through_all_steps_in_order() -> None:
 
 def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
     steps = NodePhases()
-    assert steps.look(LEVEL, READY, 0) == READY
-    assert steps.look(LEVEL._replace(is_led=False), READY, 10 * PATIENCE_NS) == READY
+    assert steps.update(LEVEL, READY, 0) == READY
+    assert steps.update(LEVEL._replace(is_led=False), READY, 10 * PATIENCE_NS) == READY
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_node_that_lost_its_leader_does_not_start_again() -> None:
     ],
 )
 def test_a_data_process_says_how_its_merged_log_stands(merged: MergedLogView | None, expected: Phase) -> None:
-    assert DataPhases().look(merged, 0) == expected
+    assert DataPhases().update(merged, 0) == expected
 
 
 def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached() -> None:
@@ -102,25 +102,25 @@ def test_who_follows_a_flow_closely_keeps_up_although_the_end_is_never_reached()
     for second in range(100):
         now_ns = second * PATIENCE_NS // 4
         # Behind from the start, until the first end that was shown is reached.
-        assert pace.look(second * 10, second * 10 + 15, now_ns) == (second < 2)
+        assert pace.update(second * 10, second * 10 + 15, now_ns) == (second < 2)
 
 
 def test_who_stands_still_has_fallen_behind_after_a_while_and_is_back_at_the_end_it_was_shown() -> None:
     pace = LagDetector()
-    assert not pace.look(10, 10, 0)
-    assert not pace.look(10, 12, 1)
-    assert not pace.look(10, 30, PATIENCE_NS)
-    assert pace.look(11, 90, PATIENCE_NS + 5)  # The end of a moment ago, 12, is not there yet.
-    assert pace.look(11, 91, 9 * PATIENCE_NS)
-    assert not pace.look(12, 92, 9 * PATIENCE_NS + 1)
-    assert not pace.look(13, 93, 9 * PATIENCE_NS + 2)
+    assert not pace.update(10, 10, 0)
+    assert not pace.update(10, 12, 1)
+    assert not pace.update(10, 30, PATIENCE_NS)
+    assert pace.update(11, 90, PATIENCE_NS + 5)  # The end of a moment ago, 12, is not there yet.
+    assert pace.update(11, 91, 9 * PATIENCE_NS)
+    assert not pace.update(12, 92, 9 * PATIENCE_NS + 1)
+    assert not pace.update(13, 93, 9 * PATIENCE_NS + 2)
 
 
 def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
     pace = LagDetector()
     for done in range(0, 1000, 10):
-        assert pace.look(done, 1000 + done, done * PATIENCE_NS)
-    assert not pace.look(1000, 2000, 1000 * PATIENCE_NS)
+        assert pace.update(done, 1000 + done, done * PATIENCE_NS)
+    assert not pace.update(1000, 2000, 1000 * PATIENCE_NS)
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Phas
     catching_up: Any = SimpleNamespace(copied=None)
     reports: Any = None
     stepping = PhaseReporter(replica, merging, catching_up, reports)
-    assert stepping.look(0) == Phase("starting")
+    assert stepping.poll(0) == Phase("starting")
     replica.state = SimpleNamespace(position=40)
-    assert stepping.look(0) == Phase("starting")
+    assert stepping.poll(0) == Phase("starting")
     merging.merger = SimpleNamespace(**fields)
-    assert stepping.look(0) == expected
+    assert stepping.poll(0) == expected
     catching_up.copied = Phase("copying", 20, 40)
-    assert stepping.look(0) == Phase("copying", 20, 40)
+    assert stepping.poll(0) == Phase("copying", 20, 40)
 
 
 def test_control_keeps_what_the_data_process_said_until_another_one_begins() -> None:
     holdings = DurableEnds(b"boot")
-    assert data_step(holdings.standings) is None
-    holdings.take(pb.DataReport(step=pb.DataStep(step="copying", done=1, total=2)))
-    holdings.take(pb.DataReport(disk_bytes=5))
-    assert data_step(holdings.standings) == Phase("copying", 1, 2)
-    assert data_step(DurableEnds(b"next").standings) is None
+    assert data_phase(holdings.data_status) is None
+    holdings.handle_report(pb.DataReport(step=pb.DataStep(step="copying", done=1, total=2)))
+    holdings.handle_report(pb.DataReport(disk_bytes=5))
+    assert data_phase(holdings.data_status) == Phase("copying", 1, 2)
+    assert data_phase(DurableEnds(b"next").data_status) is None

@@ -84,7 +84,7 @@ def test_wrong_settings_are_misuse(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "settings are missing (at name, directory, members, ca, cert, key)" in capsys.readouterr().err
     assert main([*arguments(tmp_path), "--ca", "c", "--cert", "c", "--key", "k", "--data-port", "x"]) == 2
     captured = capsys.readouterr()
-    assert "no port (at --data-port): got 'x', expected a whole number from 1 to 65535" in captured.err
+    assert "invalid port (at --data-port): got 'x', expected a whole number from 1 to 65535" in captured.err
     assert captured.out == ""
 
 
@@ -93,7 +93,7 @@ def test_a_variable_is_named_as_the_source(
 ) -> None:
     monkeypatch.setenv("RT_NODE_MEMBERS", "n1=nowhere")
     assert main(["node"]) == 2
-    assert "no member (at RT_NODE_MEMBERS): got 'n1=nowhere'" in capsys.readouterr().err
+    assert "invalid member (at RT_NODE_MEMBERS): got 'n1=nowhere'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ CHILDREN: Final = ("control", "data")
 
 def begun(times: RestartTimes | None = None) -> RestartPolicy:
     decisions = RestartPolicy(CHILDREN, times or RestartTimes())
-    assert decisions.begin(0.0) == [StartChild("control"), StartChild("data")]
+    assert decisions.start(0.0) == [StartChild("control"), StartChild("data")]
     return decisions
 
 

@@ -55,7 +55,7 @@ def command_line(pid: int) -> str:
 
 @pytest.mark.slow
 def test_faults_of_all_kinds_break_no_promise(tmp_path: Path) -> None:
-    """The seed draws each kind twice at least. `python -m chaos.run` runs for longer."""
+    """The seed draws each kind twice at least. `python -m chaos.run` lives for longer."""
     assert run_chaos(tmp_path, nodes=3, strikes=24, seed=11) >= FAULTS
 
 
@@ -65,7 +65,7 @@ def test_faults_break_no_promise_of_five(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_leadership_is_handed_over_again_and_again_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_leadership_is_transferred_again_and_again_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3, seed=5) as cluster:
         for name in cluster.names:
             cluster.start(name)

@@ -182,7 +182,7 @@ def check_total(kind: int, body: bytes) -> None:
 @pytest.mark.parametrize("message", EXAMPLES[:-3], ids=range(len(EXAMPLES) - 3))
 def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message | Hello) -> None:
     kind, body = parts(message)
-    has_data = kind in {FrameKind.CHUNK, FrameKind.STATE_PIECE}
+    has_data = kind in {FrameKind.INSTALL_SNAPSHOT, FrameKind.FETCH_STATE_CHUNK}
     if not has_data:
         with pytest.raises(FormatError):
             decode(kind, bytes(body) + b"\0")
@@ -221,10 +221,13 @@ BAD = {
     "a chunk of a snapshot above the limit": patched(EXAMPLES[6], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
     "an offset above any snapshot": patched(EXAMPLES[7], 24, "<Q", SNAPSHOT_BYTES_MAX + 1),
     "a command above the limit": (FrameKind.FORWARD, bytes(ENTRY_BYTES_MAX + 1)),
-    "a first snapshot above the limit": (FrameKind.ADOPT, bytes(CHUNK_BYTES_MAX + 1)),
-    "something told above the limit": (FrameKind.TELL, bytes(COMMAND_BYTES_MAX + 1)),
-    "a chunk above the limit": (FrameKind.CHUNK, bytes(72 + CHUNK_BYTES_MAX + 1)),
-    "a pickle": (FrameKind.APPEND, pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []})),
+    "a first snapshot above the limit": (FrameKind.ADMIT, bytes(CHUNK_BYTES_MAX + 1)),
+    "something told above the limit": (FrameKind.APP_MESSAGE, bytes(COMMAND_BYTES_MAX + 1)),
+    "a chunk above the limit": (FrameKind.INSTALL_SNAPSHOT, bytes(72 + CHUNK_BYTES_MAX + 1)),
+    "a pickle": (
+        FrameKind.APPEND_ENTRIES,
+        pickle.dumps({"type": "append_entries", "term": 10**6, "entries": []}),
+    ),
 }
 
 
@@ -245,8 +248,8 @@ def test_bytes_that_no_message_has_are_refused(kind: int, body: bytes) -> None:
         struct.pack("<IBBHQ", 1, FrameKind.PING, 1, 0, 1),
         struct.pack("<IBBHQ", 58, FrameKind.HELLO, 1, 0, 1),
         struct.pack("<IBBHQ", 56, FrameKind.HELLO, 1, 0, 1),
-        struct.pack("<IBBHQ", 2**32 - 1, FrameKind.APPEND, 1, 0, 1),
-        struct.pack("<IBBHQ", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, FrameKind.APPEND, 1, 0, 1),
+        struct.pack("<IBBHQ", 2**32 - 1, FrameKind.APPEND_ENTRIES, 1, 0, 1),
+        struct.pack("<IBBHQ", FRAME_BYTES_MAX - FRAME_HEADER_BYTES + 1, FrameKind.APPEND_ENTRIES, 1, 0, 1),
         b"GET / HTTP/1.1\r\n"[:FRAME_HEADER_BYTES],
         pickle.dumps(list(range(9)))[:FRAME_HEADER_BYTES],
     ],
@@ -256,7 +259,7 @@ def test_a_header_that_no_frame_has_is_refused(header: bytes) -> None:
         decode_header(header)
 
 
-def test_a_newer_version_is_told_from_nonsense() -> None:
+def test_a_newer_version_is_distinguished_from_invalid_bytes() -> None:
     with pytest.raises(UnknownVersion):
         decode_header(struct.pack("<IBBHQ", 0, FrameKind.PING, 2, 0, 1))
 

@@ -43,7 +43,7 @@ def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
     assert state.apply(RaftEntry(encode_reset(ResetEntry(3, b"now")), 5, 1)) == EpochEnded(3, b"now")
 
 
-def test_the_next_epoch_begins_with_the_whole_state_one_place_further() -> None:
+def test_the_next_epoch_starts_with_the_whole_state_one_place_further() -> None:
     state = initial_state(CLUSTER, 1, {"n1": disk_id("n1"), "n2": disk_id("n2"), "n3": disk_id("n3")})
     state.apply(commands_entry(2, 1, b"a"))
     begun = next_epoch(state, b"digest")
@@ -77,7 +77,7 @@ def test_two_epochs_that_are_forced_of_one_are_rivals_whatever_their_numbers() -
     assert name_of(one.epoch) != name_of(other.epoch)
 
 
-def test_a_forced_epoch_begins_behind_all_that_earlier_generations_can_come_to() -> None:
+def test_a_forced_epoch_starts_after_all_that_earlier_generations_can_come_to() -> None:
     state = initial_state(CLUSTER, 5, {"n1": disk_id("n1")})
     first = forced_epoch(state, b"", {}, LOT)
     assert first.applied.index > 2**53
@@ -128,16 +128,16 @@ def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool
         ({"n2": FORCED, "n3": 2}, 99.0, True, ["n3"]),
     ],
 )
-def test_whom_a_node_asks_that_is_left_behind(
+def test_which_peers_a_node_of_an_earlier_epoch_asks(
     elsewhere: dict[str, int], leaderless_s: float, is_bound: bool, asked: list[str]
 ) -> None:
     left = EpochLeft(3, 10.0, elsewhere)
-    assert left.whom_to_ask(1, leaderless_s, is_bound=is_bound) == asked
+    assert left.peers_to_ask(1, leaderless_s, is_bound=is_bound) == asked
 
 
 def test_nobody_follows_a_rival() -> None:
     left = EpochLeft(3, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
-    assert left.whom_to_ask(FORCED, 99.0, is_bound=False) == []
+    assert left.peers_to_ask(FORCED, 99.0, is_bound=False) == []
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_nobody_follows_a_rival() -> None:
         (FORCED, {"n2": FORCED_AGAIN, "n3": FORCED_AGAIN}, {"n2", "n3"}),
     ],
 )
-def test_a_node_ends_when_a_majority_goes_on_in_one_line_that_was_forced_without_it(
+def test_a_node_ends_when_a_majority_continues_in_one_line_that_was_forced_without_it(
     own: int, elsewhere: dict[str, int], by: set[str]
 ) -> None:
     assert set(EpochLeft(3, 10.0, elsewhere).forced_without(own)) == by

@@ -48,6 +48,7 @@ from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.testing.disk import MemoryDisk
+from sequencer.raft.core import replication
 from sequencer.raft.core.core import TERMS_AHEAD_MAX
 from sequencer.raft.core.progress import Mode
 from sequencer.raft.lifecycle.snapshotter import HOLD_FACTOR
@@ -81,7 +82,6 @@ from sequencer.raft.model.messages import (
 )
 from sequencer.raft.proposals import PACK_BYTES, Proposals, Route
 from sequencer.raft.raft import Raft
-from sequencer.raft.storage import snapshot_sender
 from sequencer.raft.storage.worker import Worker
 from sequencer.raft.transport.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
 from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
@@ -260,7 +260,7 @@ def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
 def test_one_peer_alone_does_not_say_that_the_cluster_was_reset(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V19: one hello of a higher epoch ended every node that it reached, in every life."""
+    """V19: one hello of a higher epoch ended every node that it reached, in every run."""
     driven = member(clock, 5)
     forced = epoch_of(1 << 16, 9)
     for generation in range(2, 9):
@@ -309,7 +309,7 @@ def test_no_message_takes_the_terms_near_their_end(clock: Clock, nonsense: Any, 
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_no_message_speaks_of_a_place_behind_its_own_term(message: Message) -> None:
+def test_no_message_speaks_of_a_place_after_its_own_term(message: Message) -> None:
     """V22: a chunk of a small term brought the greatest one with its snapshot, which was adopted."""
     frame = b"".join(encode(message, 1))
     with pytest.raises(FormatError, match="term"):
@@ -320,7 +320,7 @@ def test_a_leader_that_takes_its_own_entries_back_stops_the_follower(clock: Cloc
     """V22: the commit index went beyond the log, the loop never waited, and what came later was committed."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([3, 3, 3, 3]), commit=1)
-    with pytest.raises(Diverged, match="took its own entries back"):
+    with pytest.raises(Diverged, match="replaced its own entries"):
         driven.append(3, INITIAL, entries_of([2, 2]), commit=5)
 
 
@@ -332,9 +332,9 @@ def test_two_leaders_of_one_term_stop_a_follower(clock: Clock) -> None:
         driven.append(3, INITIAL, entries_of([3], tag=b"other"), commit=1, peer="n3")
 
 
-def _pack(disk: bytes, life: int, sequence: int, floor: int) -> bytes:
+def _pack(disk: bytes, run: int, sequence: int, floor: int) -> bytes:
     """A pack's bytes, also such as `encode_commands` refuses to make."""
-    content = bytearray(encode_commands(disk, life, 1, 1, [b"forged"]))
+    content = bytearray(encode_commands(disk, run, 1, 1, [b"forged"]))
     content[32:48] = sequence.to_bytes(8, "little") + floor.to_bytes(8, "little")
     return bytes(content)
 
@@ -365,15 +365,15 @@ def test_a_node_whose_disk_proposes_elsewhere_in_a_later_life_stops(clock: Clock
     driven.append(2, INITIAL)
     driven.propose(b"mine")
     own = only(driven.hear("n2"), Forward).content
-    other = encode_commands(disk_id("n1"), 99 << 32, 1, 1, [b"another life's"])
+    other = encode_commands(disk_id("n1"), 99 << 32, 1, 1, [b"another run's"])
     with pytest.raises(Diverged, match="another node uses a copy"):
         driven.append(2, INITIAL, [RaftEntry(other, 2, 2), RaftEntry(own, 3, 2)], commit=3)
 
 
 def test_a_node_whose_disk_was_rolled_back_stops(clock: Clock) -> None:
-    """V12: its life and its sequences came again; its commands were no-ops for ever."""
+    """V12: its run and its sequences came again; its commands were no-ops for ever."""
     driven = member(clock)
-    packs = [encode_commands(disk_id("n1"), driven.node.proposals._life, at, 1, [b"former"]) for at in (1, 2)]
+    packs = [encode_commands(disk_id("n1"), driven.node.proposals._run, at, 1, [b"former"]) for at in (1, 2)]
     driven.append(2, INITIAL, [RaftEntry(pack, at, 2) for at, pack in enumerate(packs, 2)], commit=3)
     driven.propose(b"mine")
     own = only(driven.hear("n2"), Forward).content
@@ -491,7 +491,7 @@ def test_packs_that_get_on_are_not_proposed_again(clock: Clock) -> None:
     while clock.now < end:
         while len(made._waiting) < 2 * PACKS_MAX:
             made.add(bytes(PACK_BYTES))
-        for content in made.take(route, clock.now):
+        for content in made.next_entries(route, clock.now):
             sent.append(_sequence(content))
             after = under_way[-1][0] + 0.0125 if under_way else 0.0  # One by one: some always are under way.
             under_way.append((max(clock.now + 0.2, after), content))
@@ -505,17 +505,17 @@ def test_packs_that_get_on_are_not_proposed_again(clock: Clock) -> None:
     assert sent == sorted(set(sent))
 
 
-def test_a_cluster_that_stands_still_is_not_sent_everything_again_and_again(clock: Clock) -> None:
+def test_a_cluster_that_stalls_is_not_sent_everything_again_and_again(clock: Clock) -> None:
     """V4: a cluster slower than the retry appended all of it every second, and so grew ever slower."""
     made, _ = proposals()
     for _ in range(PACKS_MAX):
         made.add(bytes(PACK_BYTES))
     sent: list[int] = []
     for _ in range(300):
-        sent += map(_sequence, made.take(Route("n2", 1, 1), clock.now))
+        sent += map(_sequence, made.next_entries(Route("n2", 1, 1), clock.now))
         clock.advance(0.1)
     assert sent == [*range(1, PACKS_MAX + 1), 1, 1, 1, 1]  # behind 1, 3, 7 and 15 seconds
-    assert len(made.take(Route("n2", 1, 2), clock.now)) == PACKS_MAX
+    assert len(made.next_entries(Route("n2", 1, 2), clock.now)) == PACKS_MAX
 
 
 def test_a_node_alone_commits_as_soon_as_it_has_synced(clock: Clock) -> None:
@@ -590,7 +590,7 @@ class Slow:
         self.cluster._unlink(one, two)
 
     def received(self, name: str) -> int:
-        incoming = self.cluster.members[name].node._installing.incoming
+        incoming = self.cluster.members[name].node._installer.incoming
         return incoming.received if incoming is not None else 0
 
     @staticmethod
@@ -603,8 +603,8 @@ class Slow:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots in proportion: a window is a quarter of one."""
-    monkeypatch.setattr(snapshot_sender, "WINDOW_BYTES", 1 << 20)
-    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 128 << 10)
+    monkeypatch.setattr(replication, "WINDOW_BYTES", 1 << 20)
+    monkeypatch.setattr(replication, "CHUNK_BYTES_MAX", 128 << 10)
     monkeypatch.setattr(raft_bench, "ListMachine", Heavy)
 
 
@@ -634,7 +634,7 @@ def test_a_snapshot_gets_over_a_link_that_takes_longer_than_a_heartbeat_for_it(c
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_snapshot_goes_on_over_the_next_connection_where_it_stood(clock: Clock) -> None:
+def test_a_snapshot_continues_over_the_next_connection_where_it_stood(clock: Clock) -> None:
     """V2: what the follower had already was queued at once behind it, more than any outbox takes."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
     name = lagging(cluster)
@@ -651,22 +651,22 @@ def test_a_snapshot_goes_on_over_the_next_connection_where_it_stood(clock: Clock
     assert slow.overflows == 0
 
 
-def test_what_a_follower_needs_behind_its_snapshot_is_kept(clock: Clock) -> None:
+def test_what_a_follower_needs_after_its_snapshot_is_kept(clock: Clock) -> None:
     """V17: the leader's log went on without it meanwhile, so that it got snapshot after snapshot."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=8, segment_bytes=300)
     name = lagging(cluster)
     leader, follower = cluster.lead(), cluster.members[name]
     seen: list[SentMessage] = []
     cluster.drop_message = lambda _sender, to, message: bool(seen.append((to, message)))
-    follower.aside.is_held = True
+    follower.worker.is_held = True
     cluster.heal()
-    cluster.run(lambda: follower.aside.waiting)
+    cluster.run(lambda: follower.worker.waiting)
     base = leader.log.base.index
     for at in range(5 * 8):
         cluster.commit(b"%d" % at, via=leader.name)
         cluster.idle(0.05)
     assert leader.status.snapshot > base + 30
-    follower.aside.is_held = False
+    follower.worker.is_held = False
     cluster.converge()
     assert len({chunk.snapshot for chunk in of_kind(seen, InstallSnapshot, name)}) == 1
     # Not without bound: whoever never gets on costs so much, no more.
@@ -688,8 +688,8 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     driven.log.extend([RaftEntry(content, start + at, term) for at in range(2000)])
     driven.step()
     for peer in ("n2", "n3"):
-        progress = driven.raft._followers._progress[peer]
-        progress.mode, progress.next = Mode.STREAM, INITIAL.index + 1
+        progress = driven.raft._replication._progress[peer]
+        progress.mode, progress.next = Mode.REPLICATE, INITIAL.index + 1
     looked: list[int] = []
     entry = type(driven.log).entry
 
@@ -698,7 +698,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
         return entry(log, index)
 
     monkeypatch.setattr(type(driven.log), "entry", counted)
-    driven.node._freezing.compact(driven.log.last)
+    driven.node._snapshotter.compact(driven.log.last)
     assert 10 * HOLD_FACTOR <= len(looked) <= 10 * HOLD_FACTOR + 1
 
 
@@ -770,7 +770,7 @@ def _installed_from_n2(driven: Driven, content: bytes) -> None:
 def test_a_node_whose_disk_is_full_leads_nobody_and_says_so_each_time(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V8: it called itself leader for hours, and a second full disk in one life was not logged."""
+    """V8: it called itself leader for hours, and a second full disk in one run was not logged."""
     caplog.set_level(logging.INFO, "sequencer.raft")
     seen: list[tuple[str, str | None, bool]] = []
 
@@ -901,7 +901,7 @@ def _descriptors() -> list[str]:
     return sorted(found)
 
 
-def test_an_opening_that_fails_leaves_nothing_behind(tls: dict[str, TLS], tmp_path: Path) -> None:
+def test_a_failed_opening_leaves_no_files(tls: dict[str, TLS], tmp_path: Path) -> None:
     """V9: each left a thread, an event, an epoll and a bound port."""
     running = Running(tls)
     running.raft.propose(b"one").result(120)

@@ -10,8 +10,8 @@ from rt.cluster_epoch import epoch_of, is_rival
 from rt.errors import ClusterMismatch, DiskFull
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
-from sequencer.raft.lifecycle import bootstrap, state_server
-from sequencer.raft.lifecycle.state_server import IDLE_S, StateServer
+from sequencer.raft.lifecycle import bootstrap, state_transfer
+from sequencer.raft.lifecycle.state_transfer import IDLE_S, StateServer
 from sequencer.raft.model.epochs import EpochOver, NoMajority
 from sequencer.raft.model.messages import (
     AppendEntries,
@@ -144,7 +144,7 @@ def test_a_blank_disk_that_both_name_follows_one_of_them_and_no_other(clock: Clo
     loser = next(name for name, epoch in ids.items() if epoch != winner)
     assert is_rival(*ids.values())
     cluster.heal()
-    with pytest.raises(ClusterMismatch, match="without this one"):
+    with pytest.raises(ClusterMismatch, match="without this node"):
         cluster.idle(15)
     assert cluster.members[loser].status.epoch_id == ids[loser]
     cluster.wipe(loser)
@@ -200,7 +200,7 @@ def test_a_node_on_its_way_into_a_forced_epoch_says_and_hears_nothing_in_the_old
     assert left.raft.leads, "it does not know yet that it is alone"
     left.propose(b"nobody has this one")
     cluster.round()
-    left.aside.is_held = True
+    left.worker.is_held = True
     left.node._calls.append(lambda: force(left))
     before = len(left.wire.sent)
     cluster.round()
@@ -209,10 +209,10 @@ def test_a_node_on_its_way_into_a_forced_epoch_says_and_hears_nothing_in_the_old
     assert len(left.wire.sent) == before
     assert (left.node.leader, left.node.is_leader, left.status.role) == (None, False, "stalled")
     assert cluster.members[blank].status.role == "joining", "the old epoch admits nobody"
-    assert not left.node.tell(other, b"news")
+    assert not left.node.send(other, b"news")
     assert left.node.wait_s() > 0, "it does not spin"
     cluster.kill(other)
-    left.aside.is_held = False
+    left.worker.is_held = False
     cluster.run(lambda: all_in(cluster, FORCED))
     cluster.commit(b"two")
     assert cluster.lead().commands == [b"one", b"nobody has this one", b"forced", b"two"]
@@ -240,12 +240,12 @@ def test_force_waits_for_a_reset_that_was_committed(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one")
     leader = cluster.lead()
-    leader.aside.is_held = True
+    leader.worker.is_held = True
     leader.node.reset(b"soft")
     cluster.run(leader.node.is_over)
     refused = leader.node.force(b"hard")
     assert isinstance(refused, NoMajority)
-    assert "Ask again" in str(refused)
+    assert "Try again" in str(refused)
 
 
 def test_no_power_cut_on_the_way_into_a_forced_epoch_loses_anything(clock: Clock) -> None:
@@ -378,7 +378,7 @@ def test_pieces_that_bring_nothing_are_not_answered_at_once(clock: Clock) -> Non
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """States take many pieces, and longer than from one snapshot to the next."""
-    for module in (state_server, bootstrap):
+    for module in (state_transfer, bootstrap):
         monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 64)
 
 
@@ -430,19 +430,19 @@ def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
     cluster.run(lambda: all_in(cluster, 2))
     snapshots = cluster.members["n1"].node._snapshots
     giver = StateServer(snapshots)
-    first = giver.piece_for("n2", FetchState(0), 0.0)
+    first = giver.chunk_for("n2", FetchState(0), 0.0)
     assert first is not None
-    again = giver.piece_for("n2", FetchState(64, first.digest), 1.0)
+    again = giver.chunk_for("n2", FetchState(64, first.digest), 1.0)
     assert again is not None
     assert (again.digest, again.offset) == (first.digest, 64)
-    assert giver.piece_for("n2", FetchState(first.length, first.digest), 1.0) is None
-    anew = giver.piece_for("n2", FetchState(64, b"another".ljust(32)), 2.0)
+    assert giver.chunk_for("n2", FetchState(first.length, first.digest), 1.0) is None
+    anew = giver.chunk_for("n2", FetchState(64, b"another".ljust(32)), 2.0)
     assert anew is not None
     assert anew.offset == 0, "what the peer has is of no use"
     assert len(giver._readers) == 1
-    giver.forget_idle(IDLE_S + 1.0)
+    giver.release_idle(IDLE_S + 1.0)
     assert len(giver._readers) == 1
-    giver.forget_idle(IDLE_S + 2.0)
+    giver.release_idle(IDLE_S + 2.0)
     assert giver._readers == {}
     giver.close()
 

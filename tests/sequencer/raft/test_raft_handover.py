@@ -62,7 +62,7 @@ def leader(clock: Clock, members: int = 3) -> Driven:
 
 def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
     done: Future[bool] = Future()
-    node.node.hand_over(seconds, done)
+    node.node.transfer_leadership(seconds, done)
     return done
 
 
@@ -137,7 +137,7 @@ def test_what_is_proposed_and_forwarded_waits_until_it_has_failed(clock: Clock) 
     assert future.result(0) == 2
 
 
-def test_a_leader_that_hands_over_goes_on_with_heartbeats_and_commits(clock: Clock) -> None:
+def test_a_leader_that_hands_over_continues_with_heartbeats_and_commits(clock: Clock) -> None:
     driven = leader(clock)
     begin(driven)
     driven.step()
@@ -174,7 +174,7 @@ def test_whoever_does_not_lead_answers_at_once(clock: Clock) -> None:
     assert begin(driven).result(0) is True
 
 
-def test_a_single_node_goes_on_leading(clock: Clock) -> None:
+def test_a_single_node_continues_leading(clock: Clock) -> None:
     cluster = Lockstep(clock, ["n1"])
     alone = cluster.lead()
     done = begin(alone, 0.1)
@@ -214,7 +214,7 @@ def test_a_member_that_is_called_stands_at_once_without_asking_beforehand(clock:
     )
 
 
-def test_a_heartbeat_behind_the_call_does_not_take_it_back(clock: Clock) -> None:
+def test_a_heartbeat_after_the_call_does_not_take_it_back(clock: Clock) -> None:
     driven = follower(clock)
     driven.hear("n2", TimeoutNow(3), AppendEntries(3, driven.log.last, 3, 0, 0, ()))
     assert (driven.raft.role, driven.raft.term) == ("candidate", 4)
@@ -264,7 +264,7 @@ def join_of_another_disk() -> RaftEntry:
     return RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 2))), 2, 3)
 
 
-def test_a_called_candidate_whose_log_lacks_something_gets_no_vote(clock: Clock) -> None:
+def test_a_called_candidate_whose_log_misses_something_gets_no_vote(clock: Clock) -> None:
     driven = member(clock)
     driven.append(3, INITIAL, [commands_entry(2, 3, b"one")], peer="n3")
     request = RequestVote(4, INITIAL, claim_of("n2"), pre=False, called=True)
@@ -297,7 +297,7 @@ def test_leadership_goes_round_while_commands_are_proposed_everywhere(clock: Clo
     assert sorted(future.result(0) for future in futures) == list(range(1, len(futures) + 1))
 
 
-def test_with_every_call_lost_the_leader_goes_on(clock: Clock) -> None:
+def test_with_every_call_lost_the_leader_continues(clock: Clock) -> None:
     cluster = Lockstep(clock)
     old = cluster.lead()
     cluster.drop_message = lambda _one, _two, message: isinstance(message, TimeoutNow)

@@ -1,4 +1,4 @@
-"""The identity of a disk: made once, one life higher at each start, never made anew beside a node's files."""
+"""The identity of a disk: made once, one run higher at each start, never made anew beside a node's files."""
 
 import errno
 import struct
@@ -94,7 +94,7 @@ def test_an_identity_is_read_as_it_was_written(identity: DiskIdentity) -> None:
         {"cluster": NO_ID},
         {"epoch": -1},
         {"joined": LogIndex(2**64, 0)},
-        {"life": 2**64},
+        {"run": 2**64},
     ],
 )
 def test_what_cannot_be_is_a_slip_of_the_caller(wrong: dict[str, object]) -> None:
@@ -119,17 +119,17 @@ def test_the_first_start_makes_the_directory_and_a_blank_identity() -> None:
 def test_every_start_is_a_life_of_the_same_disk() -> None:
     disk = MemoryDisk()
     ids = iter([DISK])
-    assert [open_on(disk, lambda: next(ids)).life for _ in range(4)] == [1, 2, 3, 4]
-    store_identity(DIRECTORY, replace(JOINED, life=4), disk=disk)
-    assert open_on(disk) == replace(JOINED, life=5)
-    assert open_on(disk) == replace(JOINED, life=6)
+    assert [open_on(disk, lambda: next(ids)).run for _ in range(4)] == [1, 2, 3, 4]
+    store_identity(DIRECTORY, replace(JOINED, run=4), disk=disk)
+    assert open_on(disk) == replace(JOINED, run=5)
+    assert open_on(disk) == replace(JOINED, run=6)
 
 
 def test_real_disks_get_different_ids(tmp_path: Path) -> None:
     paths = [str(tmp_path / name / "raft") for name in ("a", "b")]
     first, second = (open_identity(path, stream="stream", name="node1") for path in paths)
     assert first.disk != second.disk
-    assert open_identity(paths[0], stream="stream", name="node1") == replace(first, life=2)
+    assert open_identity(paths[0], stream="stream", name="node1") == replace(first, run=2)
 
 
 @pytest.mark.parametrize("owner", [{"stream": "stream2"}, {"name": "node2"}])
@@ -144,10 +144,10 @@ def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, s
 
 
 @pytest.mark.parametrize("name", ["log.1", "log.durable", "snapshot.7", "snapshot.7.0.new"])
-def test_a_lost_identity_is_not_made_anew_beside_the_files_of_a_node(name: str) -> None:
+def test_a_lost_identity_is_not_made_again_beside_the_files_of_a_node(name: str) -> None:
     disk = disk_with(None)
     disk.write(f"{DIRECTORY}/{name}", b"")
-    with pytest.raises(rt.Corrupt, match=f"identity file is missing.*{name}.*Wipe the directory") as caught:
+    with pytest.raises(rt.Corrupt, match=f"identity file is missing.*{name}.*Empty the directory") as caught:
         open_on(disk)
     assert caught.value.path == PATH
     assert disk.paths() == [f"{DIRECTORY}/{name}"]
@@ -172,7 +172,7 @@ def test_every_flipped_bit_stops_the_node() -> None:
             open_on(disk)
         assert (caught.value.path, caught.value.offset) == (PATH, 0), bit
         disk.flip_bit(PATH, bit // 8, bit % 8)
-    assert open_on(disk) == replace(JOINED, life=10)
+    assert open_on(disk) == replace(JOINED, run=10)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 513, 1024])
@@ -220,7 +220,7 @@ def test_what_no_node_writes_is_damage_though_its_checksum_is_right(offset: int,
 
 
 def test_a_full_disk_leaves_the_old_identity_and_nothing_else() -> None:
-    disk = disk_with(replace(JOINED, life=8))
+    disk = disk_with(replace(JOINED, run=8))
     for room in (0, 1, 511):
         disk.capacity_bytes = IDENTITY_BYTES + room
         for change in (lambda: open_on(disk), lambda: store_identity(DIRECTORY, BLANK, disk=disk)):
@@ -233,15 +233,15 @@ def test_a_full_disk_leaves_the_old_identity_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("operation", ["create", "pwritev", "sync", "rename", "sync_directory"])
 def test_a_disk_that_fails_stops_the_node_with_the_old_identity_or_the_new(operation: str) -> None:
-    disk = disk_with(replace(JOINED, life=8))
+    disk = disk_with(replace(JOINED, run=8))
     disk.fail(operation)
     with pytest.raises(rt.StorageFailed):
         open_on(disk)
-    assert open_on(disk) in (JOINED, replace(JOINED, life=10))
+    assert open_on(disk) in (JOINED, replace(JOINED, run=10))
 
 
 @pytest.mark.parametrize("operation", ["make_directory", "list_directory", "open", "pread"])
-def test_a_disk_that_cannot_be_read_is_said(operation: str) -> None:
+def test_a_disk_that_cannot_be_read_is_reported(operation: str) -> None:
     disk = disk_with(JOINED)
     disk.fail(operation, error=errno.EIO)
     with pytest.raises(rt.StorageFailed):
@@ -250,15 +250,15 @@ def test_a_disk_that_cannot_be_read_is_said(operation: str) -> None:
 
 
 def check(disk: MemoryDisk, log: Log) -> None:
-    """The newest promised identity or the one that was being written is there, and the next life is new."""
+    """The newest promised identity or the one that was being written is there, and the next run is new."""
     found = open_on(disk, lambda: b"another disk id.")
     assert disk.paths() == [PATH]
     if log:
         assert found.disk == log[-1].disk
-        assert found.life > max(identity.life for identity in log)
+        assert found.run > max(identity.run for identity in log)
         assert found.epoch in (log[-1].epoch, log[-1].epoch + 1)
     assert found.joined == LogIndex(10 * found.epoch, found.epoch)
-    assert open_on(disk) == replace(found, life=found.life + 1)
+    assert open_on(disk) == replace(found, run=found.run + 1)
 
 
 def recover(disk: MemoryDisk, log: Log) -> None:
@@ -281,7 +281,7 @@ def join_and_go_on(disk: MemoryDisk, log: Log) -> None:
 
 def with_an_identity(disk: MemoryDisk) -> None:
     disk.make_directory(DIRECTORY)
-    disk.write(PATH, encode_identity(replace(BLANK, life=40)))
+    disk.write(PATH, encode_identity(replace(BLANK, run=40)))
 
 
 @pytest.mark.parametrize("run", [start_twice, join_and_go_on])

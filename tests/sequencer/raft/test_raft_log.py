@@ -105,7 +105,7 @@ def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
     """One change of both."""
     getattr(log, name)(*arguments)
     if name == "sync":
-        log.note_synced()
+        log.record_synced_end()
     model.do(name, *arguments)
 
 
@@ -113,7 +113,7 @@ def do(log: DurableLog, model: Model, name: str, *arguments: Any) -> None:
 
 
 @given(st.integers(0, 6), st.data())
-def test_the_log_reads_like_a_list_that_begins_with_its_base(count: int, data: st.DataObject) -> None:
+def test_the_log_reads_like_a_list_that_starts_with_its_base(count: int, data: st.DataObject) -> None:
     base = LogIndex(40, 3)
     kept = [entry(index, 4) for index in range(41, 41 + count)]
     entries, dumb = Entries(base, kept), [RaftEntry(b"", 40, 3), *kept]
@@ -249,7 +249,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 def test_the_log_is_what_a_dumb_list_is_through_any_history(
     history: list[tuple[Any, ...]], fills: list[int], has_spares: bool
 ) -> None:
-    """However much is filled, and though that changes from one life to the next."""
+    """However much is filled, and though that changes from one run to the next."""
     disk = MemoryDisk()
     filled = itertools.cycle(fills)
     log, model, synced = opened(disk, fill_bytes=next(filled)), Model(), Model()
@@ -428,7 +428,7 @@ def test_what_recovery_accepted_survives_the_next_power_cut(size: int, fill: int
         log = opened(disk, fill_bytes=fill)
         log.append(entry(1))
         log.sync()
-        log.note_synced()
+        log.record_synced_end()
         log.append(entry(2, size=size))
         log.sync()
 
@@ -566,7 +566,7 @@ def test_a_write_that_fits_in_part_leaves_nothing_of_itself() -> None:
         assert opened(disk.after_power_cut("none")).last == (2, 1)
 
 
-def test_a_log_goes_on_in_its_segment_while_there_is_no_room_for_the_next() -> None:
+def test_a_log_continues_in_its_segment_while_there_is_no_room_for_the_next() -> None:
     disk = MemoryDisk()
     log = opened(disk)
     for index in range(1, 6):
@@ -628,7 +628,7 @@ def test_a_part_that_cannot_be_cut_off_again_is_final() -> None:
     log.append(entry(2, size=300))
     disk.capacity_bytes = disk.used_bytes + 100
     disk.fail("truncate")
-    with pytest.raises(StorageFailed, match="cutting what did not fit") as caught:
+    with pytest.raises(StorageFailed, match="truncating an incomplete group") as caught:
         log.sync()
     check_final(log, caught.value)
     assert opened(disk).last == (1, 1)
@@ -669,7 +669,7 @@ def test_a_failure_of_the_synced_end_is_no_failure_of_the_sync() -> None:
     assert log.sync()
     before = disk.read(SYNCED_END)
     disk.fail("pwritev")
-    log.note_synced()
+    log.record_synced_end()
     assert disk.read(SYNCED_END) == before
     assert log.synced == (1, 1)
     assert opened(disk.after_power_cut("none")).last == (1, 1)
@@ -697,13 +697,13 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_a_sync_that_was_broken_off_is_final() -> None:
+def test_a_sync_that_was_interrupted_is_final() -> None:
     log = opened(MemoryDisk())
     log._file = Interrupting(log._file)
     log.append(entry(1))
     with pytest.raises(KeyboardInterrupt):
         log.sync()
-    with pytest.raises(StorageFailed, match="broken off"):
+    with pytest.raises(StorageFailed, match="interrupted"):
         log.sync()
 
 
@@ -735,7 +735,7 @@ def written(*, groups: int = 5, fill: int = 0) -> MemoryDisk:
     for index in range(3, 3 + groups):
         log.append(entry(index))
         log.sync()
-    log.note_synced()
+    log.record_synced_end()
     log.close()
     return disk
 
@@ -790,7 +790,7 @@ def test_without_a_synced_end_only_the_very_last_group_may_be_taken_for_torn(fil
 
 
 @pytest.mark.parametrize("has_synced_end", [True, False])
-def test_a_bit_that_flips_behind_the_groups_of_the_newest_segment_is_cut(has_synced_end: bool) -> None:
+def test_a_bit_that_flips_after_the_groups_of_the_newest_segment_is_cut(has_synced_end: bool) -> None:
     whole = written(fill=1500)
     if not has_synced_end:
         whole.remove(SYNCED_END)
@@ -828,7 +828,7 @@ def test_a_bit_that_flips_in_the_synced_end_costs_nothing() -> None:
         assert (log.last, log.cut) == ((7, 1), None)
 
 
-def test_a_synced_end_that_was_lost_is_made_anew_on_opening() -> None:
+def test_a_synced_end_that_was_lost_is_made_again_on_opening() -> None:
     for content in (None, b"", bytes(128), bytes(64), bytes(1000)):
         disk = written()
         disk.remove(SYNCED_END)
@@ -1146,7 +1146,7 @@ def test_a_spare_that_cannot_be_made_is_no_failure_of_the_log(
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "rename"])
-def test_without_room_for_its_header_the_spare_goes_and_the_log_goes_on(operation: Operation) -> None:
+def test_without_room_for_its_header_the_spare_goes_and_the_log_continues(operation: Operation) -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     prepare(log)
@@ -1161,7 +1161,7 @@ def test_without_room_for_its_header_the_spare_goes_and_the_log_goes_on(operatio
     assert opened(disk.after_power_cut("none")).last == (2, 1)
 
 
-def test_a_spare_that_could_not_be_removed_is_made_anew() -> None:
+def test_a_spare_that_could_not_be_removed_is_made_again() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     for operation in ("sync", "remove"):
@@ -1187,7 +1187,7 @@ def test_a_log_opens_unfilled_where_there_is_no_room(room: int) -> None:
     assert opened(disk.after_power_cut("none")).last == (1, 1)
 
 
-def test_a_filled_log_that_is_opened_on_a_full_disk_can_go_on() -> None:
+def test_a_filled_log_that_is_opened_on_a_full_disk_can_continue() -> None:
     disk = MemoryDisk()
     half_full(disk).close()
     disk.capacity_bytes = disk.used_bytes
@@ -1205,7 +1205,7 @@ def test_a_failure_while_filling_is_a_failure_of_the_opening() -> None:
     assert opened(disk, fill_bytes=SEGMENT_BYTES).last == NOWHERE
 
 
-def test_a_spare_left_behind_is_removed_even_with_a_header() -> None:
+def test_a_leftover_spare_is_removed_even_with_a_header() -> None:
     disk = MemoryDisk()
     log = half_full(disk)
     disk.write(SPARE, encode_segment_header(log._header) + bytes(300))
@@ -1213,7 +1213,7 @@ def test_a_spare_left_behind_is_removed_even_with_a_header() -> None:
     assert (again.last, segments(disk)) == ((1, 1), ["log.1"])
 
 
-def test_spares_are_made_by_another_thread_while_the_log_goes_on(tmp_path: Path) -> None:
+def test_spares_are_made_by_another_thread_while_the_log_continues(tmp_path: Path) -> None:
     directory = str(tmp_path / "node")
     log, model = opened(REAL, directory, fill_bytes=SEGMENT_BYTES), Model()
     threads = []

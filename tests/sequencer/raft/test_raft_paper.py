@@ -63,7 +63,7 @@ from sequencer.raft.storage.log_entries import Entries
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 AFTER: list[Keep | None] = [None, "none", "some"]
-"""How a life ends: kill -9, a power cut that takes all that was not synced, one that takes some of it."""
+"""How a run ends: kill -9, a power cut that takes all that was not synced, one that takes some of it."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def member(clock: Clock, members: int = 3, **settings: object) -> Driven:
     return driven
 
 
-def forget_leader(driven: Driven) -> None:
+def clear_leader(driven: Driven) -> None:
     """Let so much time go by that the leader does not count as heard any more."""
     driven.clock.advance(driven.config.election_ms_min / 1000 + 0.001)
 
@@ -112,7 +112,7 @@ def test_only_a_candidate_whose_log_is_at_least_as_complete_gets_a_vote(
     """Section 5.4.1: the later last term wins, then the longer log."""
     driven = member(clock)
     driven.append(3, INITIAL, entries_of([2, 3]))
-    forget_leader(driven)
+    clear_leader(driven)
     reply = driven.request_vote("n3", 7, last, pre=pre)
     assert reply == RequestVoteReply(7 if granted or not pre else 3, granted, driven.node.claim, pre)
     assert (driven.log.term, driven.log.voted_for) == ((3, None) if pre else (7, "n3" if granted else None))
@@ -216,7 +216,7 @@ def test_whoever_hears_of_a_later_term_follows(clock: Clock, role: str, kind: st
     assert driven.log.voted_for is None
 
 
-def test_a_stale_leader_is_told_of_the_new_term_and_not_followed(clock: Clock) -> None:
+def test_a_stale_leader_is_notified_of_the_new_term_and_not_followed(clock: Clock) -> None:
     """Section 5.1: and what it sends changes nothing."""
     driven = member(clock)
     driven.append(5, INITIAL, entries_of([5]))
@@ -325,7 +325,7 @@ def test_what_left_a_node_is_on_its_disk_wherever_the_power_goes(
     pytest.fail("it never ends")
 
 
-def test_nothing_leaves_behind_a_failed_sync(clock: Clock) -> None:
+def test_nothing_leaves_after_a_failed_sync(clock: Clock) -> None:
     """Rule 1: a failed fsync is final."""
     driven = member(clock)
     driven.disk.fail("sync")
@@ -452,7 +452,7 @@ def test_a_hook_may_end_a_node_whose_disk_is_full(clock: Clock) -> None:
 # --- The log: section 5.3, rule 2 ------------------------------------------------------------------------
 
 
-def test_entries_behind_a_gap_are_refused(clock: Clock) -> None:
+def test_entries_after_a_gap_are_refused(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]))
     reply = driven.append(2, LogIndex(7, 2), entries_of([2], start=8))
@@ -651,7 +651,7 @@ def test_figure_8(clock: Clock) -> None:
         if has_term_4:
             driven.append(4, LogIndex(2, 2), [RaftEntry(NO_OP, 3, 4)], commit=3)
             assert driven.commands == [] or driven.status.committed == 3
-        forget_leader(driven)
+        clear_leader(driven)
         reply = driven.request_vote("n5", 5, LogIndex(2, 3))
         assert reply is not None
         assert reply.granted is not has_term_4
@@ -661,7 +661,7 @@ def test_figure_8(clock: Clock) -> None:
             assert driven.commands == [], "it was never committed"
 
 
-def test_a_leader_begins_its_term_with_an_entry_of_its_own(clock: Clock) -> None:
+def test_a_leader_starts_its_term_with_an_entry_of_its_own(clock: Clock) -> None:
     """Section 8: else it would not know what is committed before the first command comes."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2]), commit=1)
@@ -799,7 +799,7 @@ def test_support_is_refused_for_a_term_that_has_begun(clock: Clock, term: int) -
     """And the answer tells which one has."""
     driven = member(clock)
     driven.append(3, INITIAL)
-    forget_leader(driven)
+    clear_leader(driven)
     reply = driven.request_vote("n3", term, LogIndex(9, 9), pre=True)
     assert reply == RequestVoteReply(3, False, driven.node.claim, True)
 
@@ -807,7 +807,7 @@ def test_support_is_refused_for_a_term_that_has_begun(clock: Clock, term: int) -
 def test_a_node_that_does_not_hear_its_leader_any_more_votes_again(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL)
-    forget_leader(driven)
+    clear_leader(driven)
     reply = driven.request_vote("n3", 3, INITIAL)
     assert reply is not None
     assert reply.granted
@@ -849,7 +849,7 @@ def test_a_leader_that_hears_no_majority_steps_down(clock: Clock, is_connected: 
     assert (driven.raft.role, driven.raft.leader, driven.raft.term) == ("follower", None, term)
 
 
-def test_a_leader_that_hears_a_bare_majority_goes_on(clock: Clock) -> None:
+def test_a_leader_that_hears_a_bare_majority_continues(clock: Clock) -> None:
     driven = member(clock, 5)
     driven.lead()
     for _ in range(30):
@@ -913,7 +913,7 @@ def test_an_installed_snapshot_takes_the_place_of_the_log(clock: Clock, keep: Ke
     assert (driven.commands, driven.log.base, driven.terms()) == (snapshot.commands, snapshot.place, [2])
 
 
-def test_an_installed_snapshot_keeps_the_entries_behind_it(clock: Clock) -> None:
+def test_an_installed_snapshot_keeps_the_entries_after_it(clock: Clock) -> None:
     """Figure 13: if an entry has index and term of the snapshot's last, retain the entries following it."""
     driven = member(clock)
     driven.append(2, INITIAL, entries_of([2, 2, 2, 2, 2]), commit=1)
@@ -948,12 +948,12 @@ def test_an_old_snapshot_never_rolls_back_what_is_committed(clock: Clock) -> Non
 
 def test_a_log_that_was_quicker_than_the_snapshot_is_not_rolled_back(clock: Clock) -> None:
     driven = member(clock)
-    driven.aside.is_held = True
+    driven.worker.is_held = True
     driven.hear("n2", *Snapshot(entries_of([2, 2, 2])).chunks(2))
     driven.append(2, INITIAL, entries_of([2] * 6), commit=7)
     driven.step()
     assert driven.status.applied == 7
-    driven.aside.is_held = False
+    driven.worker.is_held = False
     driven.step()
     assert (driven.status.applied, len(driven.commands), driven.log.last) == (7, 6, LogIndex(7, 2))
     assert len(driven.reopened("none").terms()) == 6
@@ -985,7 +985,7 @@ def test_a_snapshot_that_is_not_what_was_announced_is_not_taken(clock: Clock) ->
     assert driven.commands == snapshot.commands
 
 
-def test_a_transfer_that_a_restart_broke_off_begins_anew(clock: Clock) -> None:
+def test_a_transfer_that_a_restart_broke_off_starts_again(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", snapshot.chunk(2, 0, 100))
@@ -1008,7 +1008,7 @@ def test_a_newer_snapshot_takes_over_from_one_that_is_half_here(clock: Clock) ->
     assert (driven.commands, driven.raft.leader) == (newer.commands, "n3")
 
 
-def test_the_next_leader_goes_on_with_the_same_snapshot(clock: Clock) -> None:
+def test_the_next_leader_continues_with_the_same_snapshot(clock: Clock) -> None:
     driven = member(clock)
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", snapshot.chunk(2, 0, 100))
@@ -1023,7 +1023,7 @@ def test_the_next_leader_goes_on_with_the_same_snapshot(clock: Clock) -> None:
 def test_a_follower_acknowledges_while_it_installs(clock: Clock) -> None:
     """So that its leader goes on leading; the answer promises nothing."""
     driven = member(clock)
-    driven.aside.is_held = True
+    driven.worker.is_held = True
     snapshot = Snapshot(entries_of([2, 2, 2]))
     driven.hear("n2", *snapshot.chunks(2))
     for _ in range(3):
@@ -1094,7 +1094,7 @@ def behind(cluster: Lockstep, commands: int = 30) -> str:
     return name
 
 
-def test_a_follower_far_behind_is_sent_the_snapshot_and_then_the_log(clock: Clock) -> None:
+def test_a_follower_with_a_large_lag_is_sent_the_snapshot_and_then_the_log(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
     assert cluster.lead().name != name
@@ -1140,18 +1140,18 @@ def test_a_lost_piece_is_sent_again(clock: Clock) -> None:
     assert len(lost) == 4
 
 
-def test_a_leader_goes_on_while_its_only_follower_installs(clock: Clock) -> None:
+def test_a_leader_continues_while_its_only_follower_installs(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     name = behind(cluster)
     leader = cluster.lead()
-    cluster.members[name].aside.is_held = True
+    cluster.members[name].worker.is_held = True
     cluster.heal()
-    cluster.run(lambda: cluster.members[name].aside.waiting)
+    cluster.run(lambda: cluster.members[name].worker.waiting)
     third = next(other for other in cluster.names if other not in {name, leader.name})
     cluster.kill(third)
     cluster.idle(3)
     assert leader.raft.role == "leader"
-    cluster.members[name].aside.is_held = False
+    cluster.members[name].worker.is_held = False
     cluster.commit(b"with two of three")
     cluster.converge()
 
@@ -1374,7 +1374,7 @@ def test_a_member_that_missed_the_beginning_is_counted_on_from_the_start(clock: 
     assert cluster.members["n3"].node.claim == claim_of("n3", 0, INITIAL)
 
 
-def test_a_cluster_is_made_only_if_somebody_is_told_to(clock: Clock) -> None:
+def test_a_cluster_is_made_only_if_a_member_has_bootstrap_set(clock: Clock) -> None:
     cluster = Lockstep(clock, bootstrap=False)
     cluster.idle(3)
     assert {member.status.role for member in cluster.members.values()} == {"joining"}
@@ -1451,7 +1451,7 @@ def test_a_wiped_disk_votes_once_it_has_applied_its_join(clock: Clock) -> None:
     join = RaftEntry(encode_join(JoinEntry("n1", disk_id("n1", 1))), 4, 2)
     reply = driven.append(2, LogIndex(3, 2), [join], commit=3)
     assert (reply.matched, reply.index, reply.claim) == (True, 4, DiskClaim(disk_id("n1", 1)))
-    forget_leader(driven)
+    clear_leader(driven)
     vote = driven.request_vote("n3", 3, LogIndex(4, 2))
     assert vote is not None
     assert not vote.granted
@@ -1459,7 +1459,7 @@ def test_a_wiped_disk_votes_once_it_has_applied_its_join(clock: Clock) -> None:
     driven.step()
     claim = DiskClaim(disk_id("n1", 1), LogIndex(4, 2))
     assert driven.node.claim == claim
-    forget_leader(driven)
+    clear_leader(driven)
     vote = driven.request_vote("n3", 5, LogIndex(4, 2))
     assert vote == RequestVoteReply(5, True, claim, False)
     assert driven.reopened("none").node.claim == claim
@@ -1497,7 +1497,7 @@ def test_what_another_disk_says_does_not_count(clock: Clock, kind: str) -> None:
 def test_a_candidate_on_a_disk_that_was_replaced_gets_no_answer(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
-    forget_leader(driven)
+    clear_leader(driven)
     assert driven.request_vote("n3", 9, LogIndex(9, 9)) is None
     assert driven.raft.term == 2
     reply = driven.request_vote("n3", 9, LogIndex(9, 9), claim=claim_of("n3", 1, LogIndex(2, 2)))
@@ -1540,7 +1540,7 @@ def test_a_join_that_was_cut_counts_no_more(clock: Clock) -> None:
     driven = member(clock)
     driven.append(2, INITIAL, [RaftEntry(encode_join(JoinEntry("n3", disk_id("n3", 1))), 2, 2)], commit=1)
     driven.append(3, INITIAL, entries_of([3]), commit=1, peer="n3")
-    forget_leader(driven)
+    clear_leader(driven)
     reply = driven.request_vote("n3", 4, LogIndex(2, 3))
     assert reply is not None
     assert reply.granted
@@ -1676,7 +1676,7 @@ def test_a_leader_sends_a_stranger_nothing(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
-def test_a_reset_cluster_leaves_the_nodes_that_missed_it_behind(clock: Clock, epoch: int) -> None:
+def test_a_node_leaves_its_epoch_for_a_later_one_only_with_a_majority(clock: Clock, epoch: int) -> None:
     """Another epoch is refused; who meets a majority of a higher one leaves its own."""
     driven = member(clock)
     driven.wire.drop("n2")
@@ -1732,7 +1732,7 @@ def test_a_node_that_differs_from_its_leader_does_not_follow(clock: Clock) -> No
     driven, append = diverged(clock)
     assert driven.hear("n3", append) == []
     assert driven.raft.term == 2
-    forget_leader(driven)
+    clear_leader(driven)
     reply = driven.request_vote("n2", 4, LogIndex(2, 2), pre=True)
     assert reply is not None
     assert reply.granted, "if it is the leader that differs, another one must be possible"
@@ -1746,7 +1746,7 @@ def test_a_node_that_differs_from_every_leader_stops(clock: Clock) -> None:
             clock.advance(0.05)
 
 
-def test_a_node_that_agrees_with_the_next_leader_goes_on(clock: Clock) -> None:
+def test_a_node_that_agrees_with_the_next_leader_continues(clock: Clock) -> None:
     driven, append = diverged(clock)
     for term in range(4, 12, 2):
         sent = driven.hear("n3", append._replace(term=term))

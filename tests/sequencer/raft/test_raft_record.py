@@ -110,7 +110,7 @@ def test_a_segment_header_is_read_as_it_was_written(
     assert decode_segment_header(data, path="log.1", number=number) == header
 
 
-def test_a_segment_under_the_name_of_another_one_is_damage() -> None:
+def test_a_segment_under_the_name_of_another_one_is_corruption() -> None:
     with pytest.raises(Corrupt, match="segment 1, expected 2"):
         decode_segment_header(encode_segment_header(HEADER), path="log.2", number=2)
 
@@ -170,7 +170,7 @@ def with_version(data: bytes, version: int = 2) -> bytes:
     return data[:8] + version.to_bytes(2, "little") + data[10:]
 
 
-def test_what_a_newer_rt_wrote_is_named_not_taken_for_damage() -> None:
+def test_what_a_newer_rt_wrote_is_named_not_taken_for_corruption() -> None:
     with pytest.raises(UnknownVersion, match="unknown version of a Raft log segment"):
         replay(sealed(with_version(encode_segment_header(HEADER))))
     with pytest.raises(UnknownVersion, match="synced end"):
@@ -202,7 +202,7 @@ def test_golden_segment(golden: Callable[..., bytes]) -> None:
     dump.fields(SEGMENT)
     for records in groups:
         dump.title("a group's header")
-        end = dump.fields(GROUP)["bytes of the records behind it"] + dump.at
+        end = dump.fields(GROUP)["bytes of the records"] + dump.at
         for record in records:
             dump.title(f"a record: {record.kind.name.lower()}")
             dump.part(dump.fields(RECORD)["bytes of the content"], "content")
@@ -288,16 +288,16 @@ def test_what_is_torn_goes_up_to_the_last_byte_that_is_not_zero(
     assert (result.end, result.torn_bytes) == (len(before), len(rest.rstrip(b"\0")))
 
 
-def test_zeros_where_a_synced_group_stood_are_damage() -> None:
+def test_zeros_where_a_synced_group_stood_are_corruption() -> None:
     one, two = segment_of([entry(1)]), segment_of([entry(1)], [entry(2)])
     gone = one + bytes(len(two) - len(one) + 1000)
     with pytest.raises(Corrupt, match="got groups up to 1, expected groups up to 2"):
         replay(gone, synced=SyncedEnd(2, 1, len(two), 2, LOG))
     second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(2, 1), 0, None, 3))
-    with pytest.raises(Corrupt, match="does not go on"):
+    with pytest.raises(Corrupt, match="does not continue"):
         replay(gone, second)
     three = segment_of([entry(1)], [entry(2)], [entry(3)])
-    with pytest.raises(Corrupt, match=f"a later group stands at {len(two)}"):
+    with pytest.raises(Corrupt, match=f"a later group exists at {len(two)}"):
         replay(one + bytes(len(two) - len(one)) + three[len(two) :] + bytes(1000))
 
 
@@ -310,11 +310,11 @@ def test_anything_among_the_zeros_is_a_bad_group() -> None:
         rotten[len(data) + at] ^= 1 << at % 8
         result = replay(bytes(rotten), synced=synced)
         assert (result.entries.last, result.end, result.torn_bytes) == ((1, 1), len(data), at + 1)
-        with pytest.raises(Corrupt, match="a later segment was begun"):
+        with pytest.raises(Corrupt, match="a later segment exists"):
             replay(bytes(rotten), second)
 
 
-def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
+def test_a_bad_group_with_a_later_one_after_it_is_corruption() -> None:
     whole = segment_of([entry(1)], [entry(2, content=bytes(50))], [entry(3)])
     start, behind = (
         len(segment_of([entry(1)])),
@@ -323,7 +323,7 @@ def test_a_bad_group_with_a_later_one_behind_it_is_damage() -> None:
     for at in range(start, behind):
         bad = bytearray(whole + bytes(at % 3 * 8))
         bad[at] ^= 1
-        with pytest.raises(Corrupt, match=f"a later group stands at {behind}") as caught:
+        with pytest.raises(Corrupt, match=f"a later group exists at {behind}") as caught:
             replay(bytes(bad))
         assert (caught.value.path, caught.value.offset) == ("log.1", start)
 
@@ -347,9 +347,9 @@ def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None
     first = segment_of([entry(1)])
     second = encode_segment_header(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2))
     assert replay(first, second).bases == [(0, 0), (1, 1)]
-    with pytest.raises(Corrupt, match="a later segment was begun"):
+    with pytest.raises(Corrupt, match="a later segment exists"):
         replay(first[:-1], second)
-    with pytest.raises(Corrupt, match="does not go on"):
+    with pytest.raises(Corrupt, match="does not continue"):
         replay(first[:SEGMENT_HEADER_BYTES], second)
 
 
@@ -364,9 +364,9 @@ def test_a_later_segment_proves_that_all_of_the_earlier_one_was_synced() -> None
         {"group": 3},
     ],
 )
-def test_a_segment_must_go_on_where_the_one_before_it_ends(change: dict[str, object]) -> None:
+def test_a_segment_must_continue_where_the_one_before_it_ends(change: dict[str, object]) -> None:
     header = replace(RaftSegmentHeader(2, LOG, LogIndex(1, 1), 0, None, 2), **change)
-    with pytest.raises(Corrupt, match="does not go on"):
+    with pytest.raises(Corrupt, match="does not continue"):
         replay(segment_of([entry(1)]), encode_segment_header(header))
 
 
@@ -379,11 +379,11 @@ def test_what_is_recorded_as_synced_is_never_cut() -> None:
             replay(data[:size], synced=second)
     with pytest.raises(Corrupt, match=r"in log\.2, which were synced"):
         replay(data, synced=SyncedEnd(3, 2, SEGMENT_HEADER_BYTES, 2, LOG))
-    with pytest.raises(Corrupt, match="of another Raft log"):
+    with pytest.raises(Corrupt, match="belongs to another Raft log"):
         replay(data, synced=first._replace(log=bytes(16)))
 
 
-def test_a_group_out_of_turn_is_damage() -> None:
+def test_a_group_out_of_turn_is_corruption() -> None:
     with pytest.raises(Corrupt, match="got 3, expected 2"):
         replay(grown(segment_of([entry(1)]), HEADER, 3, entry(2)))
 
@@ -401,9 +401,9 @@ def test_a_group_out_of_turn_is_damage() -> None:
         LogRecord(RecordKind.TERM, LogIndex(0, 5), b""),
     ],
 )
-def test_whole_groups_that_contradict_what_came_before_are_damage(record: LogRecord) -> None:
+def test_whole_groups_that_contradict_what_came_before_are_corruption(record: LogRecord) -> None:
     start = [LogRecord(RecordKind.TERM, LogIndex(0, 5), b"a"), entry(1)]
-    with pytest.raises(Corrupt, match="holds what cannot be"):
+    with pytest.raises(Corrupt, match="invalid record in a group"):
         replay(segment_of(start, [record]))
 
 

@@ -9,7 +9,7 @@ import pytest
 from rt.errors import ClusterMismatch
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import Keep, MemoryDisk
-from sequencer.raft.lifecycle import state_server
+from sequencer.raft.lifecycle import state_transfer
 from sequencer.raft.model.epochs import EpochOver, NoMajority
 from sequencer.raft.model.messages import AppendEntries, Message
 from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of, virtual_clock
@@ -80,7 +80,7 @@ def test_two_resets_in_a_row(clock: Clock) -> None:
     cluster.converge()
 
 
-def test_nothing_behind_a_reset_is_applied(clock: Clock) -> None:
+def test_nothing_after_a_reset_is_applied(clock: Clock) -> None:
     cluster = Lockstep(clock)
     leader = cluster.lead()
     cluster.commit(b"one")
@@ -202,7 +202,7 @@ def test_a_node_stays_in_its_epoch_while_that_has_a_leader(clock: Clock) -> None
 def test_a_state_of_many_pieces_is_fetched_from_one_who_does_not_lead(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_server, "CHUNK_BYTES_MAX", 20)
+    monkeypatch.setattr(state_transfer, "CHUNK_BYTES_MAX", 20)
     cluster = Lockstep(clock)
     cluster.commit(*[b"%d" % at for at in range(30)])
     _, has, lacks = leave_alone(cluster)
@@ -284,7 +284,7 @@ def test_no_power_cut_on_the_way_into_an_epoch_loses_anything(clock: Clock) -> N
     assert swept > 200
 
 
-def test_force_goes_on_with_what_one_node_has(clock: Clock) -> None:
+def test_force_continues_with_what_one_node_has(clock: Clock) -> None:
     cluster = Lockstep(clock)
     cluster.commit(b"one", b"two")
     name = cluster.lead().name
@@ -335,7 +335,7 @@ def test_a_node_that_was_not_part_of_a_forced_epoch_says_so_and_ends(clock: Cloc
     assert cluster.members[name].node.force(b"forced") is None
     cluster.run(lambda: all_in(cluster, 1 << 16))
     cluster.restart(second)
-    with pytest.raises(ClusterMismatch, match="an operator had the cluster go on"):
+    with pytest.raises(ClusterMismatch, match="an operator forced a new epoch"):
         cluster.run(lambda: all_in(cluster, 1 << 16))
 
 

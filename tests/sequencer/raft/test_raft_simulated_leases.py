@@ -30,7 +30,7 @@ def test_no_two_holders_count_on_one_lease_whatever_fails() -> None:
     assert all(seen[kind] for kind in ("granted", "renewed", "released", "expired")), seen
 
 
-def test_leases_outlive_resets_and_tokens_are_greater_behind_a_forced_one() -> None:
+def test_leases_outlive_resets_and_tokens_are_greater_after_a_forced_one() -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):
         report = simulate(seed, faults={"reset": 1, "force": 1, "kill": 1}, fault_every_s=0.3, **CALM)

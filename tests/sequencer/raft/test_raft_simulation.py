@@ -80,7 +80,7 @@ def test_a_member_that_missed_the_first_state_makes_up_for_a_lost_disk() -> None
     with cluster.clocks.installed(), in_force(settings), contextlib.closing(cluster):
         for name in cluster.members:
             cluster.start(name)
-        while not (joined := [life.name for life in cluster.lives() if life.node.claim.joined != NOWHERE]):
+        while not (joined := [run.name for run in cluster.runs() if run.node.claim.joined != NOWHERE]):
             timeline.run(timeline.now + 0.00002)
         late, other = (name for name in cluster.members if name not in joined)
         cluster.kill(late)

@@ -24,7 +24,7 @@ from sequencer.raft.model.messages import AppendEntries, InstallSnapshot, LogInd
 from sequencer.raft.node import RaftNode
 from sequencer.raft.storage import open_directory
 from sequencer.raft.storage.log import DurableLog
-from sequencer.raft.storage.snapshot_file import AsideFile
+from sequencer.raft.storage.snapshot_file import PendingSnapshot
 from sequencer.raft.storage.snapshots import SnapshotStore
 
 Patch = pytest.MonkeyPatch
@@ -45,7 +45,7 @@ def finds(*expected: str, seeds: range, **settings: Any) -> None:
     pytest.fail(f"nothing found with {seeds}")
 
 
-def test_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
+def test_finds_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
     def send_then_persist(self: Any) -> None:
         self._network.flush()
         self._sync()
@@ -54,7 +54,7 @@ def test_messages_that_leave_before_the_sync(monkeypatch: Patch) -> None:
     finds("something leaves before the sync", seeds=range(5))
 
 
-def test_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
+def test_finds_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
     answer = Election._answer
 
     def answer_at_once(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -65,20 +65,20 @@ def test_a_vote_that_leaves_before_the_sync(monkeypatch: Patch) -> None:
     finds("something leaves before the sync", seeds=range(5), nodes=3)
 
 
-def test_a_vote_that_is_not_kept(monkeypatch: Patch) -> None:
+def test_finds_a_vote_that_is_not_kept(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Journal, "setCurrentTerm", lambda self, term, _: self._log.set_term(term, None))
     finds("a vote that is not in the log", seeds=range(5), nodes=3)
 
 
-def test_an_fsync_that_does_nothing(monkeypatch: Patch) -> None:
+def test_finds_an_fsync_that_does_nothing(monkeypatch: Patch) -> None:
     monkeypatch.setattr(DurableLog, "_sync_file", lambda self: None)
-    damaged = "synced bytes of the Raft log are damaged", "does not go on where the one before it ends"
+    damaged = "synced bytes of the Raft log are corrupt", "does not continue the previous one"
     gone = "synced entries are gone", "a vote was forgotten", "a term was forgotten"
     finds(*damaged, *gone, seeds=range(20), nodes=3, faults={"power_cut": 1}, **LIGHT)
 
 
-def test_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(AsideFile, "sync", lambda self: None)
+def test_finds_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(PendingSnapshot, "sync", lambda self: None)
     expected = (
         "wrong magic in a snapshot",
         "truncated snapshot header",
@@ -89,7 +89,7 @@ def test_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
     finds(*expected, seeds=range(20), nodes=3, faults={"power_cut": 1}, **LIGHT)
 
 
-def test_a_commit_index_that_is_taken_as_it_comes(monkeypatch: Patch) -> None:
+def test_finds_a_commit_index_that_is_accepted_unchecked(monkeypatch: Patch) -> None:
     on_append = SyncObj._on_append
 
     def on_append_unclamped(self: Any, peer: str, message: AppendEntries) -> None:
@@ -111,7 +111,7 @@ def test_a_commit_index_that_is_taken_as_it_comes(monkeypatch: Patch) -> None:
     )
 
 
-def test_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch) -> None:
+def test_finds_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch) -> None:
     entries = SyncObj._SyncObj__getEntries
 
     def in_the_present_term(self: Any, start: int, *args: Any) -> list[tuple[bytes, int, int]]:
@@ -122,7 +122,7 @@ def test_an_earlier_terms_entry_that_is_committed_by_counting(monkeypatch: Patch
     finds("an earlier term's entry committed", seeds=range(3, 40), nodes=3, **slow, **LIGHT)
 
 
-def test_votes_for_a_candidate_that_lacks_entries(monkeypatch: Patch) -> None:
+def test_finds_votes_for_a_candidate_that_misses_entries(monkeypatch: Patch) -> None:
     grants = election.grants
     monkeypatch.setattr(
         election, "grants", lambda request, **kwargs: grants(request, **{**kwargs, "last": LogIndex(0, 0)})
@@ -140,19 +140,19 @@ def cut_what_matches(message: AppendEntries, log: Any, committed: int) -> Verdic
     )
 
 
-def test_matching_entries_that_are_cut(monkeypatch: Patch) -> None:
+def test_finds_matching_entries_that_are_cut(monkeypatch: Patch) -> None:
     monkeypatch.setattr(core, "compare", cut_what_matches)
-    finds("a leader took its own entries back", seeds=range(40), nodes=3, doubled=0.2, overtaken=0.2, **LIGHT)
+    finds("a leader replaced its own entries", seeds=range(40), nodes=3, doubled=0.2, overtaken=0.2, **LIGHT)
 
 
-def test_a_wiped_disk_that_counts_at_once(monkeypatch: Patch) -> None:
+def test_finds_a_wiped_disk_that_counts_at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(VoterDisks, "counts", lambda self, member, claim: True)
     monkeypatch.setattr(VoterDisks, "may_get_vote", lambda self, member, claim: True)
     expected = "committed without a majority", "elected without a majority"
     finds(*expected, seeds=range(20), nodes=3, faults={"wipe": 3, "kill": 1, "cut_off": 1}, **LIGHT)
 
 
-def test_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: Patch) -> None:
+def test_finds_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: Patch) -> None:
     def apply_all(self: ClusterState, pack: Any) -> int:
         self.index += len(pack.commands)
         return self.index - len(pack.commands) + 1
@@ -161,26 +161,26 @@ def test_commands_that_are_applied_as_often_as_they_are_committed(monkeypatch: P
     finds("a command lost, doubled or out of its order", seeds=range(1, 20), **LIGHT)
 
 
-def test_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
-    def on_chunk(self: Any, peer: str, chunk: InstallSnapshot) -> None:
+def test_finds_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
+    def on_install_snapshot(self: Any, peer: str, chunk: InstallSnapshot) -> None:
         if chunk.term >= self.term:
             self._follow(peer, chunk.term)
-            self._host.on_chunk(peer, chunk)
+            self._host.on_install_snapshot(peer, chunk)
 
     def roll_back(self: Any, *args: Any) -> None:
         self.incoming, self.is_installing = None, False
-        self._become(*args[-2:])
+        self._adopt_state(*args[-2:])
 
-    monkeypatch.setattr(SyncObj, "_on_chunk", on_chunk)
+    monkeypatch.setattr(SyncObj, "_on_install_snapshot", on_install_snapshot)
     monkeypatch.setattr(SnapshotInstaller, "_on_installed", roll_back)
     monkeypatch.setattr(SnapshotStore, "_require_above", lambda self, meta: None)
-    late = {"doubled": 0.5, "overtaken": 0.3, "faults": {"wipe": 1}, "fault_every_s": 0.2, "aside_s": 0.03}
+    late = {"doubled": 0.5, "overtaken": 0.3, "faults": {"wipe": 1}, "fault_every_s": 0.2, "worker_s": 0.03}
     sizes = {"keep_entries": (1, 200), "padding": 0, "chunk_bytes": 1 << 20, "segment_bytes": 512}
     expected = "applied entries were undone", "a commit index went back"
     finds(*expected, seeds=range(4, 40), nodes=3, **late, **sizes, **LIGHT)
 
 
-def test_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monkeypatch: Patch) -> None:
+def test_finds_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monkeypatch: Patch) -> None:
     def connect(log: DurableLog, at: ClusterState, _directory: str) -> None:
         if log.base != at.applied:
             log.reset(at.applied)
@@ -190,20 +190,20 @@ def test_a_log_that_is_cleared_because_the_snapshot_is_newer_than_its_start(monk
     finds("synced entries are gone", "two committed entries at one index", seeds=range(2, 20))
 
 
-def test_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatch: Patch) -> None:
-    take = Snapshotter.take
+def test_finds_a_log_that_is_compacted_before_the_snapshot_is_durable(monkeypatch: Patch) -> None:
+    take = Snapshotter.take_snapshot
 
     def compact_and_take(self: Any) -> None:
         self.compact(self._own.state.applied)
         take(self)
 
-    monkeypatch.setattr(Snapshotter, "take", compact_and_take)
-    often = {"faults": {"kill": 1}, "fault_every_s": 0.2, "aside_s": 0.1}
+    monkeypatch.setattr(Snapshotter, "take_snapshot", compact_and_take)
+    often = {"faults": {"kill": 1}, "fault_every_s": 0.2, "worker_s": 0.1}
     small = {"keep_entries": (1,), "segment_bytes": 512}
     finds("the Raft log starts after the snapshot", seeds=range(20), nodes=3, **often, **small, **LIGHT)
 
 
-def test_support_that_is_counted_twice(monkeypatch: Patch) -> None:
+def test_finds_support_that_is_counted_twice(monkeypatch: Patch) -> None:
     def on_support(self: Ballot, voter: str) -> bool:
         if self.supporters is None:
             return False
@@ -215,7 +215,7 @@ def test_support_that_is_counted_twice(monkeypatch: Patch) -> None:
     finds("an election that nobody supports", seeds=range(1, 20), nodes=5, **LIGHT)
 
 
-def test_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
+def test_finds_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
     def on_vote(self: Ballot, voter: str) -> bool:
         self.voters |= {voter, f"{voter} again"}
         return self._is_majority(1 + len(self.voters))
@@ -225,7 +225,7 @@ def test_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
     finds("elected without a majority", seeds=range(40), nodes=5, **storms, **LIGHT)
 
 
-def test_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch) -> None:
+def test_finds_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch) -> None:
     def is_answer(self: Any, term: int) -> bool:
         if term > self.term:
             self.adopt_term(term)
@@ -239,19 +239,19 @@ def test_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch
 RESETTING: dict[str, Any] = {"nodes": 3, "faults": {"reset": 1, "kill": 1}, "fault_every_s": 0.2}
 
 
-def test_entries_behind_a_reset_that_are_applied(monkeypatch: Patch) -> None:
+def test_finds_entries_after_a_reset_that_are_applied(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RaftNode, "is_over", lambda self: False)
     expected = "machines differ", "a gap in the history", "a follower commits first"
     finds(*expected, seeds=range(10), **RESETTING)
 
 
-def test_an_epoch_that_begins_with_less_than_was_applied(monkeypatch: Patch) -> None:
+def test_finds_an_epoch_that_starts_with_less_than_was_applied(monkeypatch: Patch) -> None:
     def leave_with_the_newest_snapshot(self: Any) -> None:
         began, state = self._raft.round_began, self._own.state
-        if self._leaving.is_to_leave(began, is_awaited=False):
+        if self._epoch_exit.should_leave(began, is_awaited=False):
             _, machine_bytes = decode_state(self._snapshots.read())
             stale = replace(state, index=decode_state(self._snapshots.read())[0].index)
-            self._leaving.write(next_epoch(stale, b""), lambda: machine_bytes, began)
+            self._epoch_exit.write(next_epoch(stale, b""), lambda: machine_bytes, began)
 
     monkeypatch.setattr(EpochTransition, "leave", leave_with_the_newest_snapshot)
     expected = "machines differ", "a gap in the history", "nobody has all that was applied"
@@ -261,18 +261,18 @@ def test_an_epoch_that_begins_with_less_than_was_applied(monkeypatch: Patch) -> 
 class EndsAtOnce(RaftNode):
     def _make_parts(self, *args: Any) -> None:
         super()._make_parts(*args)
-        admissions = self._raft._admissions
-        on_appended = admissions.on_appended
+        voter_disks = self._raft._voter_disks
+        on_appended = voter_disks.on_appended
 
         def end(entry: RaftEntry) -> None:
             on_appended(entry)
             if entry.content[:1] == bytes([17]):
-                self._leaving.begin(0.0)
+                self._epoch_exit.start(0.0)
 
-        admissions.on_appended = end  # type: ignore[method-assign]
+        voter_disks.on_appended = end  # type: ignore[method-assign]
 
 
-def test_a_reset_that_counts_before_it_is_committed() -> None:
+def test_finds_a_reset_that_counts_before_it_is_committed() -> None:
     expected = "machines differ", "states differ at one index", "a follower commits first"
     finds(*expected, seeds=range(20), node_class=EndsAtOnce, **RESETTING)
 
@@ -280,19 +280,19 @@ def test_a_reset_that_counts_before_it_is_committed() -> None:
 HANDING: dict[str, Any] = {"nodes": 3, "faults": {"hand_over": 1}, "fault_every_s": 0.1, "retry_ms": 100}
 
 
-def test_a_successor_that_lacks_something(monkeypatch: Patch) -> None:
+def test_finds_a_successor_that_misses_something(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         LeadershipTransfer, "choose", lambda self, matched, _: min(matched, key=matched.__getitem__)
     )
     finds("called before it has everything", seeds=range(5), **HANDING)
 
 
-def test_an_election_to_which_nobody_called(monkeypatch: Patch) -> None:
-    stand = Ballot.stand
+def test_finds_an_election_to_which_nobody_called(monkeypatch: Patch) -> None:
+    start = Ballot.start
 
-    def stand_as_if_called(self: Ballot) -> bool:
-        self.call()
-        return stand(self)
+    def start_without_pre_vote(self: Ballot) -> bool:
+        self.skip_pre_vote()
+        return start(self)
 
-    monkeypatch.setattr(Ballot, "stand", stand_as_if_called)
+    monkeypatch.setattr(Ballot, "start", start_without_pre_vote)
     finds("an election that nobody supports", seeds=range(5), **HANDING)

@@ -23,7 +23,7 @@ from sequencer.raft.storage.snapshot_format import (
     SNAPSHOT_HEADER_BYTES,
     decode_snapshot_header,
     encode_snapshot_header,
-    is_aside_name,
+    is_pending_name,
     parse_snapshot_name,
 )
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotStore
@@ -141,7 +141,7 @@ def test_only_the_plain_name_is_a_snapshot() -> None:
     ]
     others += ["snapshot.1\n", "snapshot.\u0661", ".snapshot.1.new"]
     assert [parse_snapshot_name(name) for name in others] == [None] * len(others)
-    assert [name for name in names + others if is_aside_name(name)] == ["snapshot.1.0.new"]
+    assert [name for name in names + others if is_pending_name(name)] == ["snapshot.1.0.new"]
 
 
 # --- Writing and reading ---------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_an_empty_directory_has_no_snapshot() -> None:
             method()
 
 
-def test_a_missing_directory_is_said() -> None:
+def test_a_missing_directory_is_reported() -> None:
     with pytest.raises(rt.LogNotFound, match="not found"):
         store_on(MemoryDisk())
 
@@ -236,7 +236,7 @@ def test_a_closed_store_does_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "real"])
-def test_a_reader_goes_on_when_a_newer_snapshot_takes_the_place(kind: str, tmp_path: Path) -> None:
+def test_a_reader_continues_when_a_newer_snapshot_takes_the_place(kind: str, tmp_path: Path) -> None:
     disk, directory = (disk_with(), DIRECTORY) if kind == "memory" else (REAL, str(tmp_path))
     store = SnapshotStore.open(directory, disk=disk)
     write(store, 10)
@@ -328,7 +328,7 @@ def test_a_piece_beyond_the_end_is_refused_whole() -> None:
     assert incoming.received == 0
 
 
-def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_said() -> None:
+def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_reported() -> None:
     disk = disk_with(10)
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
@@ -497,7 +497,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_damaged_where_it_ends() -> None:
         assert caught.value.offset == 96 + 1400
 
 
-def test_a_file_that_is_gone_is_damage() -> None:
+def test_a_file_that_is_gone_is_corruption() -> None:
     disk = disk_with(20)
     store = store_on(disk)
     disk.remove(path_of(20))

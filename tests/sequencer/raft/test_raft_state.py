@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from raft_bench import claim_of, disk_id, entries_of
 
 from rt.errors import Closed, FormatError, MessageTooLarge, Overloaded, UnknownVersion
-from sequencer.raft.core import progress
+from sequencer.raft.core import progress, replication
 from sequencer.raft.core.follower import AppendMatched, compare
 from sequencer.raft.core.progress import FollowerProgress, Mode
+from sequencer.raft.core.replication import SnapshotSender
 from sequencer.raft.model.cluster_state import (
     INITIAL,
     ClusterState,
@@ -53,9 +54,7 @@ from sequencer.raft.model.messages import (
     RaftEntry,
 )
 from sequencer.raft.proposals import RETRY_S_MAX, Proposals
-from sequencer.raft.storage import snapshot_sender
 from sequencer.raft.storage.log_entries import Entries
-from sequencer.raft.storage.snapshot_sender import SnapshotSender
 from sequencer.raft.storage.snapshots import SnapshotMeta
 
 U64 = st.integers(0, 2**64 - 1)
@@ -88,17 +87,17 @@ def mutated(content: bytes, mutations: list[tuple[str, int, int]]) -> bytes:
 
 
 @given(DISK, U64, ORDINAL, st.integers(0, PACKS_MAX - 1), COMMANDS)
-def test_commands_come_out_as_they_went_in(
-    disk: bytes, life: int, floor: int, open_packs: int, commands: list[bytes]
+def test_commands_round_trip(
+    disk: bytes, run: int, floor: int, open_packs: int, commands: list[bytes]
 ) -> None:
     sequence = floor + open_packs
-    content = encode_commands(disk, life, sequence, floor, commands)
-    assert decode_content(content) == Commands(disk, life, sequence, floor, tuple(commands))
+    content = encode_commands(disk, run, sequence, floor, commands)
+    assert decode_content(content) == Commands(disk, run, sequence, floor, tuple(commands))
     assert decode_join(content) is None
 
 
 @given(NAME, DISK)
-def test_a_join_comes_out_as_it_went_in(name: str, disk: bytes) -> None:
+def test_a_join_round_trips(name: str, disk: bytes) -> None:
     content = encode_join(JoinEntry(name, disk))
     assert decode_content(content) == decode_join(content) == JoinEntry(name, disk)
 
@@ -184,7 +183,7 @@ def states(draw: st.DrawFn) -> ClusterState:
 
 
 @given(states(), st.binary(max_size=50))
-def test_a_state_comes_out_as_it_went_in(state: ClusterState, machine: bytes) -> None:
+def test_a_state_round_trips(state: ClusterState, machine: bytes) -> None:
     assert decode_state(encode_state(state) + machine) == (state, machine)
 
 
@@ -228,13 +227,13 @@ class DumbState:
     """Every pack that was carried out, and nothing else remembered."""
 
     carried_out: list[Commands] = field(default_factory=list)
-    lives: dict[bytes, int] = field(default_factory=dict)
+    runs: dict[bytes, int] = field(default_factory=dict)
 
     def apply(self, pack: Commands, members: set[bytes]) -> int | None:
-        if pack.disk not in members or pack.life < self.lives.get(pack.disk, 0):
+        if pack.disk not in members or pack.run < self.runs.get(pack.disk, 0):
             return None
-        self.lives[pack.disk] = pack.life
-        done = [other for other in self.carried_out if (other.disk, other.life) == (pack.disk, pack.life)]
+        self.runs[pack.disk] = pack.run
+        done = [other for other in self.carried_out if (other.disk, other.run) == (pack.disk, pack.run)]
         if pack.sequence != len(done) + 1:
             return None
         first = sum(len(other.commands) for other in self.carried_out) + 1
@@ -249,27 +248,27 @@ PACK = st.tuples(st.sampled_from(["n1", "n2", "stranger"]), st.integers(1, 2), s
 def test_each_pack_is_carried_out_once_and_in_its_proposers_order(
     packs: list[tuple[str, int, int]], restored_at: int
 ) -> None:
-    """However often, in whatever order and of whatever life its entries were committed; rule 4.
+    """However often, in whatever order and of whatever run its entries were committed; rule 4.
 
     Half-way the state goes through a snapshot.
     """
     state = initial_state(bytes(16), 1, {name: disk_id(name) for name in ("n1", "n2")})
     members, dumb, outcomes = {disk_id("n1"), disk_id("n2")}, DumbState(), {}
-    for at, (name, life, sequence) in enumerate(packs, 2):
+    for at, (name, run, sequence) in enumerate(packs, 2):
         if at == restored_at:
             state, _ = decode_state(encode_state(state))
         commands = tuple(b"%s %d" % (name.encode(), sequence) for _ in range(sequence))
-        pack = Commands(disk_id(name), life, sequence, 1, commands)
+        pack = Commands(disk_id(name), run, sequence, 1, commands)
         applied = state.apply(RaftEntry(encode_commands(*pack), at, 1))
         wanted = dumb.apply(pack, members)
         assert applied == PackApplied(pack, wanted)
         if wanted is not None:
-            outcomes[pack.disk, life, sequence] = wanted
+            outcomes[pack.disk, run, sequence] = wanted
         assert state.applied == LogIndex(at, 1)
     assert state.index == sum(len(pack.commands) for pack in dumb.carried_out)
-    for (disk, life, sequence), first in outcomes.items():
-        is_newest = dumb.lives[disk] == life
-        assert state.first_index(disk, life, sequence) == (first if is_newest else None)
+    for (disk, run, sequence), first in outcomes.items():
+        is_newest = dumb.runs[disk] == run
+        assert state.first_index(disk, run, sequence) == (first if is_newest else None)
 
 
 def test_outcomes_are_forgotten_once_their_proposer_knows_them() -> None:
@@ -381,7 +380,7 @@ class Proposing:
                     self.futures.append(self.proposals.add(b"%d" % len(self.futures)))
             case "take":
                 self.now += 0.6
-                self.under_way += self.proposals.take(number, self.now)
+                self.under_way += self.proposals.next_entries(number, self.now)
             case "restore":  # A snapshot covers what was committed unseen.
                 for _ in range(min(number, len(self.under_way))):
                     self.commit(self.under_way.pop(0), is_told=False)
@@ -424,7 +423,7 @@ def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
     waiting = proposals()
     for size in sizes:
         waiting.add(bytes(size))
-    contents = waiting.take("leader", 0.0)
+    contents = waiting.next_entries("leader", 0.0)
     packs = [decode_content(content) for content in contents]
     assert len(packs) <= PACKS_MAX
     assert all(len(content) <= ENTRY_BYTES_MAX for content in contents)
@@ -440,11 +439,11 @@ def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
 def test_packs_are_asked_for_again_under_another_leader_and_after_a_while() -> None:
     waiting = proposals(retry_s=1.0)
     waiting.add(b"x")
-    [content] = waiting.take(("term", 1), 0.0)
-    assert waiting.take(("term", 1), 0.9) == []
-    assert waiting.take(("term", 2), 0.95) == [content]
-    assert waiting.take(("term", 2), 1.5) == []
-    assert waiting.take(("term", 2), 2.0) == [content]
+    [content] = waiting.next_entries(("term", 1), 0.0)
+    assert waiting.next_entries(("term", 1), 0.9) == []
+    assert waiting.next_entries(("term", 2), 0.95) == [content]
+    assert waiting.next_entries(("term", 2), 1.5) == []
+    assert waiting.next_entries(("term", 2), 2.0) == [content]
 
 
 def test_limits_hold_for_commands_and_bytes_until_something_is_done() -> None:
@@ -470,14 +469,14 @@ def test_nothing_in_flight_is_never_due() -> None:
     assert waiting.due() == float("inf")
     waiting.add(b"x")
     assert waiting.due() == 0.0
-    waiting.take("leader", 5.0)
+    waiting.next_entries("leader", 5.0)
     assert waiting.due() == 6.0
 
 
 def test_a_closed_one_fails_what_is_open_and_takes_no_more() -> None:
     waiting = proposals()
     futures = [waiting.add(b"taken")]
-    waiting.take("leader", 0.0)
+    waiting.next_entries("leader", 0.0)
     futures += [waiting.add(b"waiting"), waiting.add(b"given up")]
     assert futures[2].cancel()
     reason = Closed("the end")
@@ -594,7 +593,7 @@ def test_what_a_leader_believes_of_a_follower_is_true_and_in_the_end_complete(
     assert pair.progress.match == leader.last.index
     agreed = follower.entries(2, leader.last.index + 1)  # What is longer stays until it is in the way.
     assert [entry.place for entry in agreed] == [entry.place for entry in leader.entries(2)]
-    assert (pair.progress.mode, pair.progress.in_flight_bytes) == (Mode.STREAM, 0)
+    assert (pair.progress.mode, pair.progress.in_flight_bytes) == (Mode.REPLICATE, 0)
 
 
 def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,7 +614,7 @@ def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(following.in_flight) == progress.IN_FLIGHT_MESSAGES_MAX
 
 
-def test_where_a_follower_agrees_is_found_with_one_message_under_way() -> None:
+def test_where_a_follower_agrees_is_found_with_one_message_in_flight() -> None:
     following = FollowerProgress(10)
     assert not following.is_full
     following.on_sent(12, 5)
@@ -625,9 +624,9 @@ def test_where_a_follower_agrees_is_found_with_one_message_under_way() -> None:
     following.on_refused(9, 2)
     assert following.next == 5, "the answer to an older probe"
     following.on_matched(7)
-    assert (following.mode, following.next, following.match) == (Mode.STREAM, 8, 7)
+    assert (following.mode, following.next, following.match) == (Mode.REPLICATE, 8, 7)
     following.on_refused(6, 3)
-    assert (following.mode, following.next) == (Mode.STREAM, 8), "it has agreed to more since"
+    assert (following.mode, following.next) == (Mode.REPLICATE, 8), "it has agreed to more since"
 
 
 def test_a_follower_that_is_sent_a_snapshot_is_sent_nothing_else() -> None:
@@ -638,7 +637,7 @@ def test_a_follower_that_is_sent_a_snapshot_is_sent_nothing_else() -> None:
     following.on_matched(20)
     assert (following.mode, following.match, following.snapshot) == (Mode.SNAPSHOT, 20, LogIndex(50, 4))
     following.on_matched(50)
-    assert (following.mode, following.next, following.snapshot) == (Mode.STREAM, 51, None)
+    assert (following.mode, following.next, following.snapshot) == (Mode.REPLICATE, 51, None)
 
 
 class BytesReader:
@@ -667,8 +666,8 @@ def test_a_snapshot_arrives_whole_over_a_network_that_does_anything(
 ) -> None:
     """Also to a follower that forgot what it had; and no more than the window is under way at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_sender, "WINDOW_BYTES", 12)
-        patch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
+        patch.setattr(replication, "WINDOW_BYTES", 12)
+        patch.setattr(replication, "CHUNK_BYTES_MAX", 5)
         sender = SnapshotSender(BytesReader(content))  # type: ignore[arg-type]
         received, chunks, replies = bytearray(), list(sender.chunks(3)), list[InstallSnapshotReply]()
 
@@ -726,7 +725,7 @@ def test_a_receiver_that_lost_what_it_had_is_sent_it_again_when_it_says_so() -> 
 
 def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat without an answer proves no loss."""
-    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
+    monkeypatch.setattr(replication, "CHUNK_BYTES_MAX", 5)
     content = bytes(range(50))
     sender = SnapshotSender(BytesReader(content))  # type: ignore[arg-type]
     under_way = list(sender.chunks(3))
@@ -747,8 +746,8 @@ def test_what_is_only_slow_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_a_follower_has_from_an_earlier_connection_is_not_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshot_sender, "WINDOW_BYTES", 10)
-    monkeypatch.setattr(snapshot_sender, "CHUNK_BYTES_MAX", 5)
+    monkeypatch.setattr(replication, "WINDOW_BYTES", 10)
+    monkeypatch.setattr(replication, "CHUNK_BYTES_MAX", 5)
     sender = SnapshotSender(BytesReader(bytes(100)))  # type: ignore[arg-type]
     first, second = sender.chunks(3)
     for chunk in (first, second):

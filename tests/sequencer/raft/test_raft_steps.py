@@ -8,7 +8,7 @@ import pytest
 from raft_bench import Clock, Lockstep, Member, virtual_clock
 
 from sequencer.config.startup_phase import NodePhases, Phase
-from sequencer.control.cluster_view import log_of
+from sequencer.control.cluster_view import raft_log_view
 from sequencer.raft.model.messages import CHUNK_BYTES_MAX
 
 
@@ -23,8 +23,8 @@ def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Pha
     steps, told = NodePhases(), list[Phase]()
 
     def look() -> bool:
-        log = log_of(member.status, is_caught_up=member.node.is_caught_up)
-        step = steps.look(log, Phase("ready"), int(clock.now * 1e9))
+        log = raft_log_view(member.status, is_caught_up=member.node.is_caught_up)
+        step = steps.update(log, Phase("ready"), int(clock.now * 1e9))
         if step not in told:
             told.append(step)
         return step.name == "ready"
@@ -47,7 +47,7 @@ def away(cluster: Lockstep) -> str:
     return name
 
 
-def test_a_member_applies_commands_behind_its_own_snapshot(clock: Clock) -> None:
+def test_a_member_applies_commands_after_its_own_snapshot(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100)
     cluster.commit(b"before")
     cluster.idle(1)
@@ -65,7 +65,7 @@ def test_a_member_applies_commands_behind_its_own_snapshot(clock: Clock) -> None
     assert [step.done for step in applied] == sorted(step.done for step in applied)
 
 
-def test_a_member_behind_the_leaders_log_receives_its_snapshot(clock: Clock) -> None:
+def test_a_member_that_needs_compacted_entries_receives_a_snapshot(clock: Clock) -> None:
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, keep_bytes=1, segment_bytes=1000)
     name = away(cluster)
     for round_ in range(3):
@@ -92,4 +92,4 @@ def test_a_blank_member_starts_with_nothing_known(clock: Clock) -> None:
     cluster.idle(1)
     status = cluster.members["n3"].status
     assert (status.leader_committed, status.received) == (0, None)
-    assert NodePhases().look(log_of(status, is_caught_up=False), None, 0) == Phase("starting")
+    assert NodePhases().update(raft_log_view(status, is_caught_up=False), None, 0) == Phase("starting")

@@ -258,21 +258,21 @@ def test_a3_stock_clears_a_journal_that_is_older_than_its_dump(clock: Clock, tmp
     again.destroy()
 
 
-def test_a3_ours_keeps_what_is_behind_the_snapshot(clock: Clock) -> None:
+def test_a3_ours_keeps_what_is_after_the_snapshot(clock: Clock) -> None:
     driven = our_single(clock, snapshot_ms=100, keep_entries=1)
     for item in (b"a", b"b", b"c"):
         driven.propose(item)
         run(driven)
-    driven.aside.is_held = True
+    driven.worker.is_held = True
     clock.advance(0.2)
     run(driven)
-    assert driven.aside.waiting
-    driven.aside.work()  # The snapshot is durable and named; the loop does not know yet.
+    assert driven.worker.waiting
+    driven.worker.work()  # The snapshot is durable and named; the loop does not know yet.
     futures = driven.propose(b"d", b"e")
-    driven.aside.collect, collect = (lambda: None), driven.aside.collect
+    driven.worker.collect, collect = (lambda: None), driven.worker.collect
     run(driven)
     assert all(future.done() for future in futures)
-    driven.aside.collect = collect
+    driven.worker.collect = collect
     later = driven.reopened("none")
     assert later.commands == [b"a", b"b", b"c"]
     run(later)
@@ -775,7 +775,7 @@ def stock_frame_of(pickled: bytes) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def test_c4_stock_goes_on_after_a_failure_of_its_storage(
+def test_c4_stock_continues_after_a_failure_of_its_storage(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread logs the error and ticks again: what was not kept is in memory, and is acknowledged."""

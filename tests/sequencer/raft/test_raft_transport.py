@@ -283,7 +283,7 @@ def test_nothing_leaves_before_flush_but_pings_do(net: Net) -> None:
     assert inbox.messages("n1") == [Forward(b"queued")]
 
 
-def test_what_is_queued_behind_a_flush_waits_for_the_next_one_while_poll_sends_the_rest(net: Net) -> None:
+def test_what_is_queued_after_a_flush_waits_for_the_next_one_while_poll_sends_the_rest(net: Net) -> None:
     first, second, _, inbox = net.pair(ping_s=0.005)
     large = [Forward(bytes(1 << 20))] * 16
     for message in large:
@@ -309,7 +309,7 @@ def test_what_the_kernel_did_not_take_leaves_later_although_nothing_arrives(net:
     net.drive(lambda: inbox.count("message") == 16)
 
 
-def test_what_tls_holds_behind_a_full_burst_is_not_left_there(
+def test_what_tls_holds_after_a_full_burst_is_not_left_there(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_module, "BURST_BYTES", 1)
@@ -550,7 +550,7 @@ def test_what_came_while_the_process_was_paused_counts_as_heard(
     assert net.inboxes[first].count("down") == 0
 
 
-def test_a_connection_is_made_anew_when_it_is_old(net: Net) -> None:
+def test_a_connection_is_made_again_when_it_is_old(net: Net) -> None:
     first, second, inbox, _ = net.pair(age_s=0.05)
     net.drive(lambda: inbox.count("up") >= 3 and first.connected and second.connected)
     assert inbox.count("down") >= 2
@@ -796,7 +796,7 @@ class OutOfFiles:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_a_process_out_of_files_pauses_to_accept_and_goes_on(
+def test_a_process_out_of_files_pauses_to_accept_and_continues(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = net.mesh("n1")
@@ -856,7 +856,7 @@ def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "n1", ":1", "n1:", "n1:0", "n1:65536", "n1:x", "::1:1", "n1:-1", "[]:1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an address"):
         split_address(text)
 
@@ -864,15 +864,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, look_up = threading.Event(), dialer_module._look_up
+    answer, lookup = threading.Event(), dialer_module._lookup
 
     def slow(host: str, port: int, flags: int = 0) -> list[dialer_module.DialTarget]:
         if flags:
-            return look_up(host, port, flags)
+            return lookup(host, port, flags)
         answer.wait(120)
-        return look_up(HOST, port)
+        return lookup(HOST, port)
 
-    monkeypatch.setattr(dialer_module, "_look_up", slow)
+    monkeypatch.setattr(dialer_module, "_lookup", slow)
     members = net.members | {"n1": f"n1.invalid:{net.port('n1')}"}
     first, second = net.mesh("n1"), net.mesh("n2", members=members)
     for _ in range(20):
@@ -881,11 +881,11 @@ def test_a_member_is_reached_by_name_although_the_resolver_takes_its_time(
     net.drive(lambda: first.connected and second.connected)
 
 
-def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_anew(
+def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = [dialer_module.DialTarget(socket.AF_INET, (f"10.0.0.{i}", 1)) for i in range(3)]
-    monkeypatch.setattr(dialer_module, "_look_up", lambda host, port, flags=0: [] if flags else found)
+    monkeypatch.setattr(dialer_module, "_lookup", lambda host, port, flags=0: [] if flags else found)
     woken = threading.Event()
     dialer = Dialer("n1:1", backoff_s=(1.0, 4.0), random=Random(1), wake=woken.set)
     targets, pauses, now_s = [], [], 0.0
@@ -897,17 +897,17 @@ def test_attempts_take_the_addresses_in_turn_with_pauses_that_grow_and_begin_ane
         assert dialer.is_due(now_s)
         targets.append(dialer.target())
         assert dialer.due_s == math.inf
-        dialer.ended(now_s, None)
+        dialer.on_ended(now_s, None)
         pauses.append(dialer.due_s - now_s)
         now_s = dialer.due_s
     assert targets == [*found, *found[:2]]
     bounds = [(0.5, 1), (1, 2), (2, 4), (2, 4), (2, 4)]
     assert all(low <= pause <= high for pause, (low, high) in zip(pauses, bounds, strict=True))
-    dialer.ended(now_s, 0.1)
+    dialer.on_ended(now_s, 0.1)
     assert dialer.due_s - now_s >= 2  # it stood for no time to speak of
-    dialer.ended(now_s, 5.0)
+    dialer.on_ended(now_s, 5.0)
     assert dialer.due_s - now_s <= 1
-    dialer.hasten(now_s)
+    dialer.retry_now(now_s)
     assert dialer.is_due(now_s)
 
 
@@ -915,7 +915,7 @@ def test_a_name_without_address_is_a_failed_attempt(monkeypatch: pytest.MonkeyPa
     def fail(host: str, port: int, flags: int = 0) -> list[dialer_module.DialTarget]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(dialer_module, "_look_up", fail)
+    monkeypatch.setattr(dialer_module, "_lookup", fail)
     woken = threading.Event()
     dialer = Dialer("n1:1", backoff_s=(1.0, 4.0), random=Random(1), wake=woken.set)
     assert dialer.target() is None

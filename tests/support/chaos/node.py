@@ -150,7 +150,7 @@ def main() -> None:
         if do == "quiet":
             quiet.set()
         if do == "hand_over":
-            return {"is_led_by_another": raft.hand_over(arguments["seconds"])}
+            return {"is_led_by_another": raft.transfer_leadership(arguments["seconds"])}
         return dataclasses.asdict(raft.status()) | {"machine": machine.index, "hash": machine.chain.hex()}
 
     serve(answer)

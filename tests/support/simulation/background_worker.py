@@ -18,10 +18,10 @@ from rt.log.format.constants import Buffer
 from sequencer.raft.storage.worker import Done, Failed, Work
 
 
-class SteppedAside:
+class SteppedWorker:
     """One piece of work at a time (`sequencer.raft.storage.worker.BackgroundWorker`).
 
-    `later` has a function called on the loop's thread some time later, as long as the process lives; `wake`
+    `later` has a function called on the loop's thread some time later, as long as the process runs; `wake`
     is called when something is to be collected.
     """
 

@@ -1,6 +1,6 @@
 """What must hold in every cluster at every moment, whatever fails: the laws of Raft and of docs/raft.md.
 
-`Checks` is told what nodes do in one epoch, and remembers it over all their lives. It leans on what nodes
+`Checks` is told what nodes do in one epoch, and remembers it over all their runs. It leans on what nodes
 say of themselves as little as it can: elections are counted from the votes that left, commits from the synced
 logs.
 """
@@ -34,10 +34,10 @@ class Checks:
         self._chains: dict[int, int] = {}
         self._leaders: dict[int, int] = {}
 
-    # A life
+    # A run
 
-    def on_open(self, name: str, life: int, node: RaftNode) -> View:
-        """A node has opened its directory: it knows all that left it in earlier lives."""
+    def on_open(self, name: str, run: int, node: RaftNode) -> View:
+        """A node has opened its directory: it knows all that left it in earlier runs."""
         disk, log = node.claim.disk, node._log
         record = self.disks.setdefault(disk, DiskRecord(name))
         before = record.log
@@ -48,7 +48,7 @@ class Checks:
         if before is not None:
             self._require_synced(name, record.synced, before, log)
         record.log = log
-        view = View(name, life, node, record, term=log.term)
+        view = View(name, run, node, record, term=log.term)
         self.look(view)
         return view
 
@@ -124,9 +124,9 @@ class Checks:
     def _on_elected(self, view: View) -> None:
         term, raft, log = view.node._raft.term, view.node._raft, view.node._log
         self.elections += 1
-        other = self._leaders.setdefault(term, view.life)
-        require(other == view.life, "two leaders in one term", view.name, term)
-        disks = {name: raft._admissions.disk_of(name).disk for name in view.node._config.members}
+        other = self._leaders.setdefault(term, view.run)
+        require(other == view.run, "two leaders in one term", view.name, term)
+        disks = {name: raft._voter_disks.disk_of(name).disk for name in view.node._config.members}
         given = self.promises.votes
         votes = [name for name, disk in disks.items() if view.name in {name, given.get((disk, term))}]
         require(
@@ -190,7 +190,7 @@ class Checks:
         raft, term = view.node._raft, view.node._log.term_at(index)
         holders = []
         for name in view.node._config.members:
-            counted = raft._admissions.disk_of(name)
+            counted = raft._voter_disks.disk_of(name)
             record = self.disks.get(counted.disk)
             if record is None or record.log is None or counted not in record.claims:
                 continue

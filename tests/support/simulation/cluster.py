@@ -1,4 +1,4 @@
-"""A simulated cluster: its members, each with a disk and at most one life, and what may happen to them.
+"""A simulated cluster: its members, each with a disk and at most one run, and what may happen to them.
 
 Laws. A disk is lost only while a majority of the others has all that it promised: at most a minority of the
 members at a time is without a disk that counts. Where an operator forces a node to go on by itself, what that
@@ -23,7 +23,7 @@ from simulation.checks import Checks
 from simulation.history import History, require
 from simulation.lease_holders import Holders
 from simulation.network import Weather, Wires
-from simulation.run import Life
+from simulation.run import NodeRun
 from simulation.settings import Settings
 from simulation.timeline import Clocks, Timeline
 
@@ -36,7 +36,7 @@ class Member:
 
     name: str
     disk: MemoryDisk
-    life: Life | None = None
+    run: NodeRun | None = None
     has_joined: bool = False
     """It has been of the cluster: had its first state, that is."""
     is_wiped: bool = False
@@ -62,7 +62,7 @@ class Cluster:
         """By the force that they began with, 0: the first."""
         self.line = 0
         """The history that goes on: the newest that came to be durable."""
-        self._forks: dict[int, tuple[Life, History]] = {}
+        self._forks: dict[int, tuple[NodeRun, History]] = {}
         self._newest = 1
         """Epoch of the history that goes on."""
         self._counted: dict[bytes, int] = {}
@@ -75,7 +75,7 @@ class Cluster:
         self.digest = 0
         self.seen: Counter[str] = Counter()
         """How often each kind of event was traced; of faults and log lines by their names."""
-        self.lives_begun = 0
+        self.runs_started = 0
         self.holders = Holders(self)
         self.running = ""
         """The member whose code runs, or ran last."""
@@ -92,10 +92,10 @@ class Cluster:
         """The one that goes on."""
         return self.histories[self.line]
 
-    def checks_of(self, life: Life) -> Checks:
+    def checks_of(self, run: NodeRun) -> Checks:
         """Of the node's epoch. Whoever is the first there has what it began with."""
-        node = life.node
-        epoch, line = node.state.epoch, life.machine.line
+        node = run.node
+        epoch, line = node.state.epoch, run.machine.line
         if not epoch:
             return self.checks
         if epoch not in self.epochs:
@@ -104,9 +104,9 @@ class Cluster:
             self._newest = epoch
         if node._raft.is_counted_here:
             counted = self._counted.setdefault(node.claim.disk, line)
-            is_own = line in self._forks and self._forks[line][0].name == life.name
+            is_own = line in self._forks and self._forks[line][0].name == run.name
             require(
-                counted == line or is_own, "a disk that counts changes its history", life.name, counted, line
+                counted == line or is_own, "a disk that counts changes its history", run.name, counted, line
             )
             self._counted[node.claim.disk] = line
         return self.epochs[epoch]
@@ -120,28 +120,28 @@ class Cluster:
         """Names what begins with the next force."""
         return next(self._lines)
 
-    def on_forced(self, life: Life, line: int, fork: History) -> None:
+    def on_forced(self, run: NodeRun, line: int, fork: History) -> None:
         """The node would go on by itself; whether it does is known when it is started again."""
-        self.trace("forced", life.name, line)
-        self._forks[line] = life, fork
+        self.trace("forced", run.name, line)
+        self._forks[line] = run, fork
 
-    def history_of(self, life: Life) -> History:
+    def history_of(self, run: NodeRun) -> History:
         """Of a node that was started. Who is the first in a history has all that it began with."""
-        line = life.machine.line
+        line = run.machine.line
         if line not in self.histories:
             forced, fork = self._forks[line]
-            require(life.name == forced.name, "somebody else is in a forced epoch first", life.name)
-            require(life.machine.index == len(fork.commands), "a forced epoch begins with less", life.name)
+            require(run.name == forced.name, "somebody else is in a forced epoch first", run.name)
+            require(run.machine.index == len(fork.commands), "a forced epoch begins with less", run.name)
             self.histories[line], self.line = fork, line
             for member in self.members.values():
-                member.is_wiped = member.name != life.name
+                member.is_wiped = member.name != run.name
         return self.histories[line]
 
-    def on_left_out(self, life: Life) -> None:
+    def on_left_out(self, run: NodeRun) -> None:
         """The node ended, as the cluster goes on without it: its operator empties it."""
-        require(life.machine.line != self.line, "a node ends that the cluster goes on with", life.name)
-        self.replace_disk(life.name)
-        self.timeline.after(self.rng.random(), lambda: self.start(life.name))
+        require(run.machine.line != self.line, "a node ends that the cluster goes on with", run.name)
+        self.replace_disk(run.name)
+        self.timeline.after(self.rng.random(), lambda: self.start(run.name))
 
     def trace(self, *event: object) -> None:
         """Note what happens: the last events are shown when something is wrong, all are in `digest`."""
@@ -166,76 +166,76 @@ class Cluster:
             keep_entries=keep[list(self.members).index(name) % len(keep)],
         )
 
-    def lives(self) -> list[Life]:
+    def runs(self) -> list[NodeRun]:
         """Those that run, their directory open."""
-        return [m.life for m in self.members.values() if m.life is not None and m.life.view is not None]
+        return [m.run for m in self.members.values() if m.run is not None and m.run.view is not None]
 
-    def leader(self) -> Life | None:
+    def leader(self) -> NodeRun | None:
         """The one that leads in the latest term of the latest epoch of the history that goes on."""
-        lives = [life for life in self.lives() if life.machine.line == self.line]
-        leaders = [life for life in lives if life.node.is_leader]
-        return max(leaders, key=lambda life: (life.node.state.epoch, life.node._raft.term), default=None)
+        runs = [run for run in self.runs() if run.machine.line == self.line]
+        leaders = [run for run in runs if run.node.is_leader]
+        return max(leaders, key=lambda run: (run.node.state.epoch, run.node._raft.term), default=None)
 
     # Lives
 
     def start(self, name: str) -> None:
-        """Begin a life, unless one goes on."""
+        """Begin a run, unless one goes on."""
         member = self.members[name]
-        if member.life is not None:
+        if member.run is not None:
             return
-        self.lives_begun += 1
-        life = member.life = Life(self, name, self.lives_begun, member.disk)
-        self.trace("starts", name, life.number)
-        life.open()
+        self.runs_started += 1
+        run = member.run = NodeRun(self, name, self.runs_started, member.disk)
+        self.trace("starts", name, run.number)
+        run.open()
 
     def kill(self, name: str, *, keep: Keep = "all") -> None:
-        """End a life: "all" as by kill -9, else as by a power cut. The disk is the next one's."""
+        """End a run: "all" as by kill -9, else as by a power cut. The disk is the next one's."""
         member = self.members[name]
         is_process = keep == "all"
         self.trace("ends", name, keep)
         member.disk = member.disk.after_power_cut(keep, self.rng.getrandbits(32))
-        if member.life is not None:
-            member.life.end()
+        if member.run is not None:
+            member.run.end()
             notice = self.rng.uniform(0.0, 0.004) if is_process else self.rng.uniform(0.0, 2.0)
-            self.wires.detach(member.life.endpoint, notice_after=notice)
-            member.life = None
+            self.wires.detach(member.run.endpoint, notice_after=notice)
+            member.run = None
 
-    def on_power_cut(self, life: Life) -> None:
+    def on_power_cut(self, run: NodeRun) -> None:
         """The disk went off inside a change."""
-        self.stop_and_restart(life.name, self.members[life.name].keep)
+        self.stop_and_restart(run.name, self.members[run.name].keep)
 
-    def on_stopped(self, life: Life) -> None:
+    def on_stopped(self, run: NodeRun) -> None:
         """The node ended by itself, for its disk's sake."""
-        self.stop_and_restart(life.name, "all")
+        self.stop_and_restart(run.name, "all")
 
     def stop_and_restart(self, name: str, keep: Keep) -> None:
-        """End a life, and begin another one some time later."""
+        """End a run, and begin another one some time later."""
         self.kill(name, keep=keep)
         self.timeline.after(self.rng.choice((0.01, 0.3, 2.0)) * self.rng.random(), lambda: self.start(name))
 
-    def on_epoch_over(self, life: Life) -> None:
+    def on_epoch_over(self, run: NodeRun) -> None:
         """The node goes on in another epoch when it is started again."""
-        self.stop_and_restart(life.name, "all")
+        self.stop_and_restart(run.name, "all")
 
-    def is_disk_faulty(self, life: Life) -> bool:
+    def is_disk_faulty(self, run: NodeRun) -> bool:
         """Whether an error of its disk is to be expected."""
-        return self.members[life.name].is_faulty
+        return self.members[run.name].is_faulty
 
     def close(self) -> None:
         """End everything: no thread is left."""
-        for life in self.lives():
-            life.disk.after_power_cut("none")
-            life.end()
+        for run in self.runs():
+            run.disk.after_power_cut("none")
+            run.end()
 
     # Disks
 
     def empty_if_left_out(self, name: str) -> None:
         """What an operator does with a node that is in a history which does not go on."""
-        life = self.members[name].life
-        if life is None or life.view is None or life.fork is not None:
+        run = self.members[name].run
+        if run is None or run.view is None or run.fork is not None:
             return
         # One that does not count follows by itself.
-        if life.machine.line != self.line and life.node._raft.is_counted_here:
+        if run.machine.line != self.line and run.node._raft.is_counted_here:
             self.replace_disk(name)
 
     @property
@@ -246,11 +246,11 @@ class Cluster:
 
     def may_wipe(self) -> bool:
         """Whether another disk may be lost now; sees which of the lost ones are made up for."""
-        for life in self.lives():
-            member = self.members[life.name]
-            member.has_joined |= life.node.claim.joined != NOWHERE
+        for run in self.runs():
+            member = self.members[run.name]
+            member.has_joined |= run.node.claim.joined != NOWHERE
             if member.is_wiped:
-                member.is_wiped = self.checks.disks_that_count.get(life.name) != life.node.claim
+                member.is_wiped = self.checks.disks_that_count.get(run.name) != run.node.claim
         wiped = sum(member.is_wiped for member in self.members.values())
         return self.is_made and wiped + 1 <= (len(self.members) - 1) // 2
 

@@ -41,7 +41,7 @@ class Connection:
 
 
 class Endpoint:
-    """One life's network, as the node has it (`sequencer.raft.core.ports.Network`).
+    """One run's network, as the node has it (`sequencer.raft.core.ports.Network`).
 
     `deliver` is the waiting half of `poll`, for the simulation to call when something has arrived.
     """

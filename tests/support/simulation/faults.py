@@ -71,10 +71,10 @@ class Nemesis:
         weather.lost = weather.doubled = weather.overtaken = 0.0
         for member in self._cluster.members.values():
             member.disk.capacity_bytes = None
-            if member.life is not None:
-                member.life.full_until = member.life.paused_until = 0.0
-                member.life.sync_s, member.life.apply_s = 0.0005, 0.0
-                member.life.wake()
+            if member.run is not None:
+                member.run.full_until = member.run.paused_until = 0.0
+                member.run.sync_s, member.run.apply_s = 0.0005, 0.0
+                member.run.wake()
 
     def _strike(self) -> None:
         if self._is_over:
@@ -102,7 +102,7 @@ class Nemesis:
         member.keep = keep
         if not member.disk.is_off:
             member.disk.cut_power_at(member.disk.changes + self._rng.randint(1, 30))
-        if member.life is None:
+        if member.run is None:
             self._cluster.start(member.name)
 
     def _power_cut_all(self, _member: Member) -> None:
@@ -122,20 +122,20 @@ class Nemesis:
         self._later(self._rng.random(), lambda: self._cluster.start(member.name))
 
     def _pause(self, member: Member) -> None:
-        if member.life is not None:
-            member.life.pause(self._rng.uniform(0.1, 3.0))
+        if member.run is not None:
+            member.run.pause(self._rng.uniform(0.1, 3.0))
 
     def _jump(self, member: Member) -> None:
-        if member.life is not None:
-            member.life.clock.jump(self._rng.choice((0.1, 1.0, 3600.0)) * self._rng.random())
+        if member.run is not None:
+            member.run.clock.jump(self._rng.choice((0.1, 1.0, 3600.0)) * self._rng.random())
 
     def _full(self, member: Member) -> None:
-        life, seconds = member.life, self._rng.uniform(0.1, 1.0)
+        run, seconds = member.run, self._rng.uniform(0.1, 1.0)
         member.disk.capacity_bytes = member.disk.used_bytes + self._rng.randint(0, 3000)
         member.is_faulty = True
-        if life is not None:
-            life.full_until = self._cluster.timeline.now + seconds
-            life.dies_of_full_disk = self._rng.random() < 0.3
+        if run is not None:
+            run.full_until = self._cluster.timeline.now + seconds
+            run.dies_of_full_disk = self._rng.random() < 0.3
         self._later(seconds, lambda: self._make_room(member))
 
     def _make_room(self, member: Member) -> None:
@@ -146,39 +146,39 @@ class Nemesis:
         member.disk.fail("sync", at=self._rng.randint(1, 5))
 
     def _slow_disk(self, member: Member) -> None:
-        life = member.life
-        if life is not None:
-            life.sync_s = self._rng.uniform(0.01, 0.3)
-            self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(life, "sync_s", 0.0005))
+        run = member.run
+        if run is not None:
+            run.sync_s = self._rng.uniform(0.01, 0.3)
+            self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(run, "sync_s", 0.0005))
 
     def _slow_machine(self, member: Member) -> None:
-        life = member.life
-        if life is not None:
-            life.apply_s = self._rng.uniform(0.0005, 0.02)
-            self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(life, "apply_s", 0.0))
+        run = member.run
+        if run is not None:
+            run.apply_s = self._rng.uniform(0.0005, 0.02)
+            self._later(self._rng.uniform(0.2, 2.0), lambda: setattr(run, "apply_s", 0.0))
 
     def _hand_over(self, member: Member) -> None:
         """No fault; but it comes in the middle of them. Some time before it is given up others may come."""
-        life, seconds = self._cluster.leader() or member.life, self._rng.choice((0.02, 0.2, 2.0))
-        if life is not None and life.view is not None:
-            life.hand_over(seconds)
+        run, seconds = self._cluster.leader() or member.run, self._rng.choice((0.02, 0.2, 2.0))
+        if run is not None and run.view is not None:
+            run.transfer_leadership(seconds)
 
     def _reset(self, member: Member) -> None:
         """No fault either. Mostly the leader is asked, as others may be cut off from it."""
-        life = member.life if self._rng.random() < 0.3 else self._cluster.leader()
-        if life is not None and life.view is not None:
-            life.reset()
+        run = member.run if self._rng.random() < 0.3 else self._cluster.leader()
+        if run is not None and run.view is not None:
+            run.reset()
 
     def _force(self, member: Member) -> None:
         """An operator takes all but one node for lost, and has that one go on, some of the others blank.
 
         The rest is away for a while; whoever comes back has what it had, in an epoch that is over.
         """
-        cluster, rng, life = self._cluster, self._rng, member.life
-        if life is None or life.view is None or len(cluster.members) == 1 or not cluster.may_wipe():
+        cluster, rng, run = self._cluster, self._rng, member.run
+        if run is None or run.view is None or len(cluster.members) == 1 or not cluster.may_wipe():
             return
         is_whole = not any(one.is_wiped for one in cluster.members.values())
-        if not is_whole or not life.node.state.epoch or life.machine.line != cluster.line:
+        if not is_whole or not run.node.state.epoch or run.machine.line != cluster.line:
             return
         others = [name for name in cluster.members if name != member.name]
         rng.shuffle(others)
@@ -193,9 +193,9 @@ class Nemesis:
             self._later(0.4 * at + rng.random(), lambda: self._force_now(member))
 
     def _force_now(self, member: Member) -> None:
-        life = member.life
-        if life is not None and life.view is not None:
-            life.force(self._cluster.next_line())
+        run = member.run
+        if run is not None and run.view is not None:
+            run.force(self._cluster.next_line())
 
     # The network
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from simulation.machine import FORCES, Machine, decode_command
 
 RESETS = 0
-"""The life that resets are of: they are proposed until one is applied."""
+"""The run that resets are of: they are proposed until one is applied."""
 
 
 class Violation(AssertionError):
@@ -23,7 +23,7 @@ def require(holds: bool, what: str, *details: object) -> None:
 
 
 class History:
-    """The commands applied anywhere, in all lives (`simulation.machine.Watcher`)."""
+    """The commands applied anywhere, in all runs (`simulation.machine.Watcher`)."""
 
     def __init__(self) -> None:
         self.commands: list[bytes] = []
@@ -38,9 +38,9 @@ class History:
         fork.commands, fork._chains = self.commands[:index], self._chains[: index + 1]
         fork.acknowledged = self.acknowledged
         for command in fork.commands:
-            life, sequence = decode_command(command)
-            if life not in {RESETS, FORCES}:
-                fork._sequences[life] = sequence
+            run, sequence = decode_command(command)
+            if run not in {RESETS, FORCES}:
+                fork._sequences[run] = sequence
         return fork
 
     def on_apply(self, machine: Machine, index: int, command: bytes) -> None:
@@ -54,15 +54,15 @@ class History:
             )
             return
         require(index == len(history) + 1, "a gap in the history", index, len(history))
-        life, sequence = decode_command(command)
-        if life in {RESETS, FORCES}:
+        run, sequence = decode_command(command)
+        if run in {RESETS, FORCES}:
             history.append(command)
             return
-        wanted = self._sequences.get(life, 0) + 1
+        wanted = self._sequences.get(run, 0) + 1
         require(
-            sequence == wanted, "a command lost, doubled or out of its order", index, (life, sequence), wanted
+            sequence == wanted, "a command lost, doubled or out of its order", index, (run, sequence), wanted
         )
-        self._sequences[life] = sequence
+        self._sequences[run] = sequence
         history.append(command)
 
     def on_applied(self, machine: Machine) -> None:

@@ -23,7 +23,7 @@ from simulation.timeline import NodeClock
 if TYPE_CHECKING:
     from sequencer.state.commands import Command
     from simulation.cluster import Cluster
-    from simulation.run import Life
+    from simulation.run import NodeRun
 
 DURATION_MS: Final = 1000
 NAMES: Final = ("g/a", "g/b")
@@ -115,17 +115,17 @@ class Holders:
 
     def _send(self, content: bytes, delay_s: float) -> None:
         def arrive() -> None:
-            lives = self._cluster.lives()
-            if lives and not self.is_over:
-                self._rng.choice(lives).propose(0, content)
+            runs = self._cluster.runs()
+            if runs and not self.is_over:
+                self._rng.choice(runs).propose(0, content)
 
         self._cluster.timeline.after(delay_s * self._rng.random(), arrive)
 
     # Hearing
 
-    def on_applied(self, life: Life, command: Command, outcome: Outcome) -> None:
+    def on_applied(self, run: NodeRun, command: Command, outcome: Outcome) -> None:
         """A node applied a command about leases."""
-        line, index = life.machine.line, life.machine.index
+        line, index = run.machine.line, run.machine.index
         if index > self._heard.get(line, 0):
             self._heard[line] = index
             self._note(line, command, outcome)

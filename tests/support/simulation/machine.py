@@ -24,13 +24,13 @@ _LEASES = struct.Struct("<I")
 _IS_LEASE = b"\xff"
 """Behind the head of a command about leases; no other has it there."""
 FORCES = (1 << 64) - 1
-"""The life that forces are of; their sequence names the history that begins with one."""
+"""The run that forces are of; their sequence names the history that begins with one."""
 
 
 class Command(NamedTuple):
-    """The `sequence`-th command, from 1, that was proposed in a life; lives have numbers of their own."""
+    """The `sequence`-th command, from 1, that was proposed in a run; runs have numbers of their own."""
 
-    life: int
+    run: int
     sequence: int
 
     def encode(self, size: int, lease: bytes = b"") -> bytes:
@@ -86,7 +86,7 @@ class Machine:
         """Take the next command."""
         self._watcher.on_apply(self, index, command)
         self.index = index
-        if decode_command(command).life == FORCES:
+        if decode_command(command).run == FORCES:
             self.line = decode_command(command).sequence
             apply(self.leases, commands.ResetCluster(False, self.line, 0, bytes(16), "n1"))
         self.chain = zlib.crc32(command, self.chain)

@@ -166,9 +166,9 @@ class Wires:
         for end, other in ((one, two), (two, one)):
             rises = connection.arrived_at[end.name] = self._timeline.now + self._delay()
             assert other.hello is not None
-            self._timeline.at(rises, partial(self._rise, connection, end, other.name, other.hello))
+            self._timeline.at(rises, partial(self._on_established, connection, end, other.name, other.hello))
 
-    def _rise(self, connection: Connection, end: Endpoint, peer: str, hello: Hello) -> None:
+    def _on_established(self, connection: Connection, end: Endpoint, peer: str, hello: Hello) -> None:
         stands = self._pairs.get((min(end.name, peer), max(end.name, peer))) is connection
         if stands and connection.ends.get(end.name) is end:
             end.rise(connection, peer, hello)

@@ -1,4 +1,4 @@
-"""What left the nodes: votes, support and acknowledgements, which later lives and leaders are held to.
+"""What left the nodes: votes, support and acknowledgements, which later runs and leaders are held to.
 
 The law: a message leaves only when all that it says of its sender is synced, and one disk has one vote in a
 term.
@@ -26,11 +26,11 @@ from simulation.history import require
 
 @dataclass(eq=False, slots=True)
 class DiskRecord:
-    """What is known of a disk, from all lives on it."""
+    """What is known of a disk, from all runs on it."""
 
     member: str
     log: DurableLog | None = None
-    """As the newest life has it, or the one before while there is none."""
+    """As the newest run has it, or the one before while there is none."""
     claims: set[DiskClaim] = field(default_factory=set)
     term: int = 0
     """The present term as of the last sync, ..."""
@@ -42,10 +42,10 @@ class DiskRecord:
 
 @dataclass(eq=False, slots=True)
 class View:
-    """How far one life has been looked at."""
+    """How far one run has been looked at."""
 
     name: str
-    life: int
+    run: int
     node: RaftNode
     record: DiskRecord
     scanned: LogIndex = NOWHERE

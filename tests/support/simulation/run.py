@@ -1,6 +1,6 @@
-"""One life of a simulated node: a process from its start to its end, on a disk that outlives it.
+"""One run of a simulated node: a process from its start to its end, on a disk that outlives it.
 
-Law: a life that ended does nothing any more: its disk is off, its work aside is not begun, its messages that
+Law: a run that ended does nothing any more: its disk is off, its work aside is not begun, its messages that
 have not left are lost.
 """
 
@@ -21,7 +21,7 @@ from sequencer.raft.node import RaftNode
 from sequencer.state.apply_result import Outcome
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import Command as LeaseCommand
-from simulation.background_worker import SteppedAside
+from simulation.background_worker import SteppedWorker
 from simulation.endpoint import Endpoint
 from simulation.history import RESETS, History, Violation, require
 from simulation.machine import FORCES, Command, Machine
@@ -35,7 +35,7 @@ ROUND_S = 0.00005
 """What a round of the loop takes at least."""
 
 
-class Life:
+class NodeRun:
     """A node that runs. `open` begins it, `end` ends it; it runs itself by events in between."""
 
     def __init__(self, cluster: Cluster, name: str, number: int, disk: MemoryDisk) -> None:
@@ -66,7 +66,7 @@ class Life:
         self._lease_clock = LeaseExpiry(self.machine.leases)
         self._lease_term = 0
         self._calls: deque[Callable[[], None]] = deque()
-        self._aside = SteppedAside(self._later, self.wake)
+        self._worker = SteppedWorker(self._later, self.wake)
         self._busy_until = 0.0
         self._wakes_at = float("inf")
         self._node: RaftNode | None = None
@@ -88,14 +88,14 @@ class Life:
             cluster.config_of(self.name),
             self.machine,
             network=self.endpoint,
-            aside=self._aside,
+            worker=self._worker,
             rng=cluster.rng,
             new_id=lambda: cluster.rng.randbytes(16),
             disk=self.disk,
             on_disk_full=self._on_disk_full,
             calls=self._calls,
         )
-        self._node._snapshots._disk = self._aside.disk(self.disk)
+        self._node._snapshots._disk = self._worker.disk(self.disk)
         on_commit = self._node.on_commit
 
         def watched(entry: RaftEntry) -> None:
@@ -139,9 +139,9 @@ class Life:
         self.wake()
         return True
 
-    def hand_over(self, seconds: float) -> None:
+    def transfer_leadership(self, seconds: float) -> None:
         """Have another one lead, if this one does."""
-        self._calls.append(lambda: self.node.hand_over(seconds, Future()))
+        self._calls.append(lambda: self.node.transfer_leadership(seconds, Future()))
         self.wake()
 
     def reset(self) -> None:
@@ -201,7 +201,7 @@ class Life:
     def end(self) -> None:
         """The process is gone, and its disk off."""
         self.is_alive = False
-        self._aside.unwind()
+        self._worker.unwind()
 
     def _later(self, action: Callable[[], None]) -> None:
         """What happens aside takes its time, and stands still with the process."""
@@ -213,8 +213,8 @@ class Life:
             else:
                 self.do(action)
 
-        aside_s = self.cluster.settings.aside_s + self.sync_s
-        timeline.after(aside_s * self.cluster.rng.random(), act)
+        worker_s = self.cluster.settings.worker_s + self.sync_s
+        timeline.after(worker_s * self.cluster.rng.random(), act)
 
     def _on_wake(self, when: float) -> None:
         if when != self._wakes_at:

@@ -15,7 +15,6 @@ from unittest import mock
 import sequencer.raft.core.progress
 import sequencer.raft.core.replication
 import sequencer.raft.proposals
-import sequencer.raft.storage.snapshot_sender
 
 Fault: TypeAlias = Literal[
     "kill",
@@ -66,7 +65,7 @@ class Settings:
     snapshot_ms: int = 200
     keep_entries: tuple[int, ...] = (4,)
     """Of the members in turn, so that their logs begin at different places."""
-    aside_s: float = 0.01
+    worker_s: float = 0.01
     """What work aside takes at most from one change of the disk to the next, and to be heard of."""
     segment_bytes: int = 2048
     append_bytes: int = 1024
@@ -107,7 +106,7 @@ def draw_settings(rng: random.Random, *, nodes: int | None, seconds: float) -> S
         seconds=seconds,
         snapshot_ms=rng.choice((50, 100, 200, 500)),
         keep_entries=rng.choice(((1,), (4,), (20, 20, 1), (1, 200))),
-        aside_s=rng.choice((0.001, 0.01, 0.03, 0.2)),
+        worker_s=rng.choice((0.001, 0.01, 0.03, 0.2)),
         segment_bytes=rng.choice((512, 2048, 2048, 16384)),
         append_bytes=rng.choice((300, 1024, 8192, 256 * 1024)),
         chunk_bytes=rng.choice((100, 300, 4096, 1 << 20)),
@@ -144,8 +143,8 @@ def in_force(settings: Settings) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, name, value in (
             (sequencer.raft.core.replication, "APPEND_BYTES", settings.append_bytes),
-            (sequencer.raft.storage.snapshot_sender, "CHUNK_BYTES_MAX", settings.chunk_bytes),
-            (sequencer.raft.storage.snapshot_sender, "WINDOW_BYTES", settings.window_bytes),
+            (sequencer.raft.core.replication, "CHUNK_BYTES_MAX", settings.chunk_bytes),
+            (sequencer.raft.core.replication, "WINDOW_BYTES", settings.window_bytes),
             (sequencer.raft.core.progress, "IN_FLIGHT_MESSAGES_MAX", settings.in_flight_messages),
             (sequencer.raft.proposals, "PACKS_MAX", settings.packs_max),
             (sequencer.raft.proposals, "PACK_COMMANDS_MAX", settings.pack_commands_max),

@@ -1,4 +1,4 @@
-"""Run simulations: each seed is a cluster's whole life, with faults first and then a time to recover.
+"""Run simulations: each seed is a cluster's whole run, with faults first and then a time to recover.
 
 After the faults there must be a leader, every command in flight must be done, and all nodes must have applied
 the same.
@@ -43,7 +43,7 @@ class Report:
     acknowledged: int
     elections: int
     epochs: int
-    lives: int
+    runs: int
     virtual_s: float
     seen: Counter[str]
     """Events by kind."""
@@ -82,7 +82,7 @@ def simulate(
         acknowledged=cluster.history.acknowledged,
         elections=sum(checks.elections for checks in cluster.epochs.values()),
         epochs=len(cluster.epochs),
-        lives=cluster.lives_begun,
+        runs=cluster.runs_started,
         virtual_s=cluster.timeline.now,
         seen=cluster.seen,
         leases=cluster.holders.seen,
@@ -171,21 +171,21 @@ def await_well(cluster: Cluster, names: list[str]) -> None:
 
 def _unsettled(cluster: Cluster, names: list[str]) -> str:
     """What is not well yet with these members."""
-    lives = [life for life in cluster.lives() if life.name in names]
-    if len(lives) < len(names):
+    runs = [run for run in cluster.runs() if run.name in names]
+    if len(runs) < len(names):
         return "not all run"
     if cluster.leader() is None:
         return "no leader"
-    if waiting := [(life.name, len(life.in_flight)) for life in lives if life.in_flight]:
+    if waiting := [(run.name, len(run.in_flight)) for run in runs if run.in_flight]:
         return f"commands in flight: {waiting}"
-    states = {life.name: (life.node.state.applied.index, life.node._raft.committed) for life in lives}
+    states = {run.name: (run.node.state.applied.index, run.node._raft.committed) for run in runs}
     if len({place for pair in states.values() for place in pair}) > 1:
         return f"not all have applied and committed the same: {states}"
-    if len({encode_state(life.node.state) for life in lives}) > 1:
+    if len({encode_state(run.node.state) for run in runs}) > 1:
         raise Violation("states differ")
-    if behind := [life.name for life in lives if life.machine.index < len(cluster.history.commands)]:
+    if behind := [run.name for run in runs if run.machine.index < len(cluster.history.commands)]:
         raise Violation(f"nobody has all that was applied: {behind}")
-    if stale := [life.name for life in lives if not life.node._raft.is_counted_here]:
+    if stale := [run.name for run in runs if not run.node._raft.is_counted_here]:
         return f"disks that do not count: {stale}"
     return ""
 
@@ -206,13 +206,13 @@ class _Client:
     def _propose(self) -> None:
         if self.is_over:
             return
-        life, settings, drawn = self._member.life, self._cluster.settings, self._cluster.rng.random()
-        if life is not None and life.view is not None:
+        run, settings, drawn = self._member.run, self._cluster.settings, self._cluster.rng.random()
+        if run is not None and run.view is not None:
             is_burst = drawn < settings.burst
             is_large = not is_burst and drawn < settings.burst + settings.large
             burst = min(BURST_COMMANDS, 20 * settings.packs_max * settings.pack_commands_max)
             for _ in range(burst if is_burst else 1):
-                if not life.propose(LARGE_BYTES if is_large else int(drawn * 100)):
+                if not run.propose(LARGE_BYTES if is_large else int(drawn * 100)):
                     break
         self.begin()
 

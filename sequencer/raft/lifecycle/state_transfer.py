@@ -1,8 +1,11 @@
-"""Taking the state of a later epoch, or any first state, from a peer that need not lead.
+"""Transfer of a state between peers of which neither leads: the state of a later epoch, or a blank disk's
+first.
 
-For the loop's thread. A node of an earlier epoch is talked to in nothing else. The laws: it keeps all that is
-its own until the other state is durable whole; it takes only one that is of this cluster and its members. A
-transfer goes on with the peer and the state that it began with for as long as bytes come.
+For the loop's thread. Nodes of different epochs exchange no other messages. Invariants:
+- A node keeps its own state until the other one is completely durable. It accepts only a state of its cluster
+  and its members.
+- A transfer continues with the same peer and the same snapshot as long as bytes arrive. Otherwise a transfer
+  that takes longer than the time between two snapshots would never end.
 """
 
 from __future__ import annotations
@@ -14,20 +17,22 @@ from typing import Final, NamedTuple
 from rt.cluster_epoch import name_of
 from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
 from sequencer.raft.model.cluster_state import ClusterState
-from sequencer.raft.model.messages import FetchState, FetchStateChunk, Hello, Message
-from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver, SnapshotStore
+from sequencer.raft.model.messages import CHUNK_BYTES_MAX, FetchState, FetchStateChunk, Hello, Message
+from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReader, SnapshotReceiver, SnapshotStore
 from sequencer.raft.storage.worker import BackgroundWorker
 
 ASK_AGAIN_S: Final = 1.0
-"""A piece that did not come for so long is asked for again, of another peer if none ever came."""
+"""A missing chunk is requested again after this time, from another peer if none ever arrived."""
 PATIENCE_S: Final = 5.0
-"""So long a transfer that has begun waits for its peer, which may be connected anew."""
+"""A started transfer waits this long for its peer, which may reconnect."""
+IDLE_S: Final = 30.0
+"""A snapshot that its peer has not read for this long is closed, so that its space is freed."""
 
 logger = logging.getLogger("sequencer.raft")
 
 
 class FetchedState(NamedTuple):
-    """A state that is durable here now, as the newest snapshot."""
+    """A state that is now durable here as the newest snapshot."""
 
     meta: SnapshotMeta
     state: ClusterState
@@ -35,41 +40,40 @@ class FetchedState(NamedTuple):
 
 
 class StateFetcher:
-    """Asks peers for their state, piece by piece.
+    """Fetches a state chunk by chunk.
 
-    `decode` reads and checks what came; on the helper's thread, it may raise `rt.FormatError` and
-    `rt.ClusterMismatch`. `done` hears of the state in the loop.
+    `decode` reads and checks it on the worker's thread. It may raise `rt.FormatError` and
+    `rt.ClusterMismatch`. `done` is called in the loop.
     """
 
     def __init__(
         self,
         snapshots: SnapshotStore,
-        aside: BackgroundWorker,
+        worker: BackgroundWorker,
         send: Callable[[str, Message], object],
         decode: Callable[[SnapshotMeta, bytes], tuple[ClusterState, bytes]],
         done: Callable[[FetchedState], None],
     ) -> None:
-        self._snapshots, self._aside, self._send = snapshots, aside, send
+        self._snapshots, self._worker, self._send = snapshots, worker, send
         self._decode, self._done = decode, done
         self._asked = ""
         self._ask_again_at = float("-inf")
         self._patient_until = float("-inf")
         self._incoming: SnapshotReceiver | None = None
         self.is_installing = False
-        """The whole of a state is being made durable."""
+        """All chunks are received, and the state is being made durable."""
 
     @property
     def incoming(self) -> SnapshotReceiver | None:
-        """What has come of a state."""
         return self._incoming
 
     @property
     def is_under_way(self) -> bool:
-        """Whether something of a state has come."""
+        """Whether a chunk has arrived."""
         return self._incoming is not None
 
     def ask(self, peers: Sequence[str], now: float) -> None:
-        """Ask one of these peers, unless an answer is to be expected, or all has come."""
+        """Request the next chunk from one of these peers, unless an answer is still expected."""
         if self.is_installing or now < self._ask_again_at:
             return
         if not self._is_patient(now):
@@ -87,49 +91,48 @@ class StateFetcher:
         return self._incoming is not None and now < self._patient_until
 
     def give_up(self) -> None:
-        """What came is of no use any more."""
+        """Drop the transfer, unless the state is being made durable."""
         if not self.is_installing:
             incoming, self._incoming, self._asked = self._incoming, None, ""
             self._ask_again_at = float("-inf")
             if incoming is not None:
                 incoming.abandon()
 
-    def on_piece(self, peer: str, hello: Hello, piece: FetchStateChunk, now: float) -> None:
-        """A piece came from a peer that introduced itself so."""
+    def on_state_chunk(self, peer: str, hello: Hello, chunk: FetchStateChunk, now: float) -> None:
         if peer != self._asked or self.is_installing:
             return
-        meta = SnapshotMeta(hello.cluster, hello.epoch, piece.snapshot, piece.length, piece.digest)
+        meta = SnapshotMeta(hello.cluster, hello.epoch, chunk.snapshot, chunk.length, chunk.digest)
         try:
-            incoming, is_new = self._take(meta, piece)
+            incoming, is_new = self._write(meta, chunk)
         except (FormatError, DiskFull, Closed) as error:
             self._on_failed(error)
             return
         if incoming.received == meta.length:
             self._install(meta)
-        elif is_new:  # Of one that brings nothing the next is asked for in a while, by `ask`.
+        elif is_new:  # If the chunk brought nothing new, `ask` requests it later.
             self._patient_until = now + PATIENCE_S
             self._ask_again_at = now + ASK_AGAIN_S
             self._send(peer, FetchState(incoming.received, meta.digest))
 
-    def _take(self, meta: SnapshotMeta, piece: FetchStateChunk) -> tuple[SnapshotReceiver, bool]:
+    def _write(self, meta: SnapshotMeta, chunk: FetchStateChunk) -> tuple[SnapshotReceiver, bool]:
         if self._incoming is None or self._incoming.meta != meta:
             newest = self._snapshots.newest
             if newest is not None and meta.place.index <= newest.place.index:
                 raise FormatError(
-                    "a state of a later epoch that is not behind the one here",
+                    "a state of a later epoch does not come after this node's state",
                     got=meta.place,
-                    expected=f"behind {newest.place}",
+                    expected=f"after {newest.place}",
                 )
             self._incoming = self._snapshots.receive(meta)
         before = self._incoming.received
-        return self._incoming, self._incoming.write(piece.offset, piece.data) > before
+        return self._incoming, self._incoming.write(chunk.offset, chunk.data) > before
 
     def _install(self, meta: SnapshotMeta) -> None:
         incoming = self._incoming
         assert incoming is not None
         self.is_installing = True
         found: list[tuple[ClusterState, bytes]] = []
-        self._aside.run(
+        self._worker.run(
             lambda: incoming.finish(lambda content: found.append(self._decode(meta, content))),
             lambda _: self._on_installed(FetchedState(meta, *found[0])),
             self._on_failed,
@@ -141,7 +144,7 @@ class StateFetcher:
         self._done(fetched)
 
     def _on_failed(self, error: BaseException) -> None:
-        """It is asked for again in a while; a failed disk ends the node."""
+        """It is requested again later. A disk failure ends the node."""
         self.is_installing = False
         incoming, self._incoming = self._incoming, None
         if not isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed):
@@ -152,5 +155,47 @@ class StateFetcher:
 
 
 def _behind(asked: str, peers: Sequence[str]) -> str:
-    """The peer that follows the one asked before; the first one if that is not among them."""
+    """The peer after `asked`; the first peer if `asked` is not among them."""
     return peers[(peers.index(asked) + 1) % len(peers)] if asked in peers else peers[0]
+
+
+class StateServer:
+    """The snapshots that peers are fetching, at most one for each peer."""
+
+    def __init__(self, snapshots: SnapshotStore) -> None:
+        self._snapshots = snapshots
+        self._readers: dict[str, tuple[SnapshotReader, float]] = {}
+        """Each reader, and when its peer last asked."""
+
+    def chunk_for(self, peer: str, asks: FetchState, now: float) -> FetchStateChunk | None:
+        """The answer, or None if nothing is left after the offset. A snapshot must exist."""
+        reader = self._reader_for(peer, asks)
+        meta = reader.meta
+        offset = asks.offset if asks.digest == meta.digest else 0
+        data = reader.read_at(offset, CHUNK_BYTES_MAX) if offset <= meta.length else b""
+        if len(data) < meta.length:
+            self._readers[peer] = reader, now  # Also after the last chunk, which may be lost.
+        else:
+            self._close(peer, reader)
+        return FetchStateChunk(meta.place, meta.length, meta.digest, offset, data) if data else None
+
+    def release_idle(self, now: float) -> None:
+        for peer, (reader, asked) in list(self._readers.items()):
+            if now - asked >= IDLE_S:
+                self._close(peer, reader)
+
+    def close(self) -> None:
+        for peer, (reader, _) in list(self._readers.items()):
+            self._close(peer, reader)
+
+    def _reader_for(self, peer: str, asks: FetchState) -> SnapshotReader:
+        known = self._readers.get(peer)
+        if known is not None:
+            if known[0].meta.digest == asks.digest:
+                return known[0]
+            self._close(peer, known[0])
+        return self._snapshots.open_newest()
+
+    def _close(self, peer: str, reader: SnapshotReader) -> None:
+        self._readers.pop(peer, None)
+        reader.close()

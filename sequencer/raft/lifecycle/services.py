@@ -1,0 +1,32 @@
+"""What the parts of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sequencer.raft.core.core import SyncObj
+from sequencer.raft.core.local_member import LocalMembership
+from sequencer.raft.core.ports import Network
+from sequencer.raft.model.api import StateMachine
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.storage.disk_full import DiskSpace
+from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.snapshots import SnapshotStore
+from sequencer.raft.storage.worker import BackgroundWorker
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """One run of a node. Used on the loop's thread."""
+
+    config: RaftConfig
+    own: LocalMembership
+    machine: StateMachine
+    raft: SyncObj
+    log: DurableLog
+    snapshots: SnapshotStore
+    space: DiskSpace
+    network: Network
+    worker: BackgroundWorker
+    new_id: Callable[[], bytes]
