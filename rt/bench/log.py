@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 
-from rt.bench.measure import Figure, peak_memory_mb, ratios, seconds
+from rt.bench.measure import Bench, Figure, peak_memory_mb, ratios, seconds
 from rt.client.publisher import Publisher
 from rt.log.check.verify import verify
 from rt.log.read.reader import LogReader
@@ -21,21 +20,16 @@ _DISTINCT = 20_000
 _BATCH_BYTES = 256 * 1024
 
 
-class LogBench:
-    """One run: `rounds` of each measurement, with logs of `size_bytes` of values, in `directory`."""
+class LogBench(Bench):
+    """Writes logs of `size_bytes` of values."""
 
     def __init__(self, directory: str | None, *, rounds: int, size_bytes: int) -> None:
-        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
-        self._rounds = rounds
+        super().__init__(directory, rounds)
         self._size_bytes = size_bytes
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known, and leaves no files."""
-        try:
-            for figure in itertools.chain(self._small(), self._large()):
-                on_figure(figure)
-        finally:
-            shutil.rmtree(self._root, ignore_errors=True)
+    def figures(self) -> Generator[Figure, None, None]:
+        yield from self._small()
+        yield from self._large()
 
     def run_memory(self, size_bytes: int) -> Figure:
         """Write and read a log of `size_bytes`. The figure is how much the peak memory exceeds that of a
@@ -48,7 +42,7 @@ class LogBench:
             self._write_and_read(values, size_bytes // (len(values) * 1024))
             return Figure("memory: growth of the peak over the log", (peak_memory_mb() - before,), "MB")
         finally:
-            shutil.rmtree(self._root, ignore_errors=True)
+            self.close()
 
     # 128-byte messages
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,7 +29,6 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The median of the rounds."""
         return statistics.median(self.rounds)
 
     def as_dict(self) -> dict[str, object]:
@@ -48,11 +50,42 @@ class Figure:
         return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} ({least} to {most}){goal}"
 
 
+class Bench(ABC):
+    """One run of a benchmark, with `rounds` of each measurement, in a temporary folder of `directory`."""
+
+    def __init__(self, directory: str | None, rounds: int) -> None:
+        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
+        self._rounds = rounds
+
+    @abstractmethod
+    def figures(self) -> Generator[Figure, None, None]:
+        """Measure everything."""
+
+    def run(self, on_figure: Callable[[Figure], None]) -> None:
+        """Measure everything. Reports each figure when it is known, and leaves no files."""
+        figures = self.figures()
+        try:
+            for figure in figures:
+                on_figure(figure)
+        finally:
+            figures.close()
+            self.close()
+
+    def close(self) -> None:
+        """Delete what was written."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Wall-clock seconds of one call."""
-    start = time.perf_counter()
+    return measured(work)[0]
+
+
+def measured(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of wall-clock time and of CPU time of one call."""
+    wall, processor = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - start
+    return time.perf_counter() - wall, time.process_time() - processor
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:

@@ -9,43 +9,31 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from rt.bench.measure import Figure, seconds
+from rt.bench.measure import Bench, Figure, measured, seconds
 from rt.objects import CheckpointKind, PersistedObjectSpace, SqliteStore
 
 EDITS = 10
 _GOAL_MS = 5.0
 
 
-class ObjectsBench:
-    """One run in `directory`: `rounds` saves of each object.
-
-    The objects have `items` elements, then a hundredth of them. There are also many small objects.
-    """
+class ObjectsBench(Bench):
+    """Saves objects of `items` elements, then of a hundredth of them, and many small objects."""
 
     def __init__(self, directory: str | None, *, rounds: int, items: int) -> None:
-        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
-        self._rounds = rounds
+        super().__init__(directory, rounds)
         self._items = items
         self._hundredth = max(EDITS, items // 100)
         self._draw = random.Random(7)
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known, and leaves no files."""
-        try:
-            for items in (self._hundredth, self._items):
-                for figure in self._large(items):
-                    on_figure(figure)
-            for figure in self._small():
-                on_figure(figure)
-        finally:
-            shutil.rmtree(self._root, ignore_errors=True)
+    def figures(self) -> Generator[Figure, None, None]:
+        for items in (self._hundredth, self._items):
+            yield from self._large(items)
+        yield from self._small()
 
     def _large(self, items: int) -> Iterator[Figure]:
         path = os.path.join(self._root, f"{items}.db")
@@ -107,9 +95,8 @@ class ObjectsBench:
         """Edit, then save. Returns milliseconds of wall-clock and CPU time."""
         for number in range(EDITS):
             edit(number)
-        wall, processor = time.perf_counter(), time.process_time()
-        space.checkpoint(store)
-        return (time.perf_counter() - wall) * 1000, (time.process_time() - processor) * 1000
+        wall, processor = measured(lambda: space.checkpoint(store))
+        return wall * 1000, processor * 1000
 
     def _small(self) -> Iterator[Figure]:
         """Many small objects, as standing queries have: the size of one, and a save after all changed."""

@@ -7,14 +7,11 @@ one query. CPU time is reported too, as it does not depend on the load of the ma
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import time
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from rt.bench.measure import Figure
+from rt.bench.measure import Bench, Figure, measured
 from rt.objects import CheckpointKind, SqliteStore
 from rt.query import Factories, Observable, QueryEngine, Source, Start, VirtualScheduler
 from rt.query.core.reliable import ReliableObserver
@@ -54,26 +51,21 @@ class _Numbers:
             self._next += 1
 
 
-class QueriesBench:
-    """One run in `directory` with `queries` queries: `rounds` of each measurement."""
+class QueriesBench(Bench):
+    """Runs `queries` queries."""
 
     def __init__(self, directory: str | None, *, rounds: int, queries: int) -> None:
-        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
-        self._rounds = rounds
+        super().__init__(directory, rounds)
         self._count = queries
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known, and leaves no files."""
+    def figures(self) -> Generator[Figure, None, None]:
         path = os.path.join(self._root, "queries.db")
-        try:
-            with SqliteStore(path) as store:
-                self._standing(store, on_figure)
-            with SqliteStore(path) as store:
-                wall, processor = _measured(self._engine(store)[0].recover)
-                on_figure(Figure(f"{self._count:,} queries: recover", (wall,), "s"))
-                on_figure(Figure(f"{self._count:,} queries: recover, CPU", (processor,), "s"))
-        finally:
-            shutil.rmtree(self._root, ignore_errors=True)
+        with SqliteStore(path) as store:
+            yield from self._standing(store)
+        with SqliteStore(path) as store:
+            wall, processor = measured(self._engine(store)[0].recover)
+            yield Figure(f"{self._count:,} queries: recover", (wall,), "s")
+            yield Figure(f"{self._count:,} queries: recover, CPU", (processor,), "s")
 
     def _engine(self, store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
         factories = Factories()
@@ -89,7 +81,7 @@ class QueriesBench:
         engine.add_sink("out")
         return engine, source
 
-    def _standing(self, store: SqliteStore, on_figure: Callable[[Figure], None]) -> None:
+    def _standing(self, store: SqliteStore) -> Iterator[Figure]:
         engine, source = self._engine(store)
         engine.recover()
         name = f"{self._count:,} queries"
@@ -99,7 +91,7 @@ class QueriesBench:
         engine.checkpoint()
         taken, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        on_figure(Figure(f"{name}: memory of one", (taken / self._count,), "B"))
+        yield Figure(f"{name}: memory of one", (taken / self._count,), "B")
         for what, values, kind in (
             ("full checkpoint", (), CheckpointKind.FULL),
             ("checkpoint, none changed", (), CheckpointKind.DIFFERENTIAL),
@@ -109,18 +101,11 @@ class QueriesBench:
             rounds = []
             for _ in range(self._rounds):
                 source.send(values)
-                rounds.append(_measured(lambda: engine.checkpoint(kind)))  # noqa: B023 - called at once
+                rounds.append(measured(lambda: engine.checkpoint(kind)))  # noqa: B023 - called at once
             wall, processor = zip(*rounds, strict=True)
-            on_figure(Figure(f"{name}: {what}", tuple(each * 1000 for each in wall), "ms"))
-            on_figure(Figure(f"{name}: {what}, CPU", tuple(each * 1000 for each in processor), "ms"))
-        rounds = [_measured(lambda: source.send(range(_VALUES))) for _ in range(self._rounds)]
+            yield Figure(f"{name}: {what}", tuple(each * 1000 for each in wall), "ms")
+            yield Figure(f"{name}: {what}, CPU", tuple(each * 1000 for each in processor), "ms")
+        rounds = [measured(lambda: source.send(range(_VALUES))) for _ in range(self._rounds)]
         wall, processor = zip(*rounds, strict=True)
-        on_figure(Figure(f"{name}: values", tuple(_VALUES / each for each in wall), "/s"))
-        on_figure(Figure(f"{name}: values, CPU", tuple(_VALUES / each for each in processor), "/s"))
-
-
-def _measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall-clock and CPU time."""
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - processor
+        yield Figure(f"{name}: values", tuple(_VALUES / each for each in wall), "/s")
+        yield Figure(f"{name}: values, CPU", tuple(_VALUES / each for each in processor), "/s")

@@ -9,16 +9,14 @@ rate from the first micro-batch on.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rt.bench.measure import Figure, ratios
+from rt.bench.measure import Bench, Figure, ratios
 from rt.bench.merged_logs import make_log
 from rt.bench.processor import CpuUsage, used_by
 from rt.errors import RtError
@@ -41,10 +39,8 @@ WARM_UPS: Final = 10
 """After this many scans the JVM needs half the CPU time of the first ones, and improves little later."""
 
 
-class SparkBench:
-    """One run: `warm_ups`, then `rounds` of each measurement, with logs of `size_bytes` of values in
-    `directory`, and a stream of `stream_seconds`.
-    """
+class SparkBench(Bench):
+    """Reads logs of `size_bytes` of values, after `warm_ups` scans, and a stream for `stream_seconds`."""
 
     def __init__(
         self,
@@ -55,27 +51,17 @@ class SparkBench:
         stream_seconds: float = 30.0,
         warm_ups: int = WARM_UPS,
     ) -> None:
-        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
+        super().__init__(directory, rounds)
         self._stream_seconds = stream_seconds
-        self._rounds = rounds
         self._warm_ups = warm_ups
         self._size_bytes = size_bytes
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known, and leaves no files."""
+    def figures(self) -> Generator[Figure, None, None]:
+        spark = self._session()
         try:
-            spark = self._session()
-            try:
-                for figure in self.figures(spark):
-                    on_figure(figure)
-            finally:
-                spark.stop()
+            yield from self.figures_of(spark)
         finally:
-            self.close()
-
-    def close(self) -> None:
-        """Delete what was written."""
-        shutil.rmtree(self._root, ignore_errors=True)
+            spark.stop()
 
     def _session(self) -> SparkSession:
         from pyspark.sql import SparkSession
@@ -89,7 +75,7 @@ class SparkBench:
         session: SparkSession = builder.getOrCreate()
         return session
 
-    def figures(self, spark: SparkSession) -> Iterator[Figure]:
+    def figures_of(self, spark: SparkSession) -> Iterator[Figure]:
         """Measure everything in this session."""
         from rt.bench.spark_ceiling import SparkCeiling
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from rt.bench.measure import Figure, peak_memory_mb
+from rt.bench.measure import Bench, Figure, peak_memory_mb
 from rt.bench.merged_logs import TOPIC, make_log
 from rt.streams.agent.options import StreamOptions
 from rt.streams.core.event_batch import EventBatch
@@ -60,38 +59,33 @@ class _OneReader(GeneratorReader):
         return QueueRead([made] if numbers else [], SequenceToken(stop))
 
 
-class StreamsBench:
-    """One run: `events` through one agent to ten consumers; `streams` streams with one each; a log in
-    `directory`.
-    """
+class StreamsBench(Bench):
+    """`events` through one agent to ten consumers; `streams` streams with a consumer each; a log."""
 
     def __init__(self, directory: str | None, *, rounds: int, events: int, streams: int) -> None:
-        self._directory = directory
-        self._rounds = rounds
+        super().__init__(directory, rounds)
         self._events = events
         self._streams = streams
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known."""
+    def figures(self) -> Generator[Figure, None, None]:
         for batch in (1000, 100):
             clock, processor = self._rounds_of(lambda batch=batch: self._to_ten(batch))  # type: ignore[misc]
             what = f"one agent to 10 consumers, batches of {batch:,}"
-            on_figure(Figure(what, clock, "events/s", 100_000))
-            on_figure(Figure(f"{what}, CPU", processor, "events/s", 100_000))
+            yield Figure(what, clock, "events/s", 100_000)
+            yield Figure(f"{what}, CPU", processor, "events/s", 100_000)
         before = peak_memory_mb()
         clock, processor = self._rounds_of(self._to_many)
         what = f"{self._streams:,} streams with a consumer each"
-        on_figure(Figure(what, clock, "events/s"))
-        on_figure(Figure(f"{what}, CPU", processor, "events/s"))
-        on_figure(Figure(f"{what}: memory, most", (peak_memory_mb(),), "MB", 1000))
-        on_figure(Figure(f"{what}: memory, grown by", (peak_memory_mb() - before,), "MB"))
-        with tempfile.TemporaryDirectory(prefix="rt-bench-", dir=self._directory) as root:
-            log = make_log(root, "log", count=self._events, value_bytes=len(_VALUE))
-            queues = ClusterQueues({"log": Cluster("bench", log)})
-            clock, processor = self._rounds_of(lambda: self._to(queues, StreamId("", TOPIC)))
+        yield Figure(what, clock, "events/s")
+        yield Figure(f"{what}, CPU", processor, "events/s")
+        yield Figure(f"{what}: memory, most", (peak_memory_mb(),), "MB", 1000)
+        yield Figure(f"{what}: memory, grown by", (peak_memory_mb() - before,), "MB")
+        log = make_log(self._root, "log", count=self._events, value_bytes=len(_VALUE))
+        queues = ClusterQueues({"log": Cluster("bench", log)})
+        clock, processor = self._rounds_of(lambda: self._to(queues, StreamId("", TOPIC)))
         what = f"a log of {len(_VALUE)} B messages to 10 consumers"
-        on_figure(Figure(what, clock, "events/s", 100_000))
-        on_figure(Figure(f"{what}, CPU", processor, "events/s", 100_000))
+        yield Figure(what, clock, "events/s", 100_000)
+        yield Figure(f"{what}, CPU", processor, "events/s", 100_000)
 
     def _rounds_of(
         self, program: Callable[[], Coroutine[Any, Any, tuple[float, float]]]

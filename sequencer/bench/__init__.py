@@ -1,6 +1,7 @@
-"""Benchmarks of the sequencer's parts: what README's figures are measured with.
+"""Benchmarks of the sequencer with real processes. The figures of the README come from them.
 
-Each runs real processes; `rt bench` finds them as entry points (`cli`). Consensus: `raft`, on a cluster of
-its own (`cluster`, `node`). The whole transport: `transport` lists the parts, which are `speed`, `failover`,
-`backlog` and `merging`; they stand on `stage`, have `traffic` publish and read, and ask `usage` and `audit`.
+cli         `rt bench raft` and `rt bench transport`, which `rt bench` finds as entry points
+raft        consensus, on a cluster of its own (`cluster`, `node`)
+transport   the whole transport; its parts are in `speed`, `failover`, `backlog` and `merge_speed`
+stage       nodes, publishers and a subscriber (`traffic`) for one part; `usage` reads CPU time and memory
 """

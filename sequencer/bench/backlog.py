@@ -1,8 +1,8 @@
-"""How nodes drain publishers that are far ahead of them: how fast, and with how much memory.
+"""How fast nodes merge a backlog of publishers, and with how much memory.
 
-The publishers are known to the cluster; then the nodes are down while a backlog is written, and start again.
-What counts is from the moment that the nodes are ready until every node has merged everything. Memory is
-what each process of a node, or a push, had resident at most, from its start on.
+The publishers open their sessions; the nodes stop while a backlog is written, and start again. The time is
+from when the nodes are ready until every node has merged everything. Memory is the peak resident memory of
+each process since its start.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ GOAL_MB: Final = 250.0
 _VALUE_BYTES: Final = 1024
 _LOOK_S: Final = 1.0
 _FILL_BYTES_PER_S_MIN: Final = 10e6
-"""A disk that is slower is no place for a benchmark."""
+"""A slower disk is an error."""
 
 
 def backlog(setup: Setup, *, publishers: int, size_bytes: int) -> Iterator[Figure]:
-    """Write `size_bytes` of values with the nodes down, and drain it."""
     _check_space(setup, size_bytes)
     with setup.open() as stage:
         stage.publishers(publishers, _VALUE_BYTES)
@@ -60,7 +59,7 @@ def backlog(setup: Setup, *, publishers: int, size_bytes: int) -> Iterator[Figur
 
 
 class Peaks:
-    """What each process of each node had of the memory, also those that were started again meanwhile."""
+    """Peak memory of each process of each node, over its restarts."""
 
     def __init__(self) -> None:
         self._most: dict[str, dict[str, MemoryUsage]] = {}
@@ -68,21 +67,19 @@ class Peaks:
 
     @property
     def node_mb(self) -> float:
-        """Of a node: its processes need not have had their most at the same time, so it is less than that."""
+        """Upper bound for a node: its processes need not peak at the same time."""
         return max(together_mb(parts.values()) for parts in self._most.values())
 
     def part_mb(self, part: str) -> float:
-        """Of the processes that are this part of a node."""
         return max(parts[part].peak_mb for parts in self._most.values())
 
     def look(self, stage: Stage, now_s: float) -> None:
-        """Ask the kernel, but not again at once: it costs time that the nodes could use."""
+        """Ask the kernel, at most once a second: it takes time from the nodes."""
         if now_s >= self._again_s:
             self._again_s = now_s + _LOOK_S
             self.take(stage.memory())
 
     def take(self, found: Mapping[str, Mapping[str, MemoryUsage]]) -> None:
-        """By node, then by part."""
         for node, parts in found.items():
             most = self._most.setdefault(node, {})
             for part, one in parts.items():
@@ -90,7 +87,7 @@ class Peaks:
 
 
 def _check_space(setup: Setup, size_bytes: int) -> None:
-    """`rt.DiskFull` unless publishers' logs, all merged ones and what is on its way find room."""
+    """Raises `rt.DiskFull` unless there is space for the logs of publishers and nodes."""
     directory = setup.directory or tempfile.gettempdir()
     free, needed = shutil.disk_usage(directory).free, int(size_bytes * (setup.nodes + 1.5))
     if free < needed:

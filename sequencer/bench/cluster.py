@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import tempfile
@@ -12,17 +11,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from rt.errors import Timeout
+from sequencer.bench.usage import cpu_s
 from sequencer.localcluster.loopback import free_ports, make_certificates
 from sequencer.localcluster.processes import Answer, Process
 
 STREAM = "bench"
 _SOUND_S_MAX = 60.0
 _POLL_S = 0.01
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class BenchCluster:
-    """`count` running nodes with these settings of `RaftConfig`; closing it leaves nothing behind."""
+    """`count` running nodes with these settings of `RaftConfig`. Leaving it removes everything."""
 
     def __init__(self, directory: str | None, count: int, **config: Any) -> None:
         self.names = [f"n{number}" for number in range(1, count + 1)]
@@ -52,7 +51,6 @@ class BenchCluster:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def start(self, name: str) -> None:
-        """Start a node that is down."""
         config = self._config | {
             "name": name,
             "members": {name: f"127.0.0.1:{port}" for name, port in self._ports.items()},
@@ -63,7 +61,7 @@ class BenchCluster:
         self.nodes[name] = Process("sequencer.bench.node", settings, self._root / f"{name}.stderr")
 
     def kill(self, name: str) -> float:
-        """Kill -9; when, by the monotonic clock that all processes share."""
+        """Kill -9. Returns the time, by the monotonic clock that all processes share."""
         node = self.nodes.pop(name)
         node.signal(signal.SIGKILL)
         at = time.monotonic()
@@ -71,27 +69,25 @@ class BenchCluster:
         return at
 
     def pause(self, name: str) -> float:
-        """Stop a process where it is, its connections open; when."""
+        """Stop a process with its connections open. Returns the time."""
         self.nodes[name].signal(signal.SIGSTOP)
         return time.monotonic()
 
     def resume(self, name: str) -> None:
-        """Let it go on."""
         self.nodes[name].signal(signal.SIGCONT)
 
     def hand_over(self, name: str) -> float:
-        """Have another node lead; when that was wished for."""
+        """Transfer the leadership. Returns the time of the request."""
         at = time.monotonic()
         if not self.nodes[name].ask("hand_over", seconds=_SOUND_S_MAX / 2)["is_led_by_another"]:
             raise Timeout("leadership was not handed over", where=self._root / name)
         return at
 
     def status(self, name: str) -> Answer:
-        """How things stand on one node."""
         return self.nodes[name].ask("status")
 
     def settle(self) -> tuple[str, list[str]]:
-        """Wait until all running nodes count and have applied the same; the leader, and the others."""
+        """Wait until all running nodes count and have applied the same. Returns the leader and the others."""
         statuses = self.wait(_is_sound)
         leader = str(statuses[0]["leader"])
         return leader, [name for name in self.nodes if name != leader]
@@ -104,13 +100,11 @@ class BenchCluster:
             if is_met(statuses):
                 return statuses
             if time.monotonic() > deadline:
-                raise Timeout("the cluster of the benchmark is not sound", where=self._root, got=statuses)
+                raise Timeout("the cluster of the benchmark did not settle", where=self._root, got=statuses)
             time.sleep(_POLL_S)
 
     def cpu_s(self, name: str) -> float:
-        """Processor time that a node has used, all its threads, in the kernel and outside."""
-        fields = Path(f"/proc/{self.nodes[name].pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return cpu_s(self.nodes[name].pid)
 
 
 def _is_sound(statuses: list[Answer]) -> bool:

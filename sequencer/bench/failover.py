@@ -1,30 +1,35 @@
-"""How long the flow stops when the leader is killed under load, and that nothing is lost by it.
+"""How long the flow stops when the leader is killed under load, and whether the merged logs are complete.
 
-The flow is back when a message of every publisher is merged that was published after the leader's end: what
-was on its way before does not count. The killed node is started again, and has merged what the others had
-then, before the next one goes.
+Messages flow again when, for every publisher, a message is merged that was published after the leader was
+killed. The killed node is started again and catches up before the next kill. The audit reads the merged log
+with the public API, as a subscriber does: every message of every session, once, in order.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+import rt
 from rt.bench.measure import Figure
-from sequencer.bench.audit import verdict
+from rt.errors import Diverged
+from rt.log.scan.message_batch import MessageBatch
 from sequencer.bench.stage import Setup, Stage
+from sequencer.localcluster.nodes import LocalCluster
 
 GOAL_S: Final = 2.0
 _RATE_MB: Final = 5.0
-"""Of each publisher: load, but not all that the machine can carry."""
+"""Of each publisher: load, but less than the machine can carry."""
 _LEAD_BYTES: Final = 1 << 20
-"""A publisher waits when it is so far ahead, so that what is measured is the failover and not a backlog."""
+"""A publisher waits when it is this far ahead, so that the figure is of the failover, not of a backlog."""
 
 
 def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
-    """Kill the leader `kills` times."""
     with setup.open() as stage:
         stage.publishers(publishers, 1024)
         stage.ask("flood", lead_bytes=_LEAD_BYTES, rate_mb=_RATE_MB)
@@ -37,7 +42,7 @@ def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
 
 
 def kill_leader(stage: Stage) -> float:
-    """Kill the node that leads; seconds until the flow is back. The node is back too when this returns."""
+    """Kill the leader; returns the seconds until messages flow again, when the node has caught up too."""
     leader = stage.nodes.wait_ready()
     begun = time.monotonic()
     stage.nodes.kill(leader)
@@ -53,3 +58,65 @@ def kill_leader(stage: Stage) -> float:
         stage.nodes.start(leader)
     stage.wait_merged(max(map(stage.nodes.merged_position, stage.nodes.names)), leader)
     return gap_s
+
+
+# The audit
+
+
+@dataclass(frozen=True, slots=True)
+class MergedAudit:
+    """Errors of a merged log, in messages."""
+
+    lost: int
+    """Published, but missing at their place in the order."""
+    wrong: int
+    """Repeated, after a later message of their session, or never published."""
+
+
+def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> MergedAudit:
+    """Compare a merged log with the number of messages of each session. Numbers start at 0."""
+    wanted: dict[str, int] = {}
+    lost = wrong = 0
+    for batch in batches:
+        index = batch.session_index
+        for at, name in enumerate(batch.session_names):
+            numbers = batch.numbers if index is None else batch.numbers[np.asarray(index) == at]
+            if not len(numbers):
+                continue
+            highest = np.maximum.accumulate(np.append(wanted.get(name, 0) - 1, numbers))
+            steps = numbers - highest[:-1]
+            lost += int((steps[steps > 1] - 1).sum())
+            wrong += int((steps < 1).sum())
+            wanted[name] = int(highest[-1]) + 1
+    for name in {*wanted, *published}:
+        behind = published.get(name, 0) - wanted.get(name, 0)
+        lost, wrong = lost + max(behind, 0), wrong + max(-behind, 0)
+    return MergedAudit(lost, wrong)
+
+
+def verdict(stage: Stage, name: str) -> Iterator[Figure]:
+    """Stop the publishers, wait until all nodes have merged everything, and compare.
+
+    Raises `rt.Diverged` after the figures if anything is wrong, `rt.Timeout` if a message is never merged.
+    """
+    published = stage.stop()
+    total = sum(published.values())
+    stage.wait_merged(total)
+    with rt.LogReader(stage.nodes.merged_directory(stage.nodes.names[0])) as reader:
+        found = audit(reader.batches(), published)
+    differences = _differences(stage.nodes, total)
+    yield Figure(f"{name}: messages lost", (found.lost,), "messages", 0)
+    yield Figure(f"{name}: messages repeated or out of order", (found.wrong,), "messages", 0)
+    yield Figure(f"{name}: merged logs that differ", (len(differences),), "logs", 0)
+    if found.lost or found.wrong or differences:
+        raise Diverged(
+            "the merged logs are not what was published", got="; ".join([str(found), *differences])
+        )
+
+
+def _differences(nodes: LocalCluster, end: int) -> list[str]:
+    if len(nodes.names) == 1:
+        return []
+    compared = nodes.compare()
+    ends = [f"{log.path} ends at {log.end}, not at {end}" for log in compared.logs if log.end != end]
+    return [str(difference) for difference in compared.differences] + ends

@@ -1,8 +1,8 @@
-"""How fast one node merges when nothing keeps it waiting: all session copies are here, all orders are ready.
+"""How fast one node merges if it waits for nothing: it has all session replicas and all write plans.
 
-No network, no consensus: the merger of a node, given orders as a leader plans them, and synced as often as a
-node syncs it. Beside it, in the same round, a plain copy of the same bytes in the kernel, synced once, at its
-end: where writing back overlaps with copying, merging may be the faster of the two by the clock.
+No network, no consensus: a node's merger executes plans as a leader makes them, and syncs as often as a node
+does. Each round also measures a plain copy of the same bytes in the kernel, synced once at its end. Merging
+may be faster by the clock, because its write-back overlaps with copying.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
 GOAL: Final = 0.6
-"""Of the speed of the plain copy."""
+"""Share of the speed of the plain copy."""
 _ROUNDS: Final = 3
 _STREAM: Final = "bench"
 _VALUE_BYTES: Final = 1024
@@ -55,14 +55,13 @@ _TOGETHER: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TimeUsed:
-    """Seconds of one measurement: by the clock, and of the processor."""
+    """Seconds of wall-clock and CPU time of one measurement."""
 
     wall_s: float
     cpu_s: float
 
 
 def merging(directory: str | None, *, sessions: int, size_bytes: int) -> Iterator[Figure]:
-    """Merge `size_bytes` of values of `sessions` sessions."""
     with tempfile.TemporaryDirectory(prefix="rt-bench-", dir=directory) as root:
         work = Work.ready(_write_sessions(Path(root), sessions, size_bytes))
         ours, copies = [], []
@@ -85,28 +84,25 @@ def _mb_per_s(mb: float, taken: Sequence[TimeUsed]) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class BenchReplicas:
-    """Whole session copies, as the merger sees them (`sequencer.merged.merger.ReplicaSource`)."""
+    """Complete session replicas, as `sequencer.merged.merger.ReplicaSource`."""
 
     paths: dict[int, str] = field(default_factory=dict)
-    """Where the copy of each session id lies."""
+    """Directory by session id."""
     marks: dict[tuple[int, SegmentId], BatchIndex] = field(default_factory=dict)
 
     def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        """See `Sources`."""
         return self.marks[session_id, segment].stretch(start, end)
 
     def open(self, session_id: int, segment: SegmentId) -> File:
-        """See `Sources`."""
         return REAL.open(segment_path(self.paths[session_id], segment))
 
     def on_bad_copy(self, block: BlockWrite, got: str) -> None:
-        """See `Sources`; these copies are good."""
         raise AssertionError((block, got))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Orders that merge all that the copies hold, and where they lead."""
+    """The write plans that merge all sessions, and the resulting end of the merged log."""
 
     identity: LogIdentity
     copies: BenchReplicas
@@ -116,7 +112,7 @@ class Work:
 
     @classmethod
     def ready(cls, paths: Sequence[str]) -> Work:
-        """As the leader of a cluster of one plans it, which holds these sessions."""
+        """Plan as the leader of a cluster of one node with these sessions."""
         state, reported, copies = (
             SequencerState(os.urandom(16)),
             replication_tracker.ReplicationTracker(1),
@@ -136,7 +132,7 @@ class Work:
         return cls(identity, copies, orders, LogOffset(*last.segment, last.end_offset), reached)
 
     def merge(self, path: Path) -> TimeUsed:
-        """From the first order until everything is durable; the merged log is removed."""
+        """Merge until everything is durable, then delete the merged log."""
         is_over = threading.Event()
 
         def on_written() -> None:
@@ -158,7 +154,7 @@ class Work:
         return taken
 
     def copy(self, path: Path) -> TimeUsed:
-        """The same bytes from the same files to one file, which is removed."""
+        """Copy the same bytes to one file, then delete it."""
         begun, used_s = time.perf_counter(), time.process_time()
         with path.open("wb") as target:
             for session_id, segment in sorted(self.copies.marks):
@@ -173,7 +169,7 @@ class Work:
 
 
 def _write_sessions(root: Path, count: int, size_bytes: int) -> list[str]:
-    """Sessions of random values; their directories."""
+    """Write sessions of random values. Returns their directories."""
     values = [os.urandom(_VALUE_BYTES) for _ in range(_TOGETHER)]
     paths = []
     for number in range(count):
@@ -188,7 +184,7 @@ def _write_sessions(root: Path, count: int, size_bytes: int) -> list[str]:
 def _report(
     path: str, state: SequencerState, reported: replication_tracker.ReplicationTracker, copies: BenchReplicas
 ) -> None:
-    """Open a session in `state`, and say that all of it is here and durable."""
+    """Open a session in `state`, and report all of it as durable."""
     identity = read_identity(REAL, path)
     for segment in list_segments(REAL, path):
         header = read_header(REAL, path, segment)

@@ -1,4 +1,4 @@
-"""The child of a benchmark: a node that makes load when it is told to, and measures where a caller would.
+"""A node of a benchmark: makes load on request, and measures what a caller sees.
 
 `python -m sequencer.bench.node '<settings as JSON>'`.
 """
@@ -26,13 +26,13 @@ from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.raft import Raft
 
 GROW: Final = b"g"
-"""First byte of a command that is kept in the state whole; any other leaves nothing."""
+"""First byte of a command that the state keeps. Other commands leave nothing."""
 _GROW_BYTES: Final = 512 * 1024
 _OVERLOADED_PAUSE_S: Final = 0.001
 
 
 class BenchState:
-    """A state machine as cheap as can be, whose state is as large as it was made."""
+    """A cheap state machine. `GROW` commands make its state larger."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -41,7 +41,6 @@ class BenchState:
         self._reached = threading.Event()
 
     def apply(self, index: int, command: bytes) -> None:
-        """Count it."""
         self.index = index
         if command[:1] == GROW:
             self._parts.append(command)
@@ -49,22 +48,19 @@ class BenchState:
             self._reached.set()
 
     def snapshot(self) -> Callable[[], bytes]:
-        """All parts, one behind the other."""
         parts = tuple(self._parts)
         return lambda: b"".join(parts)
 
     def digest(self) -> bytes:
-        """Of how far it is."""
         return self.index.to_bytes(8, "little")
 
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
-        """The parts are one now."""
         self.index, self._parts = index, [state] if state else []
         if index >= self._awaited:
             self._reached.set()
 
     def reach(self, index: int, within_s: float) -> bool:
-        """Return when command `index` was applied; False if it was not in time."""
+        """Wait until command `index` is applied; False: it was not in time."""
         self._reached.clear()
         self._awaited = index
         is_reached = self.index >= index or self._reached.wait(within_s)
@@ -73,7 +69,7 @@ class BenchState:
 
 
 class Probe:
-    """Commits one small command after the other, on a thread, and knows when each was begun and done."""
+    """Commits small commands one after the other, in a thread, and notes when each started and ended."""
 
     def __init__(self, raft: Raft) -> None:
         self._raft = raft
@@ -84,13 +80,12 @@ class Probe:
         self._thread.start()
 
     def first_after(self, since: float, within_s: float) -> float | None:
-        """When the first command was done that was begun at `since` or later; None if none was in time."""
+        """When the first command ended that started at `since` or later; None: none was in time."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._done) and self._done[-1][0] >= since, within_s)
             return next((done for begun, done in self._done if begun >= since), None)
 
     def stop(self) -> None:
-        """Finish the last one."""
         self._is_stopping = True
         self._thread.join()
 
@@ -107,7 +102,7 @@ class Probe:
 
 
 def load(raft: Raft, *, size: int, in_flight: int, seconds: float) -> Answer:
-    """Keep `in_flight` commands of `size` bytes under way; what came of it, latencies with one only."""
+    """Keep `in_flight` commands of `size` bytes in flight. Returns count, CPU time and latencies."""
     command = b"x" + os.urandom(size - 1)
     _round(raft, command, in_flight, min(0.5, seconds / 5))
     cpu_s, begun = time.process_time(), time.perf_counter()
@@ -125,7 +120,7 @@ def load(raft: Raft, *, size: int, in_flight: int, seconds: float) -> Answer:
 
 
 def _round(raft: Raft, command: bytes, in_flight: int, seconds: float) -> list[float]:
-    """The latency of each command, as seen by who waits for the oldest."""
+    """The latency of each command, for a caller that waits for the oldest one."""
     clock = time.perf_counter
     latencies: list[float] = []
     waiting: deque[tuple[float, Future[int]]] = deque()
@@ -157,7 +152,6 @@ def grow(raft: Raft, size: int) -> None:
 
 
 def main() -> None:
-    """Run a node until SIGTERM."""
     settings = json.loads(sys.argv[1])
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     machine = BenchState()

@@ -1,8 +1,8 @@
-"""The speed of consensus: real nodes in processes of their own, mutual TLS on loopback, every commit synced.
+"""The speed of consensus: each node is a process, with mutual TLS on loopback, and syncs every commit.
 
-Load is made inside a node's process, where the sequencer will be, and a latency is from `propose` to the
-caller's future: encoding, both fsyncs, the network and the wake-ups between threads are all in it. The
-processor time of a node that makes load holds the making of it.
+The load is made inside a node's process, as by the sequencer. A latency is from `propose` to the caller's
+future: it contains encoding, both fsyncs, the network and the wake-ups between threads. The CPU time of a
+node that makes load contains that work.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _COMPACT = {"snapshot_ms": 500, "keep_entries": 16, "keep_bytes": _MIB}
 
 @dataclass(frozen=True, slots=True)
 class RaftBench:
-    """One run: `rounds` of each measurement, `seconds` each, on `nodes` nodes below `directory`.
+    """One run: `rounds` of each measurement, `seconds` each, on `nodes` nodes in `directory`.
 
-    `failovers` leaders are killed, `catch_up_bytes` is the size of the snapshot that a node is behind by, and
-    `snapshot_ms` the time between snapshots where they are measured.
+    `failovers` leaders are killed. `catch_up_bytes` is the size of the snapshot that a node must receive.
+    `snapshot_ms` is the interval of snapshots in the measurement of snapshots.
     """
 
     directory: str | None
@@ -45,7 +45,7 @@ class RaftBench:
     parts: Sequence[Part] = PARTS
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure; hand out each figure as it is known, and leave nothing behind."""
+        """Measure. Reports each figure when it is known, and leaves no files."""
         measures: dict[Part, Callable[[], Iterator[Figure]]] = {
             "speed": self._speed,
             "idle": self._idle,
@@ -107,7 +107,7 @@ class RaftBench:
             "load", timeout_s=2 * seconds + _WAIT_S, size=size, in_flight=in_flight, seconds=seconds
         )
 
-    # What is to cost little
+    # Costs of an idle cluster and of snapshots
 
     def _idle(self) -> Iterator[Figure]:
         leading, following = [], []
@@ -126,7 +126,7 @@ class RaftBench:
             yield Figure(self._name("idle, CPU of a follower"), tuple(following), "% of a core", 2)
 
     def _snapshots(self) -> Iterator[Figure]:
-        """Both ways in each round, each over two snapshots at least."""
+        """With and without snapshots in each round, each over at least two snapshots."""
         found: dict[int, list[Answer]] = {self.snapshot_ms: [], _NEVER_MS: []}
         for _ in range(self.rounds):
             for snapshot_ms, answers in found.items():
@@ -140,7 +140,7 @@ class RaftBench:
         yield Figure(self._name(text), _each(with_, "p99_ms"), "ms")
         yield Figure(self._name("1 MiB of state, no snapshots, p99"), _each(without, "p99_ms"), "ms")
 
-    # What takes a while
+    # Failover and catch-up
 
     def _failover(self) -> Iterator[Figure]:
         with self._cluster() as cluster:
@@ -160,7 +160,7 @@ class RaftBench:
     ) -> float:
         """Seconds from the end of a leader to the next commit that a client on a follower sees.
 
-        With a leader that hands over they begin with its wish to, and the command is proposed in that time.
+        For a leadership transfer they start with the request.
         """
         leader, others = cluster.settle()
         client = cluster.nodes[others[0]]
@@ -184,13 +184,13 @@ class RaftBench:
         yield Figure(self._name(f"{text}, once it is open"), tuple(since for _, since in taken), "s")
 
     def _caught_up(self, cluster: BenchCluster) -> tuple[float, float]:
-        """Seconds since the start of the process, and since it answers."""
+        """Seconds since the process was started, and since it answers."""
         leader, (late, *_) = cluster.settle()
         behind = cluster.status(late)["log_end"]
         cluster.kill(late)
         cluster.nodes[leader].ask("grow", timeout_s=_WAIT_S, size=self.catch_up_bytes)
         while not all(cluster.status(name)["log_start"] > behind for name in cluster.nodes):
-            self._load(cluster, leader, 16 * 1024, 64, 0.2)  # The log lets whole segments go only.
+            self._load(cluster, leader, 16 * 1024, 64, 0.2)  # The log drops whole segments only.
         end = cluster.status(leader)["index"]
         begun = time.monotonic()
         cluster.start(late)

@@ -1,8 +1,7 @@
-"""The transport at speed: what it carries, how long a message takes, how it treats many publishers at once.
+"""Throughput and latency of the transport, and its fairness to many publishers.
 
-Throughput is what a majority of the nodes has merged within the time that counts; the publishers never run
-further ahead than `LEAD_BYTES` of what is merged, so it is sustained. Latency is from the call of `publish`
-to the hands of the subscriber, on the machine's one clock.
+Throughput is what a majority of the nodes has merged in the measured time. It is sustained, because
+publishers stay within `LEAD_BYTES` of what is merged. Latency is from `publish` to the subscriber.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LOOK_S: Final = 0.1
 def throughput(
     setup: Setup, *, publishers: int, value_bytes: Sequence[int], seconds: float
 ) -> Iterator[Figure]:
-    """What is merged and received of messages of each size, and what it costs."""
+    """Merged and received bytes by message size, with CPU time and memory."""
     for size in value_bytes:
         with setup.open() as stage:
             stage.publishers(publishers, size)
@@ -56,7 +55,6 @@ def throughput(
 
 
 def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]:
-    """How long a message is on its way."""
     with setup.open() as stage:
         stage.publishers(1, 1024)
         stage.subscriber()
@@ -65,7 +63,7 @@ def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]
         stage.subscribed.ask("forget")
         time.sleep(seconds)
         took_ns: list[int] = []
-        while not took_ns:  # On a busy machine the first may take longer than that.
+        while not took_ns:  # On a busy machine the first message may take longer.
             stage.nodes.check_alive()
             time.sleep(_LOOK_S)
             took_ns = stage.subscribed.ask("latencies")["ns"]
@@ -76,10 +74,10 @@ def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]
 
 
 def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
-    """Whether many publishers that send all they can are treated alike."""
+    """Whether publishers that all send at full speed get equal shares."""
     with setup.open() as stage:
         stage.publishers(publishers, 1024)
-        # Pushes take long to start on few cores, the longer the busier these are: it does not count here.
+        # On few busy cores the push processes start slowly. That does not count here.
         stage.ask("fill", size_bytes=1)
         stage.wait_for(lambda: sum(map(bool, stage.merged())), publishers, "publishers that flow")
         stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
@@ -105,15 +103,14 @@ def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
 
 @dataclass(slots=True)
 class Pauses:
-    """How long each of several counters stood still; the longest of all, one that lasts included."""
+    """The longest time that any of several counters stood still, until now."""
 
     counts: list[int]
     since_s: list[float]
-    """When each of them was first seen as it is."""
+    """When each counter was first seen with its value."""
     longest_s: float = field(default=0.0, init=False)
 
     def look(self, counts: Sequence[int], now_s: float) -> None:
-        """They are so now."""
         for at, count in enumerate(counts):
             self.longest_s = max(self.longest_s, now_s - self.since_s[at])
             if count > self.counts[at]:

@@ -1,7 +1,8 @@
-"""A cluster with its publishers and a subscriber, in processes of their own, for one measurement.
+"""A cluster with publishers and a subscriber, all as processes, for one measurement.
 
-Laws. Nothing of it is left at the end, but for one file with the logs of all processes where it failed; the
-error names it. Whatever is waited for may take as long as it moves: only standing still is a failure.
+Invariants:
+- Nothing is left at the end. After a failure one file keeps the logs of all processes; the error names it.
+- A wait fails only if there is no progress for `STILL_S`.
 """
 
 from __future__ import annotations
@@ -23,48 +24,47 @@ from sequencer.localcluster.processes import Process
 
 STREAM: Final = "bench"
 PARTS: Final[tuple[Part, ...]] = ("control", "data")
-"""Of a node: each is a process."""
+"""The processes of a node below its supervisor."""
 STILL_S: Final = 60.0
-"""What has not moved for so long is not waited for any longer."""
+"""A wait without progress for this long fails."""
 _TOGETHER: Final = 50
-"""Publishers of one process, at most."""
+"""Maximum number of publishers in a process."""
 _ASK_S: Final = 120.0
 _LOOK_S: Final = 0.1
 _LOG_BYTES_MAX: Final = 1 << 20
-"""Of each process's log, the end of it, where it is kept."""
+"""How much of the end of each log is kept after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterProgress:
-    """How far everything is at one moment."""
+    """Progress of everything at one moment."""
 
     majority: int
-    """The position that a majority of the nodes has merged."""
+    """Position up to which a majority of the nodes has merged."""
     received: int
-    """Messages that the subscriber has had."""
+    """Messages that the subscriber has received."""
     cpu_s: dict[str, float]
-    """Processor time used, by kind of process."""
+    """CPU time by kind of process."""
 
 
 class Stage:
-    """A cluster, its publishers and its subscriber; what it starts ends with `opened`."""
+    """A cluster, its publishers and its subscriber. `opened` ends what it starts."""
 
     def __init__(self, root: Path, nodes: LocalCluster, opened: contextlib.ExitStack) -> None:
         self.nodes = nodes
         self.names: list[str] = []
-        """Of the publishers, which are those of their sessions."""
+        """Publishers, which are also the names of their sessions."""
         self._root, self._opened = root, opened
         self._publishers: list[Process] = []
         self._subscribed: Process | None = None
 
     @property
     def subscribed(self) -> Process:
-        """The subscriber's process."""
         assert self._subscribed is not None
         return self._subscribed
 
     def publishers(self, count: int, value_bytes: int) -> None:
-        """Start publishers; they publish nothing yet."""
+        """Start publishers. They publish nothing yet."""
         for first in range(0, count, _TOGETHER):
             names = [f"p{number}" for number in range(first, min(first + _TOGETHER, count))]
             tls = [self.nodes.certificate("publisher", name) for name in names]
@@ -93,34 +93,31 @@ class Stage:
     # Publishing
 
     def ask(self, do: str, *, timeout_s: float = _ASK_S, **arguments: float) -> list[int]:
-        """Have all publishers do something, at once; what each of them counts, in the order of `names`."""
+        """Request something of all publishers at once. Returns their counts, in the order of `names`."""
         for process in self._publishers:
             process.post(do, **arguments)
         answers = [process.answer(timeout_s) for process in self._publishers]
         return [count for answer in answers for count in answer.get("counts", [])]
 
     def merged(self) -> list[int]:
-        """Messages of each publisher that are merged."""
         return self.ask("merged")
 
     def published(self) -> list[int]:
-        """Messages of each publisher."""
         return self.ask("published")
 
     def stop(self) -> dict[str, int]:
-        """Have all publishers publish no more and sync what they have; how many messages that is."""
+        """Stop publishing and sync. Returns the number of messages of each publisher."""
         return dict(zip(self.names, self.ask("stop"), strict=True))
 
     # Measuring
 
     def standing(self) -> ClusterProgress:
-        """How far everything is."""
         ends = sorted(self.nodes.merged_position(name) for name in self.nodes.names)
         received = int(self._subscribed.ask("received")["count"]) if self._subscribed is not None else 0
         return ClusterProgress(ends[(len(ends) - 1) // 2], received, self._cpu_s())
 
     def memory(self) -> dict[str, dict[str, MemoryUsage]]:
-        """What each process of each node that runs has had of the memory."""
+        """Memory of each process of each running node."""
         found: dict[str, dict[str, MemoryUsage]] = {}
         for name in self.nodes.running:
             found[name] = {"supervisor": memory(self.nodes.pids(name)[0])}
@@ -130,17 +127,17 @@ class Stage:
         return found
 
     def peak_mb(self) -> float:
-        """The most memory that a process of a node ever had."""
+        """Peak memory of the largest process of a node."""
         return max(one.peak_mb for parts in self.memory().values() for one in parts.values())
 
     def push_peak_mb(self) -> float:
-        """The most memory that a push ever had."""
+        """Peak memory of the largest push process."""
         return max(memory(push).peak_mb for process in self._publishers for push in children(process.pid))
 
     # Waiting
 
     def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = STILL_S) -> None:
-        """Until it is so; `rt.Timeout`, and `Ended` if a node ends meanwhile."""
+        """Wait for a condition. Raises `rt.Timeout`, or `ProcessEnded` if a node ends."""
         deadline = time.monotonic() + timeout_s
         while not is_met():
             self.nodes.check_alive()
@@ -149,7 +146,7 @@ class Stage:
             time.sleep(_LOOK_S / 10)
 
     def wait_for(self, count: Callable[[], int], end: int, what: str, *, still_s: float = STILL_S) -> None:
-        """Until `count()` is `end` or more; `rt.Timeout` once it stands still, `Ended` if a node ends."""
+        """Wait until `count()` reaches `end`. `rt.Timeout`: no progress; `ProcessEnded`: a node ended."""
         best, since = -1, time.monotonic()
         while (now := count()) < end:
             self.nodes.check_alive()
@@ -160,7 +157,7 @@ class Stage:
             time.sleep(_LOOK_S)
 
     def wait_merged(self, end: int, *names: str) -> None:
-        """Until the merged logs of these nodes (default: of all) hold all below position `end`."""
+        """Wait until the merged logs of these nodes (default: all) contain all positions below `end`."""
         for name in names or self.nodes.names:
             self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
 
@@ -187,14 +184,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What parts begin with: `nodes` nodes that are ready, below `directory` (default: the temporary one)."""
+    """Settings of a stage: `nodes` nodes in `directory` (default: the system's temporary directory)."""
 
     directory: str | None
     nodes: int
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Stage]:
-        """A stage, until it is left."""
+        """A stage whose nodes are ready. Leaving it ends everything."""
         with (
             tempfile.TemporaryDirectory(prefix="rt", dir=self.directory) as root,
             logs_kept(Path(root), self.directory),
@@ -209,16 +206,13 @@ class Setup:
 
 @contextlib.contextmanager
 def logs_kept(root: Path, directory: str | None) -> Iterator[None]:
-    """An `rt.RtError` that leaves says on one line what was wrong, and names a file in `directory`.
-
-    All logs of `root` are copied to it: they are gone with `root`.
-    """
+    """Shorten an `rt.RtError` to one line that names a file in `directory` with all logs of `root`."""
     try:
         yield
     except RtError as error:
         lines = str(error.got).splitlines()
         if len(lines) > 1:
-            # Of all nodes, or of the one that ended: its status, and its last words.
+            # The status and the end of the log of each node, or of the one that ended.
             error.got = None if isinstance(error, Timeout) else f"{lines[0]} ... {lines[-1]}"
         error.hint = f"The logs of all processes are in {_keep_logs(root, directory)}"
         raise

@@ -1,4 +1,4 @@
-"""The publishers and the subscriber of `rt bench transport`, in processes of their own, by the public API."""
+"""The processes of publishers and of the subscriber of `rt bench transport`. They use the public API."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sequencer.localcluster.processes import Answer, serve
 
 TOGETHER_BYTES: Final = 256 * 1024
 _LOOK_S: Final = 0.05
-"""How often a publisher that is far enough ahead looks: a small part of the time its lead lasts."""
+"""Pause of a publisher that is far enough ahead: a small part of the time that its lead lasts."""
 _PACE_S: Final = 0.01
 
 
 class TrafficPublishers:
-    """Publishers that publish as they are told: floods in one thread, drips in one each."""
+    """Publishers of one process. They flood in one thread, and drip in a thread each."""
 
     def __init__(self, publishers: list[rt.Publisher], value_bytes: int) -> None:
         self._publishers, self._value_bytes = publishers, value_bytes
@@ -30,7 +30,6 @@ class TrafficPublishers:
         self._stopping = threading.Event()
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Do what the benchmark asks for."""
         match do:
             case "flood":
                 self._start(self._flood, float(arguments["lead_bytes"]), float(arguments.get("rate_mb", 0)))
@@ -54,7 +53,7 @@ class TrafficPublishers:
         thread.start()
 
     def _stop(self) -> None:
-        """Returns when nothing more is published, and all that was is synced here."""
+        """Returns when all threads have ended and everything is synced here."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -62,7 +61,7 @@ class TrafficPublishers:
             publisher.flush()
 
     def _fill(self, size_bytes: int) -> None:
-        """Publish so many bytes of values with each publisher; returns when they are synced here."""
+        """Publish `size_bytes` of values with each publisher. Returns when they are synced here."""
         values = [os.urandom(self._value_bytes) for _ in range(TOGETHER_BYTES // self._value_bytes)]
         for publisher in self._publishers:
             left = -(-size_bytes // self._value_bytes)
@@ -71,7 +70,7 @@ class TrafficPublishers:
             publisher.flush()
 
     def _flood(self, lead_bytes: float, rate_mb: float) -> None:
-        # A publisher whose lead is short takes turns the more often.
+        # A shorter lead needs smaller calls.
         count = max(1, min(TOGETHER_BYTES, int(lead_bytes) // 4) // self._value_bytes)
         values = [os.urandom(self._value_bytes) for _ in range(count)]
         lead = max(count, int(lead_bytes / self._value_bytes))
@@ -98,7 +97,7 @@ class TrafficPublishers:
 
 
 class TrafficSubscriber:
-    """A subscriber that reads in columns, and knows how long each message took."""
+    """Reads in columns and notes the latency of each message."""
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
@@ -107,7 +106,6 @@ class TrafficSubscriber:
         threading.Thread(target=self._read, daemon=True).start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:
-        """Do what the benchmark asks for."""
         match do:
             case "received":
                 return {"count": self._count}
@@ -125,7 +123,7 @@ class TrafficSubscriber:
 
 
 def main() -> None:
-    """Do as the settings say until the end of the standard input."""
+    """Publish or subscribe until the end of the standard input."""
     settings = json.loads(sys.argv[1])
     if settings["kind"] == "subscriber":
         subscriber = rt.Subscriber(

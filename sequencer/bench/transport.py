@@ -1,7 +1,7 @@
-"""The benchmark of the whole transport: real nodes, publishers and subscribers, in processes of their own.
+"""The benchmark of the whole transport: nodes, publishers and subscribers are processes.
 
-Everything is synced before it is acknowledged; every hop is mutual TLS on the loopback. Each part is a
-measurement with a cluster of its own, but for `merging`, which needs none.
+Everything is synced before it is acknowledged. Every hop uses mutual TLS on the loopback. Each part starts
+its own cluster; `merging` needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 @dataclass(frozen=True, slots=True)
 class TransportBench:
-    """One run below `directory`: `publishers` send `value_bytes` each to `nodes` nodes for `seconds`."""
+    """One run in `directory`: `publishers` publishers send messages of `value_bytes` to `nodes` nodes."""
 
     directory: str | None
     nodes: int = 3
@@ -38,10 +38,10 @@ class TransportBench:
     parts: Sequence[Part] = PARTS
 
     def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure; hand out each figure as it is known, and leave nothing behind.
+        """Measure. Reports each figure when it is known, and leaves no files.
 
-        What keeps a part from its end raises, with one line that names a file of logs: `rt.Timeout`,
-        `rt.Diverged` where something was lost, and whatever a process ended with.
+        If a part fails, the error names a file with all logs: `rt.Timeout`, `rt.Diverged` if messages were
+        lost, `ProcessEnded` if a process ended.
         """
         for part in self.parts:
             for figure in self._figures(part):

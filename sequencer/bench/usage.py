@@ -1,7 +1,4 @@
-"""What processes have used of the machine, as the kernel says: processor time and memory.
-
-A process that is gone has used nothing, as far as it is asked now.
-"""
+"""CPU time and memory of processes, from /proc. A process that has ended counts as 0."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process, all its threads, in the kernel and outside."""
+    """CPU time of a process, with all its threads."""
     return sum(_times(pid)[:2]) / _TICKS
 
 
 def children_cpu_s(pid: int) -> float:
-    """The same of all processes that it started and that these started, whether they still run or not."""
+    """CPU time of all its descendants, also of those that have ended."""
     ended = sum(_times(pid)[2:]) / _TICKS
     return ended + sum(cpu_s(child) + children_cpu_s(child) for child in children(pid))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that it has started, by whichever of its threads."""
+    """The running processes that it started."""
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -38,58 +35,56 @@ def children(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Of a process, MB."""
+    """Memory of a process, MB."""
 
     peak_mb: float = 0.0
-    """The most that it ever had resident."""
+    """Peak of the resident memory."""
     file_mb: float = 0.0
-    """Of what it has now, pages of files: of its program and libraries, which it shares with others."""
+    """Resident pages of files now: its program and libraries, which processes share."""
 
     def most(self, other: MemoryUsage) -> MemoryUsage:
-        """Of the same process at another time, or of one that took its place."""
+        """The maximum of both: the same process at another time, or its successor."""
         return MemoryUsage(max(self.peak_mb, other.peak_mb), max(self.file_mb, other.file_mb))
 
 
 def memory(pid: int) -> MemoryUsage:
-    """What a process has had of the memory."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return MemoryUsage()
-    found = {name: text for name, _, text in (line.partition(":") for line in lines)}
-    # A process that has ended, and nobody has waited for, has no memory.
-    peak, file = (int(found.get(name, "0 kB").split()[0]) for name in ("VmHWM", "RssFile"))
-    return MemoryUsage(peak * 1024 / 1e6, file * 1024 / 1e6)
+    return MemoryUsage(_status_mb(pid, "VmHWM"), _status_mb(pid, "RssFile"))
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory that a process has now and shares with nobody, MB: no pages of files. 0 if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon:"))
+    """Resident memory that is not pages of files, MB."""
+    return _status_mb(pid, "RssAnon")
 
 
 def age_s(pid: int) -> float:
-    """How long ago a process was started; 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS
+    """Seconds since the process was started."""
+    fields = _stat(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS if fields else 0.0
 
 
 def together_mb(processes: Iterable[MemoryUsage]) -> float:
-    """The most that processes of one program can have had at once: what they share counts once."""
+    """Upper bound of the memory of processes of one program. Shared pages count once."""
     found = list(processes)
     return sum(one.peak_mb - one.file_mb for one in found) + max(one.file_mb for one in found)
 
 
 def _times(pid: int) -> list[int]:
-    """Ticks: its own outside the kernel and in it, then those of its children that have ended."""
+    """Ticks: user and system time, then those of its children that have ended."""
+    return [int(field) for field in _stat(pid)[11:15]]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name; empty if the process has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return [0, 0, 0, 0]
-    return [int(field) for field in fields[11:15]]
+        return []
+
+
+def _status_mb(pid: int, name: str) -> float:
+    """A size in /proc/PID/status, MB. A process that has ended has no such line, even before it is reaped."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))

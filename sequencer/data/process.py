@@ -42,9 +42,8 @@ from sequencer.merged.log_provider import NodeLogs
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
-from sequencer.rest.base.lease_counter import NO_LEASES
+from sequencer.rest.base.counters import LeaseCounter, TrimCounter
 from sequencer.rest.base.node_snapshot import DamagedSegment
-from sequencer.rest.base.trim_counter import NO_TRIMS
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
 from sequencer.sessions.client_tracker import ClientTracker, TrackedStores
 from sequencer.sessions.closed_replicas import ClosedReplicas
@@ -129,8 +128,8 @@ class DataProcess:
         )
         self.clearing = HardResetter(config.sessions_directory, config.merged_directory, config.stream)
         self.resets = ResetService(config.name, replica, self.clearing, self._propose, tasks.spawn)
-        self.trims = NO_TRIMS
-        self.lease_counts = NO_LEASES
+        self.trims = TrimCounter()
+        self.lease_counts = LeaseCounter()
         self.server: RpcServer | None = None
         self.rest: HttpServers | None = None
 

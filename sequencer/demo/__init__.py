@@ -1,1 +1,1 @@
-"""`rt demo`: nodes, publishers of real data, a subscriber, a killed leader, a check of every byte."""
+"""`rt demo`: nodes, publishers of real data, a subscriber, a killed leader, and a check of every byte."""

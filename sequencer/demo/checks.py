@@ -1,4 +1,4 @@
-"""What must hold at the end of the demo: a verdict on each promise, by what the processes noted."""
+"""The promises that the demo checks: a verdict on each, from what the processes noted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sequencer.demo.tally import Total
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether something holds, and what says so."""
+    """Whether a promise holds, and the evidence."""
 
     promise: str
     holds: bool
@@ -19,7 +19,7 @@ class Verdict:
 
 
 def check_messages(sent: Mapping[str, Total], got: Mapping[str, Total], fault: str) -> Iterator[Verdict]:
-    """By the publishers' tallies, the subscriber's, and what it found wrong with positions."""
+    """Compare the tallies of publishers and subscriber. `fault`: the first error of positions."""
     total, arrived = (sum(one.count for one in tallies.values()) for tallies in (sent, got))
     wrong = [name for name in sorted({*sent, *got}) if _count(sent, name) != _count(got, name)]
     reason = f"{arrived:,} of {total:,} messages"
@@ -46,11 +46,11 @@ def check_messages(sent: Mapping[str, Total], got: Mapping[str, Total], fault: s
 
 
 def check_logs(comparison: Comparison, end: int, damage: Sequence[str]) -> Iterator[Verdict]:
-    """By the bytes of the merged logs, the subscriber's copy among them."""
+    """Compare the bytes of the merged logs, including the subscriber's copy."""
     wrong = [str(difference) for difference in comparison.differences]
     wrong += [f"{log.path} ends at {log.end}, not at {end}" for log in comparison.logs if log.end != end]
     sizes = {sum(segment.size_bytes for segment in log.kept) for log in comparison.logs}
-    same = f"{len(comparison.logs)} merged logs, the subscriber's copy among them: {max(sizes):,} bytes each"
+    same = f"{len(comparison.logs)} merged logs, including the subscriber's copy: {max(sizes):,} bytes each"
     yield Verdict("merged logs byte-identical", not wrong, "; ".join(wrong) or same)
     yield Verdict(
         "every checksum holds", not damage, "; ".join(damage) or "all blocks and batches of a node's log"

@@ -1,4 +1,4 @@
-"""`rt demo`: see rt work on this machine: real data, mutual TLS, a killed leader, a check of every byte."""
+"""The command `rt demo`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_FLIGHTS = (
 
 
 class _Data(click.ParamType):  # type: ignore[type-arg]
-    """The word for the built-in data, or the path of something that exists."""
+    """The word `builtin`, or an existing path."""
 
     name = "CSV|DIR|builtin"
 
@@ -96,7 +96,7 @@ def demo(nodes: str, publishers: int, data: str, kill_leader: bool, keep: Path |
 
 
 def _run(run: Demo, *, is_kept: bool) -> DemoResult:
-    """Run it; what stops it is said line by line, for it may hold the last lines of a log."""
+    """Run it. An error is printed line by line, as it may contain the end of a log."""
     try:
         return run.run()
     except RtError as error:
@@ -109,7 +109,7 @@ def _run(run: Demo, *, is_kept: bool) -> DemoResult:
 
 @contextmanager
 def _root(keep: Path | None) -> Iterator[Path]:
-    """Where everything goes: a directory that is kept, or one that is removed."""
+    """The directory of all files: `keep`, or a temporary one."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             raise click.UsageError(f"--keep: {escape(str(keep))} is not empty.")
@@ -123,7 +123,7 @@ def _root(keep: Path | None) -> Iterator[Path]:
 
 
 def summary(outcome: DemoResult) -> Iterator[str]:
-    """What was done and measured, and the verdicts, a line each."""
+    """The figures and the verdicts, one per line."""
     yield f"messages    {outcome.messages:,} merged into one order, {format_size(outcome.value_bytes)}"
     from sequencer.demo.run import RATE_HZ
 

@@ -1,4 +1,4 @@
-"""What the demo measures, from the times that its processes noted on the one clock that they share."""
+"""The figures of the demo, from the times that its processes noted by the machine's clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NS: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """From `publish` to the subscriber, in ms, of `count` messages."""
+    """From `publish` to the subscriber, of `count` messages."""
 
     count: int
     p50_ms: float
@@ -31,7 +31,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What was published as fast as it went; `seconds` until the subscriber had the last of it."""
+    """Messages published at full speed, and the seconds until the subscriber had received all."""
 
     count: int
     value_bytes: int
@@ -40,7 +40,7 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """How long after a leader's end no message was merged, and how long the subscriber got none."""
+    """The longest times without a merged message, and without one for the subscriber, after a kill."""
 
     killed: str
     took_over: str
@@ -50,19 +50,18 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTimes:
-    """When each message was published, and when the subscriber got it; ns, in the order of positions."""
+    """When each message was published and when the subscriber received it, ns, by position."""
 
     published_ns: Int64s
     arrived_ns: Int64s
 
     @classmethod
     def load(cls, path: Path) -> DeliveryTimes:
-        """What the subscriber saved."""
         published, arrived = np.load(path)
         return cls(published, arrived)
 
     def latency(self, start_ns: int, end_ns: int) -> Latency | None:
-        """Of the messages published in that time; None if there are none."""
+        """Latency of the messages published in [start_ns, end_ns); None if there are none."""
         rows = (self.published_ns >= start_ns) & (self.published_ns < end_ns)
         if not rows.any():
             return None
@@ -72,7 +71,7 @@ class DeliveryTimes:
 
 
 def longest_pause_s(times_ns: Int64s, start_ns: int, end_ns: int) -> float:
-    """The longest time without an event between two moments, the events at `times_ns`."""
+    """The longest time without an event between two moments. `times_ns`: the events."""
     inside = np.sort(times_ns[(times_ns > start_ns) & (times_ns < end_ns)])
     return float(np.diff(inside, prepend=start_ns, append=end_ns).max()) / NS
 

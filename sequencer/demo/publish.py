@@ -1,7 +1,7 @@
-"""A publisher of the demo, a process of its own; of rt it uses what any program would: `rt.Publisher`.
+"""The process of a publisher of the demo. It uses the public API.
 
-It has its share of the data and is told what to do: to publish it over and over at a steady rate, then once
-as fast as it can, then to wait until all of that is merged.
+It publishes its share of the data repeatedly at a steady rate, then once at full speed, then waits until
+everything is merged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAIT_S: Final = 0.1
 
 
 class DemoPublisher:
-    """Publishes `records` in a thread, as it is told by `answer`."""
+    """Publishes `records` in a thread. `answer` starts the phases."""
 
     def __init__(self, publisher: rt.Publisher, records: list[DemoRecord]) -> None:
         self._publisher, self._records = publisher, records
@@ -33,13 +33,13 @@ class DemoPublisher:
         self._failure: Exception | None = None
         self._hurry = threading.Event()
         self._burst = {"count": 0, "value_bytes": 0, "start_ns": 0}
-        """What had been published when it began, and when that was."""
+        """Counts and time at the start of the burst."""
         self._is_done = False
         self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
         self._rate_hz = 1.0
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Do what the demo asks for; what went wrong in the thread is raised here."""
+        """Answer a request of the demo. Raises what failed in the thread."""
         if self._failure is not None:
             raise self._failure
         match do:
@@ -68,7 +68,7 @@ class DemoPublisher:
             self._publish_all()
             self._wait_merged()
             self._is_done = True
-        except Exception as error:  # noqa: BLE001  # Raised where the demo hears of it.
+        except Exception as error:  # noqa: BLE001  # Raised by `answer`.
             self._failure = error
 
     def _publish_steadily(self) -> None:
@@ -99,7 +99,7 @@ class DemoPublisher:
 
 
 def main() -> None:
-    """Load the share that the settings name, then publish as told, until SIGTERM."""
+    """Load the share of the data, then publish until SIGTERM."""
     settings = json.loads(sys.argv[1])
     try:
         records = share(settings["data"], settings["index"], settings["count"])

@@ -1,7 +1,9 @@
-"""Running the demo: nodes, publishers and a subscriber, each a process; a steady phase, a burst, the checks.
+"""The run of the demo: nodes, publishers and a subscriber as processes; a steady phase, a burst, the checks.
 
-Law: it measures and judges by what the processes noted themselves and by the bytes on disk; nothing that the
-nodes say of their own state counts. Everything that it started is gone when it is left, however it is left.
+Invariants:
+- Figures and verdicts come from what publishers and subscriber noted and from the bytes on disk, never from
+  what nodes report about themselves.
+- Leaving the demo ends everything that it started.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ from sequencer.localcluster.processes import Answer, Process
 
 STREAM: Final = "demo"
 RATE_HZ: Final = 200
-"""Of all publishers together, in the steady phase: little enough for two cores that are busy otherwise."""
+"""Rate of all publishers together in the steady phase: low enough for two busy cores."""
 LOAD_S_MAX: Final = 120.0
 STILL_S_MAX: Final = 120.0
-"""So long nothing may move; a new leader is there in less than two seconds."""
+"""A wait without progress for this long fails."""
 SETTLE_S_MAX: Final = 10.0
-"""What piled up before the first merge is to be read before latency counts; so long it may take."""
+"""How long to wait, before latency counts, for messages from before the first merge to be read."""
 SETTLED_MESSAGES: Final = RATE_HZ // 10
-"""So many may be on their way then."""
+"""Messages that may be unread then."""
 AFTERMATH_S: Final = 1.5
-"""From when messages flow again until the killed node is started."""
+"""Time from when messages flow again until the killed node is started."""
 _POLL_S: Final = 0.1
 _STOP_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What to run. `data` is "builtin" or a path; the steady phase takes `steady_s` seconds."""
+    """Settings of a run. `data` is "builtin" or a path."""
 
     nodes: int
     publishers: int
@@ -55,8 +57,6 @@ class DemoPlan:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What was measured, and the verdict on each promise."""
-
     messages: int
     value_bytes: int
     latency: Latency | None
@@ -66,14 +66,14 @@ class DemoResult:
 
 
 class Demo:
-    """One run of `plan` below `root`; `say` gets a line for each step. Leaving it ends all processes."""
+    """One run of `plan` in `root`. `say` receives a line for each step. Leaving it ends all processes."""
 
     def __init__(self, root: Path, plan: DemoPlan, say: Callable[[str], object]) -> None:
         self._root, self._plan, self._say = root, plan, say
         self._stack = ExitStack()
         self._publishers: dict[str, Process] = {}
         self._last: dict[str, Answer] = {}
-        """What each publisher said last."""
+        """The last answer of each publisher."""
         self._received = 0
 
     def __enter__(self) -> Self:
@@ -87,7 +87,7 @@ class Demo:
         self._stack.close()
 
     def run(self) -> DemoResult:
-        """All of it. `rt.RtError` if something ends or stands still that must not."""
+        """Run everything. Raises `rt.RtError` if a process ends or makes no progress."""
         self._start()
         latency_window = self._publish_steadily()
         failover = self._kill_leader() if self._plan.is_leader_killed else None
@@ -145,7 +145,7 @@ class Demo:
         return self._stack.enter_context(process)
 
     def _publish_steadily(self) -> tuple[int, int]:
-        """Publish at a steady rate, which goes on afterwards; the time in which latency counts."""
+        """Start publishing at a steady rate. Returns the time range in which latency counts."""
         rate_hz = RATE_HZ / len(self._publishers)
         for publisher in self._publishers.values():
             publisher.ask("steady", rate_hz=rate_hz)
@@ -160,7 +160,7 @@ class Demo:
         return start_ns, time.time_ns()
 
     def _kill_leader(self) -> tuple[str, str, int, int]:
-        """Kill the leader while messages flow; who it was, who leads now, when, and until when it counts."""
+        """Kill the leader while messages flow. Returns the old and the new leader, and the measured time."""
         leader = self._leader("a node to lead")
         self._say(f"kill -9 {leader}, which leads")
         killed_ns = time.time_ns()
@@ -180,13 +180,13 @@ class Demo:
         return leader, took_over, killed_ns, end_ns
 
     def _leader(self, what: str) -> str:
-        """Wait until a node leads; which."""
+        """Wait until a node leads. Returns its name."""
         while (leader := self._nodes.leader()) is None:
             self._until(lambda: self._nodes.leader() is not None, what)
         return leader
 
     def _publish_all(self) -> int:
-        """Have all publish their whole share at once; how many messages were sent in all."""
+        """Have all publish their share at full speed. Returns the number of messages of the whole run."""
         to_come = sum(said["to_come"] for said in self._last.values())
         expected = to_come + sum(said["published"] for said in self._last.values())
         self._say(f"publishing {to_come:,} messages as fast as it goes, for throughput")
@@ -205,7 +205,7 @@ class Demo:
 
     @contextmanager
     def _to_be_judged(self) -> Iterator[None]:
-        """What does not come is a matter for the verdicts."""
+        """A timeout is only printed: the verdicts report what is missing."""
         try:
             yield
         except Timeout as error:
@@ -245,7 +245,7 @@ class Demo:
         return all(said["merged"] > number for said in self._last.values())
 
     def _look(self) -> tuple[int, int, int]:
-        """Ask every process how far it is; published, merged, received."""
+        """Ask every process for its progress. Returns the published, merged and received messages."""
         self._nodes.check_alive()
         for name, publisher in self._publishers.items():
             self._last[name] = publisher.ask("status")
@@ -256,7 +256,7 @@ class Demo:
         return published, merged, self._received
 
     def _until(self, is_met: Callable[[], bool], what: str, bars: dict[str, Bar] | None = None) -> None:
-        """Until the condition holds of what was said last; `rt.Timeout` if all stands still for too long."""
+        """Wait until the condition holds. Raises `rt.Timeout` without progress for `STILL_S_MAX`."""
         before, moved_s = self._look(), time.monotonic()
         while not is_met():
             time.sleep(_POLL_S)
@@ -275,7 +275,7 @@ class Demo:
         return "\n".join([f"{published} published, {merged} merged, {received} received", *words])
 
     def _hold(self, seconds: float, bar: Bar | None = None) -> None:
-        """Let it go on; `bar` gets what is published meanwhile."""
+        """Wait. `bar` shows what is published meanwhile."""
         end_s, (before, _, _) = time.monotonic() + seconds, self._look()
         while (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(_POLL_S, left_s))

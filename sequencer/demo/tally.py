@@ -1,7 +1,8 @@
-"""What a session's messages come to: a count and two running hashes, on the sending and the receiving side.
+"""A tally of a session's messages: a count and two running hashes, for the sender and the receiver.
 
-Law: equal tallies mean the same messages (topic, value) in the same order, however they were cut into
-batches on the way. Numbers must run from 0 without gap or repeat; the first that does not is noted.
+Invariants:
+- Equal tallies mean the same messages (topic, value) in the same order, in whichever batches.
+- Numbers run from 0 without gap or repeat. The first error is noted.
 """
 
 from __future__ import annotations
@@ -25,34 +26,32 @@ _topic_code = lru_cache(maxsize=4096)(lambda topic: zlib.crc32(topic.encode()))
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a tally says, in a form that can travel as JSON."""
+    """The result of a tally, for JSON."""
 
     count: int
     value_bytes: int
     digest: str
     fault: str = ""
-    """What is wrong with the numbers; "" if nothing."""
+    """The first error of the numbers. Empty: none."""
 
 
 class SessionTally:
-    """Of one session, from its first message on."""
-
     def __init__(self) -> None:
         self.count = 0
         self.value_bytes = 0
         self._fault = ""
         self._values = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._frames = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        """Of each message's length and topic: where one value ends and the next begins counts too."""
+        """Hash of the length and topic of each message, so that the boundaries of values count too."""
 
     def add(self, records: Sequence[DemoRecord]) -> None:
-        """Take in messages that follow."""
+        """Add the next messages."""
         lengths = np.array([len(record.value) for record in records], np.uint32)
         codes = np.array([_topic_code(record.topic) for record in records], np.uint32)
         self._take(lengths, codes, b"".join(record.value for record in records))
 
     def add_batch(self, batch: MessageBatch) -> None:
-        """Take in the messages of a batch, all of this session."""
+        """Add the messages of a batch, all of this session."""
         wanted = np.arange(self.count, self.count + len(batch))
         wrong = np.flatnonzero(batch.numbers != wanted)
         if len(wrong) and not self._fault:
@@ -66,7 +65,6 @@ class SessionTally:
         )
 
     def total(self) -> Total:
-        """How it stands."""
         digest = self._values.hexdigest() + self._frames.hexdigest()
         return Total(self.count, self.value_bytes, digest, self._fault)
 
@@ -80,7 +78,7 @@ class SessionTally:
 
 
 def by_session(batch: MessageBatch) -> list[tuple[str, MessageBatch]]:
-    """A batch of several sessions as one batch for each of them."""
+    """Split a batch of several sessions by session."""
     if batch.session_index is None:
         return [(batch.session_names[0], batch)]
     index: npt.NDArray[Any] = np.asarray(batch.session_index)

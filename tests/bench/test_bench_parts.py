@@ -17,8 +17,8 @@ import rt
 from rt.errors import Timeout
 from rt.log.scan.message_batch import MessageBatch
 from rt.testing.merged import MergedLogBuilder
-from sequencer.bench.audit import MergedAudit, audit
 from sequencer.bench.backlog import Peaks
+from sequencer.bench.failover import MergedAudit, audit
 from sequencer.bench.merge_speed import BenchReplicas, Work
 from sequencer.bench.speed import Pauses
 from sequencer.bench.stage import logs_kept

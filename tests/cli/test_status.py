@@ -25,9 +25,10 @@ from rt.net.grpc_channel import serve
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.localcluster.loopback import free_port
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.request import json_bytes
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
-from sequencer.rest.views import admin_views, cluster_views
+from sequencer.rest.views import admin_views, client_views, cluster_views
 from sequencer.rest.views.context import RequestContext
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.state import SubscriberHold
@@ -53,8 +54,8 @@ def view(node: str = "n1", *away: str, **changes: Any) -> NodeSnapshot:
 
 def said(node: NodeSnapshot, endpoint: str = "n1:5002") -> NodeAnswer:
     asked = RequestContext(node, OPERATOR)
-    answers = (cluster_views.status(asked), cluster_views.clients(asked), admin_views.holds(asked))
-    return NodeAnswer(endpoint, *(json.loads(json.dumps(answer.body)) for answer in answers))
+    answers = (cluster_views.status(asked), client_views.clients(asked), admin_views.holds(asked))
+    return NodeAnswer(endpoint, *(json.loads(json_bytes(answer.body)) for answer in answers))
 
 
 def text_of(*nodes: NodeSnapshot) -> str:
@@ -173,7 +174,7 @@ def test_what_a_node_says_cannot_steer_the_terminal() -> None:
 
 def test_before_there_is_a_cluster_there_is_something_to_see() -> None:
     blank = NodeSnapshot("s", "n1", at(60), at(0), pb.Standing(node="n1"))
-    status = json.loads(json.dumps(cluster_views.status(RequestContext(blank, OPERATOR)).body))
+    status = json.loads(json_bytes(cluster_views.status(RequestContext(blank, OPERATOR)).body))
 
     text = "\n".join(status_lines(ClusterSummary((NodeAnswer("n1:5002", status),))))
 

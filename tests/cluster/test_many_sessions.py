@@ -58,7 +58,7 @@ def publish(nodes: WiredNodes, root: Path, tls: rt.TLS, session: str, count: int
 
 def is_closed(nodes: WiredNodes, session: str) -> bool:
     found = told(nodes, f"/sessions?name={session}")
-    return bool(found) and not found[-1]["lives"]
+    return bool(found) and not found[-1]["runs"]
 
 
 def is_refused(nodes: WiredNodes, name: str, session: str) -> bool:
@@ -89,7 +89,7 @@ def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
     # A publisher that comes again goes on behind what it had.
     publish(nodes, tmp_path / "out", tls, sessions[0])
     (found,) = told(nodes, f"/sessions?name={sessions[0]}")
-    assert found["lastX"] == 1
+    assert found["lastRun"] == 1
     assert found["consumed"]["number"] == 4
     assert nodes.compare().differences == ()
 
@@ -169,6 +169,6 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
         # It goes on with its next start.
         publish(nodes, tmp_path / "out", tls, "quiet~gone")
         (found,) = told(nodes, "/sessions?name=quiet~gone")
-        assert found["lastX"] == 1
+        assert found["lastRun"] == 1
     finally:
         told(nodes, "/configuration", {"sessionIdleMinutes": usual})

@@ -33,9 +33,9 @@ class Operator:
         return {one["name"]: one["position"] for one in self.told("/holds")}
 
     def member(self, name: str, asked: str) -> dict[str, Any]:
-        """How one node sees another, or itself; without a step while it knows of no members."""
+        """How one node sees another, or itself; without a phase while it knows of no members."""
         members = self.told("/status", asked)["members"]
-        return next((one for one in members if one["name"] == name), {"step": ""})
+        return next((one for one in members if one["name"] == name), {"phase": ""})
 
 
 @pytest.fixture
@@ -84,19 +84,19 @@ def test_a_node_that_lost_its_disk_is_seen_away_then_copying_then_ready(
 ) -> None:
     nodes = faults.nodes
     end = publish(faults, operator, tmp_path / "out", "before-the-loss", 10)
-    faults.wait(lambda: operator.member("n3", "n1")["step"] == "ready", "n3 to keep up")
+    faults.wait(lambda: operator.member("n3", "n1")["phase"] == "ready", "n3 to keep up")
     nodes.kill("n3")
     nodes.wipe("n3")
-    faults.wait(lambda: operator.member("n3", "n1")["step"] == "unreachable", "n3 to be missed")
+    faults.wait(lambda: operator.member("n3", "n1")["phase"] == "unreachable", "n3 to be missed")
     for peer in ("n1", "n2"):
         nodes.pause(peer, "data")
     nodes.start("n3")
     nodes.wait_ready()
-    faults.wait(lambda: operator.member("n3", "n3")["step"] == "copying", "n3 to copy what it lacks")
+    faults.wait(lambda: operator.member("n3", "n3")["phase"] == "copying", "n3 to copy what it lacks")
     copying = operator.member("n3", "n3")
-    assert copying["stepDone"] < copying["stepTotal"] == end
+    assert copying["phaseDone"] < copying["phaseTotal"] == end
     for peer in ("n1", "n2"):
         nodes.resume(peer, "data")
-    faults.wait(lambda: operator.member("n3", "n1")["step"] == "ready", "n3 to be back")
+    faults.wait(lambda: operator.member("n3", "n1")["phase"] == "ready", "n3 to be back")
     nodes.wait_merged(end)
     faults.verdict()

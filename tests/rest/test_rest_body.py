@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from sequencer.rest.base.errors import BadRequest
-from sequencer.rest.base.json_body import body_schema, flag, name_of, parse_body, size, whole
+from sequencer.rest.base.fields import body_schema, flag, name_of, parse_body, size, whole
 from sequencer.rest.views.admin_actions import ACTIONS
 
 FIELDS = (
@@ -19,7 +19,7 @@ FIELDS = (
     size("room", "How much.", low=0, high=2**62 - 1),
     size("some", "At least a byte.", low=1, high=2**40),
     flag("force", "Whether."),
-    name_of("subscriber", "Who.", field="name"),
+    name_of("name", "Who.", "subscriber"),
 )
 
 

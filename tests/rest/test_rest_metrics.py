@@ -15,9 +15,9 @@ from rest_node import MINUTE, NOW, T0, node_view
 
 from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.base.counters import TrimCounter
 from sequencer.rest.base.exposition import Metric, exposition
 from sequencer.rest.base.node_snapshot import Counts, Histogram, NodeSnapshot
-from sequencer.rest.base.trim_counter import NO_TRIMS
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.sessions.sync_timing import BOUNDS_S, Durations
 from sequencer.state.apply_result import CommandRejected, SegmentsTrimmed
@@ -37,7 +37,7 @@ COUNTS = Counts(
     cpu_s=1.25,
     memory_bytes=4096,
     certificate_end_s=1.8e9,
-    trims=NO_TRIMS.after(SegmentsTrimmed(TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
+    trims=TrimCounter().after(SegmentsTrimmed(TrimReason.DISK, NOW, 80, 3, 300, ("audit", "export"))),
     overtaken=4,
 )
 
@@ -155,7 +155,7 @@ def test_a_member_that_stopped_and_a_step_on_the_way_are_told() -> None:
     found = samples(busy_node(standing=standing))
 
     assert [found[f'rt_member_stopped{{member="{name}"}}'] for name in ("n1", "n2", "n3")] == [0, 0, 1]
-    assert (found['rt_node_phase{step="copying"}'], found['rt_node_phase{step="ready"}']) == (1, 0)
+    assert (found['rt_node_phase{phase="copying"}'], found['rt_node_phase{phase="ready"}']) == (1, 0)
     assert found["rt_node_phase_progress_ratio"] == 0.25
 
 
@@ -200,7 +200,7 @@ def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
     first = SegmentsTrimmed(TrimReason.TIME, NOW, 10, 1, 100, ())
     second = SegmentsTrimmed(TrimReason.TIME, NOW, 40, 3, 300, ("a",))
     third = SegmentsTrimmed(TrimReason.DISK, NOW, 50, 1, 70, ("a", "b"))
-    found = NO_TRIMS
+    found = TrimCounter()
 
     for outcome in (first, CommandRejected("no"), second, third):
         found = found.after(outcome)
@@ -216,7 +216,7 @@ def test_trims_add_up_by_reason_and_nothing_else_counts() -> None:
     value=st.one_of(st.integers(0, 2**63), st.floats(0, 1e300)),
 )
 def test_whatever_a_help_or_label_says_is_read_back(text: str, label: str, value: float) -> None:
-    told = exposition([Metric("rt_x", "gauge", "1", text, ("l",), {(label,): value})])
+    told = exposition([Metric("rt_x", text, ("l",), {(label,): value})])
 
     (family,) = text_string_to_metric_families(told)
     (sample,) = family.samples

@@ -13,7 +13,6 @@ from page_bench import HOSTILE, POSITION, Dom, PageNode, browse, busy_node, busy
 from rest_node import OPERATOR, SUBSCRIBER
 
 from rt.errors import CertificateError
-from sequencer.rest.base import schema_kinds
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.request import Request
 from sequencer.rest.http.dispatcher import check_role
@@ -337,7 +336,6 @@ document.getElementById("told").textContent = JSON.stringify(told);
 
 @pytest.mark.slow
 def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
-    text = schema_kinds.text("A test.")
     script = '<script type="module" src="page/check.js"></script>'
     page = f'<!doctype html><meta charset="utf-8"><p id="told"></p>{script}'
     kinds = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
@@ -345,8 +343,8 @@ def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
     seen, _ = shown(
         tmp_path,
         busy_node,
-        Endpoint("/check", "A page.", lambda _: Response(page), text, content_type=kinds[0], policy=POLICY),
-        Endpoint("/page/check.js", "A script.", lambda _: Response(CHECKS), text, content_type=kinds[1]),
+        Endpoint("/check", "A page.", lambda _: Response(page), str, content_type=kinds[0], policy=POLICY),
+        Endpoint("/page/check.js", "A script.", lambda _: Response(CHECKS), str, content_type=kinds[1]),
         path="check",
     )
 

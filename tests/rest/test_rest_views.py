@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,14 +29,16 @@ from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.errors import BadRequest, NotReady
+from sequencer.rest.base.fields import parse_query
 from sequencer.rest.base.node_snapshot import LAG_BYTES_MAX, Client, MergeStatus, NodeSnapshot
-from sequencer.rest.base.query_params import parse_query
+from sequencer.rest.base.request import json_bytes
 from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.rest.base.rfc3339 import parse_rfc3339, rfc3339
-from sequencer.rest.views import admin_views, cluster_schemas, cluster_views
+from sequencer.rest.views import admin_views, client_views, cluster_views
+from sequencer.rest.views.cluster_views import Liveness, Readiness
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.endpoints import ENDPOINTS
-from sequencer.rest.views.log_history import log_history
+from sequencer.rest.views.log_history import LatestOutPosition, latest_out_position, log_history
 from sequencer.state.state import LeaseState, MergedEnd, MergedSegment, SequencerState
 
 HISTORY = next(one for one in ENDPOINTS if one.path == "/log-history")
@@ -48,14 +52,14 @@ def asked(
 
 def body(answer: Response) -> Any:
     assert answer.status == 200
-    return answer.body
+    return json.loads(json_bytes(answer.body))
 
 
 # /log-history
 
 
 def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_growing_one() -> None:
-    found = body(cluster_views.log_history(asked()))
+    found = body(log_history(asked()))
 
     assert [one["state"] for one in found] == ["trimmed", "sealed", "sealed", "active"]
     assert found[0] == {
@@ -87,10 +91,10 @@ def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_g
 
 
 def test_log_history_is_the_same_on_every_node() -> None:
-    here = body(cluster_views.log_history(asked()))
+    here = body(log_history(asked()))
     there = node_view(node="n2", standing=standing(node="n2", leader=""), merging=None, clients=())
 
-    assert body(cluster_views.log_history(asked(there))) == here
+    assert body(log_history(asked(there))) == here
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[
     pairs = [tuple(part.replace("%2B", "+").split("=")) for part in query.split("&") if part]
     parsed = parse_query(pairs, HISTORY.parameters)  # type: ignore[arg-type]
 
-    found = body(cluster_views.log_history(asked(**parsed)))
+    found = body(log_history(asked(**parsed)))
 
     assert [one["logPath"] for one in found] == [f"s/merged/log.0.{y}" for y in wanted]
 
@@ -137,12 +141,12 @@ def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[
 def test_a_stream_without_a_message_has_an_empty_history() -> None:
     node = node_view(state=SequencerState(b"\1" * 16))
 
-    assert body(cluster_views.log_history(asked(node))) == []
-    assert body(cluster_views.latest_out_position(asked(node))) == {"latestOutPosition": -1}
+    assert body(log_history(asked(node))) == []
+    assert body(latest_out_position(asked(node))) == {"latestOutPosition": -1}
 
 
 def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
-    found = log_history(history(), "s", {}, now_ns=T0)
+    found = body(log_history(asked(node_view(now_ns=T0))))
 
     assert [one["logAge"] for one in found] == [0, 0, 0, -1]
 
@@ -151,19 +155,19 @@ def test_a_clock_behind_the_sequencing_time_makes_no_negative_age() -> None:
 
 
 def test_the_latest_out_position_is_that_of_the_last_message() -> None:
-    assert body(cluster_views.latest_out_position(asked())) == {"latestOutPosition": 359}
+    assert body(latest_out_position(asked())) == {"latestOutPosition": 359}
 
 
 def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
     for state in (None, SequencerState(bytes(16))):
         node = node_view(state=state)
         for view in (
-            cluster_views.latest_out_position,
-            cluster_views.log_history,
-            cluster_views.sessions,
+            latest_out_position,
+            log_history,
+            client_views.sessions,
             admin_views.holds,
             admin_views.configuration,
-            admin_views.dedup_clients,
+            client_views.dedup_clients,
         ):
             with pytest.raises(NotReady, match="has not joined"):
                 view(asked(node))
@@ -188,18 +192,20 @@ def test_status_tells_members_by_name_and_the_node_that_answers() -> None:
 
 
 def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
-    first, second = body(cluster_views.sessions(asked()))
+    first, second = body(client_views.sessions(asked()))
 
-    assert (first["id"], first["isSuperseded"], first["mergedX"], first["isConnected"]) == (1, True, 3, False)
-    assert first["consumed"] == {"segment": 1, "offset": 64, "number": 40}
-    assert first["lives"] == [{"x": 4, "isFenced": True, "end": {"segment": 1, "offset": 128, "number": 50}}]
+    assert (first["id"], first["isSuperseded"], first["isConnected"]) == (1, True, False)
+    assert first["lastMergedRun"] == 3
+    assert first["consumed"] == {"rollNumber": 1, "offset": 64, "number": 40}
+    end = {"rollNumber": 1, "offset": 128, "number": 50}
+    assert first["runs"] == [{"runNumber": 4, "isFenced": True, "end": end}]
     assert (second["dedupId"], second["waitsFor"], second["consumed"]) == ("d1", 1, None)
     assert second["isConnected"]
 
 
 def test_sessions_can_be_asked_for_by_name_and_page() -> None:
-    assert body(cluster_views.sessions(asked(name="nobody"))) == []
-    assert [one["id"] for one in body(cluster_views.sessions(asked(name="feed", offset=1)))] == [2]
+    assert body(client_views.sessions(asked(name="nobody"))) == []
+    assert [one["id"] for one in body(client_views.sessions(asked(name="feed", offset=1)))] == [2]
 
 
 @pytest.mark.parametrize(
@@ -217,11 +223,11 @@ def test_sessions_can_be_asked_for_by_name_and_page() -> None:
 def test_who_is_no_operator_sees_only_clients_of_its_own_role_and_name(
     identity: Identity | None, wanted: list[str]
 ) -> None:
-    assert [one["name"] for one in body(cluster_views.clients(asked(None, identity)))] == wanted
+    assert [one["name"] for one in body(client_views.clients(asked(None, identity)))] == wanted
 
 
 def test_a_client_tells_how_far_it_is_behind() -> None:
-    feed, sub, other = body(cluster_views.clients(asked()))
+    feed, sub, other = body(client_views.clients(asked()))
 
     assert (feed["position"], feed["lag"], feed["session"]) == (55, 5, "feed")
     assert (sub["position"], sub["lag"], sub["active"]) == (300, 60, True)
@@ -244,7 +250,7 @@ def test_clients_can_be_asked_for_by_kind_name_and_page(query: str, wanted: list
     clients = next(one for one in ENDPOINTS if one.path == "/rt-clients")
     parsed = parse_query([tuple(part.split("=")) for part in query.split("&")], clients.parameters)  # type: ignore[misc]
 
-    assert [one["name"] for one in body(cluster_views.clients(asked(**parsed)))] == wanted
+    assert [one["name"] for one in body(client_views.clients(asked(**parsed)))] == wanted
 
 
 def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
@@ -253,7 +259,7 @@ def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
     merged = Client(SUBSCRIBER, "", None, T0)
     copied = Client(Identity("s", "node", "n2"), "", None, T0, is_of_merged=False, session_id=1)
 
-    found = body(cluster_views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
+    found = body(client_views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
 
     told = {(one["kind"], one["session"]): one["directory"] for one in found}
     assert told == {
@@ -314,7 +320,7 @@ def test_leases_are_told_by_name_with_owner_and_token() -> None:
 
 
 def test_dedup_clients_are_told_by_id_with_what_is_wanted_and_who_brings_it() -> None:
-    first, second = body(admin_views.dedup_clients(asked()))
+    first, second = body(client_views.dedup_clients(asked()))
 
     assert (first["dedupId"], first["wanted"]) == ("d1", 40)
     assert first["sessions"] == [
@@ -336,7 +342,7 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
     other = Identity("s", "publisher", "other", frozenset({"d1"}))
 
     def seen(identity: Identity) -> list[Any]:
-        found = body(admin_views.dedup_clients(asked(None, identity)))
+        found = body(client_views.dedup_clients(asked(None, identity)))
         return [(one["dedupId"], len(one["sessions"])) for one in found]
 
     assert seen(feed) == [("d1", 1)]
@@ -345,9 +351,9 @@ def test_a_publisher_sees_the_dedup_ids_of_its_certificate_and_of_them_its_own_s
 
 
 def test_one_dedup_id_is_asked_for_by_name() -> None:
-    (found,) = body(admin_views.dedup_clients(asked(name="d2")))
+    (found,) = body(client_views.dedup_clients(asked(name="d2")))
     assert found["dedupId"] == "d2"
-    assert body(admin_views.dedup_clients(asked(name="d2~a"))) == []
+    assert body(client_views.dedup_clients(asked(name="d2~a"))) == []
 
 
 def test_the_archive_is_told_against_its_policy() -> None:
@@ -392,13 +398,13 @@ READY = MergeStatus(17, 360, 350)
 def test_one_obstacle_makes_a_node_not_ready(changes: dict[str, Any], obstacle: str) -> None:
     answer = cluster_views.readiness(asked(node_view(**changes), None))
 
-    assert answer == Response({"ready": False, "obstacles": [obstacle]}, 503)
+    assert answer == Response(Readiness(False, [obstacle]), 503)
 
 
 def test_a_node_that_follows_merges_and_keeps_up_is_ready() -> None:
     for role, leader in (("follower", "n2"), ("leader", "n1")):
         node = node_view(standing=standing(role=role, leader=leader))
-        assert cluster_views.readiness(asked(node, None)) == Response({"ready": True, "obstacles": []})
+        assert cluster_views.readiness(asked(node, None)) == Response(Readiness(True, []))
 
 
 def test_a_node_that_knows_nothing_yet_is_not_ready_but_alive() -> None:
@@ -422,7 +428,7 @@ def test_a_node_far_behind_is_not_ready() -> None:
 
 def test_what_has_failed_is_not_alive() -> None:
     for changes in ({"failure": "x"}, {"merging": replace(READY, failure="x")}):
-        assert cluster_views.liveness(asked(node_view(**changes), None)) == Response({"alive": False}, 503)
+        assert cluster_views.liveness(asked(node_view(**changes), None)) == Response(Liveness(False), 503)
 
 
 def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_it() -> None:
@@ -538,10 +544,11 @@ def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
         assert node == "blank"
         return
 
-    Draft202012Validator(endpoint.schema).validate(answer.body)
+    made = answer.body if isinstance(answer.body, str) else json.loads(json_bytes(answer.body))
+    Draft202012Validator(msgspec.json.schema(endpoint.answer)).validate(made)
 
 
 def test_a_schema_refuses_fields_that_it_does_not_know() -> None:
-    answer = {**body(cluster_views.latest_out_position(asked())), "more": 1}
+    answer = {**body(latest_out_position(asked())), "more": 1}
 
-    assert not Draft202012Validator(cluster_schemas.LATEST_OUT_POSITION).is_valid(answer)
+    assert not Draft202012Validator(msgspec.json.schema(LatestOutPosition)).is_valid(answer)

@@ -11,7 +11,7 @@ from rt.bench.spark import SparkBench
 @pytest.mark.slow
 def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
     bench = SparkBench(str(tmp_path), rounds=1, warm_ups=0, size_bytes=2**20, stream_seconds=0.2)
-    figures = list(bench.figures(spark))
+    figures = list(bench.figures_of(spark))
     bench.close()
     assert len({figure.name for figure in figures}) == len(figures) == 22
     assert all(figure.median > 0 for figure in figures if figure.unit != "s/GB")

@@ -275,16 +275,17 @@ def rest_page() -> str:
         An error has a JSON body with the fields below.
     """
     found = document(ENDPOINTS, ACTIONS)
-    lines = [*_dedented(intro), "", *_fields_table(found["components"]["schemas"]["Error"])]
+    records = found["components"]["schemas"]
+    lines = [*_dedented(intro), "", *_fields_table({"$ref": "/Error"}, records)]
     hidden = {file.path for file in PAGE_FILES} | {"/"}
     for path, methods in found["paths"].items():
         if path not in hidden:
             for method, operation in methods.items():
-                lines += _operation(f"{method.upper()} {path}", operation)
+                lines += _operation(f"{method.upper()} {path}", operation, records)
     return _page("REST API", lines)
 
 
-def _operation(title: str, operation: Mapping[str, Any]) -> Lines:
+def _operation(title: str, operation: Mapping[str, Any], records: Mapping[str, Any]) -> Lines:
     roles, _, public = operation["description"].partition(";")
     port = " *health port*" if public else ""
     yield from (f"## {title}", "", operation["summary"], "", roles.replace("For role", "Roles:") + port, "")
@@ -296,29 +297,35 @@ def _operation(title: str, operation: Mapping[str, Any]) -> Lines:
     if "requestBody" in operation:
         yield from ("Body:", "")
         [content] = operation["requestBody"]["content"].values()
-        yield from _fields_table(content["schema"])
+        yield from _fields_table(content["schema"], records)
     for status, answer in operation["responses"].items():
         if status.startswith("2"):
             [(kind, content)] = answer["content"].items()
             yield from (f"Answer: {status}, `{kind}`.", "")
-            yield from _fields_table(content["schema"])
+            yield from _fields_table(content["schema"], records)
     others = ", ".join(sorted(status for status in operation["responses"] if not status.startswith("2")))
     yield from (f"Errors: {others}.", "")
 
 
-def _fields_table(schema: Mapping[str, Any]) -> Lines:
-    yield from _table(("field", "type", "description"), _schema_fields(schema))
+def _fields_table(schema: Mapping[str, Any], records: Mapping[str, Any]) -> Lines:
+    yield from _table(("field", "type", "description"), _schema_fields(schema, records))
 
 
-def _schema_fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, str]]:
+def _schema_fields(
+    schema: Mapping[str, Any], records: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, str, str]]:
+    if "$ref" in schema:
+        schema = records[schema["$ref"].rpartition("/")[2]]
+    for one in schema.get("anyOf", ()):
+        yield from _schema_fields(one, records, path)
     if "items" in schema:
-        yield from _schema_fields(schema["items"], f"{path}[]")
+        yield from _schema_fields(schema["items"], records, f"{path}[]")
     required = schema.get("required")
     for name, one in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         optional = "" if required is None or name in required else ", optional"
         yield _code(here), _kind(one) + optional, one.get("description", "")
-        yield from _schema_fields(one, here)
+        yield from _schema_fields(one, records, here)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -326,7 +333,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return " or ".join(_code(str(value)) or "empty" for value in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"])
-    kind = schema.get("type", "")
+    kind = "object" if "$ref" in schema else schema.get("type", "")
     return " or ".join(kind) if isinstance(kind, list) else kind
 
 

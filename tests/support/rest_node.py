@@ -21,10 +21,9 @@ from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.data.http_servers import HttpServers, Services
 from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
+from sequencer.rest.base.counters import LeaseCounter, TrimCounter
 from sequencer.rest.base.errors import NotReady
-from sequencer.rest.base.lease_counter import NO_LEASES
 from sequencer.rest.base.node_snapshot import Client, MergeStatus, NodeSnapshot
-from sequencer.rest.base.trim_counter import NO_TRIMS
 from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.apply import apply
@@ -207,9 +206,9 @@ class Served:
                 failure=None,
             ),
             failure=None,
-            trims=NO_TRIMS,
+            trims=TrimCounter(),
             damaged=(),
-            lease_counts=NO_LEASES,
+            lease_counts=LeaseCounter(),
             holding=SimpleNamespace(refused={}),
             commanding=FakeCommanding(self),
             resets=FakeResets(),

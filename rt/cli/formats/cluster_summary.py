@@ -185,12 +185,12 @@ def _cluster(overview: ClusterSummary) -> str:
 
 
 def _members(members: Sequence[Document]) -> Iterator[str]:
-    columns = ("member", "role", "step", "merged", "lag", "behind", "disk", "free")
+    columns = ("member", "role", "phase", "merged", "lag", "behind", "disk", "free")
     rows = [
         (
             escape(one["name"]),
             escape(one["role"]),
-            _step(one),
+            _phase(one),
             f"{one['merged']['position']:,}",
             f"{one['lagMessages']:,}",
             format_size(one["lagBytes"]),
@@ -202,14 +202,14 @@ def _members(members: Sequence[Document]) -> Iterator[str]:
     yield from table(columns, rows, right=frozenset({"merged", "lag", "behind", "disk", "free"}))
 
 
-def _step(member: Document) -> str:
-    """The current step, and its progress."""
+def _phase(member: Document) -> str:
+    """The current phase, and its progress."""
     if member["stopped"]:
         return "stopped"
-    step, done, total = (member.get(key) for key in ("step", "stepDone", "stepTotal"))
-    if not step:
+    phase, done, total = (member.get(key) for key in ("phase", "phaseDone", "phaseTotal"))
+    if not phase:
         return "" if member["isConnected"] else "unreachable"
-    return f"{escape(step)} {100 * min(done / total, 1):.0f} %" if total else escape(step)
+    return f"{escape(phase)} {100 * min(done / total, 1):.0f} %" if total else escape(phase)
 
 
 def _percent_used(member: Document) -> str:

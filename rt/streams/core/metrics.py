@@ -62,8 +62,12 @@ class StreamMetric:
     samples: Callable[[QueueStatus, QueueCounts], Mapping[str, float]]
 
 
-def _one(value: Callable[[QueueStatus, QueueCounts], float]) -> Callable[..., Mapping[str, float]]:
-    return lambda status, counts: {"": value(status, counts)}
+def _number(
+    name: str, unit: str, text: str, value: Callable[[QueueStatus, QueueCounts], float]
+) -> StreamMetric:
+    """A metric without a further label. It is a counter if its name ends in `_total`."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return StreamMetric(name, kind, unit, "", text, lambda status, counts: {"": value(status, counts)})
 
 
 def _states(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
@@ -76,21 +80,17 @@ def _states(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
 
 
 METRICS: Final = (
-    StreamMetric(
+    _number(
         "rt_streams_queue_owned",
-        "gauge",
         "0 or 1",
-        "",
         "1 if this host serves the queue.",
-        _one(lambda s, _: s.state == "served"),
+        lambda s, _: s.state == "served",
     ),
-    StreamMetric(
+    _number(
         "rt_streams_queue_failed",
-        "gauge",
         "0 or 1",
-        "",
         "1 if its agent failed and will be restarted.",
-        _one(lambda s, _: s.state == "failed"),
+        lambda s, _: s.state == "failed",
     ),
     StreamMetric(
         "rt_streams_consumers",
@@ -100,149 +100,84 @@ METRICS: Final = (
         "Served from the cache; catching up (`behind`); faulted; without an observer here (`unattended`).",
         _states,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_slow_consumers",
-        "gauge",
         "consumers",
-        "",
         "Consumers in the oldest part of a full cache.",
-        _one(lambda s, _: s.slow),
+        lambda s, _: s.slow,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_failing_consumers",
-        "gauge",
         "consumers",
-        "",
         "Consumers whose last delivery failed.",
-        _one(lambda s, _: s.failing),
+        lambda s, _: s.failing,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_acknowledged_position",
-        "gauge",
         "position",
-        "",
         "Every consumer served from the cache has everything before this position.",
-        _one(lambda s, _: s.low),
+        lambda s, _: s.low,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_lag_events",
-        "gauge",
         "positions",
-        "",
         "From the acknowledged position to the end of the queue, as far as this host knows it.",
-        _one(lambda s, _: s.lag),
+        lambda s, _: s.lag,
     ),
-    StreamMetric(
-        "rt_streams_cache_events",
-        "gauge",
-        "events",
-        "",
-        "Events in the cache.",
-        _one(lambda s, _: s.cache_events),
-    ),
-    StreamMetric(
-        "rt_streams_cache_bytes",
-        "gauge",
-        "bytes",
-        "",
-        "Bytes in the cache.",
-        _one(lambda s, _: s.cache_bytes),
-    ),
-    StreamMetric(
+    _number("rt_streams_cache_events", "events", "Events in the cache.", lambda s, _: s.cache_events),
+    _number("rt_streams_cache_bytes", "bytes", "Bytes in the cache.", lambda s, _: s.cache_bytes),
+    _number(
         "rt_streams_cache_fill_ratio",
-        "gauge",
         "ratio",
-        "",
         "Share of the cache that consumers still need. Reading pauses at 0.9.",
-        _one(lambda s, _: s.pressure),
+        lambda s, _: s.pressure,
     ),
-    StreamMetric(
-        "rt_streams_reads_total",
-        "counter",
-        "reads",
-        "",
-        "Reads of the queue that returned something.",
-        _one(lambda _, c: c.reads),
+    _number(
+        "rt_streams_reads_total", "reads", "Reads of the queue that returned something.", lambda _, c: c.reads
     ),
-    StreamMetric(
-        "rt_streams_events_total",
-        "counter",
-        "events",
-        "",
-        "Events read from the queue.",
-        _one(lambda _, c: c.events),
-    ),
-    StreamMetric(
+    _number("rt_streams_events_total", "events", "Events read from the queue.", lambda _, c: c.events),
+    _number(
         "rt_streams_delivered_total",
-        "counter",
         "events",
-        "",
         "Events accepted, summed over all consumers.",
-        _one(lambda _, c: c.delivered),
+        lambda _, c: c.delivered,
     ),
-    StreamMetric(
-        "rt_streams_failures_total",
-        "counter",
-        "failures",
-        "",
-        "Failed deliveries.",
-        _one(lambda _, c: c.failures),
-    ),
-    StreamMetric(
+    _number("rt_streams_failures_total", "failures", "Failed deliveries.", lambda _, c: c.failures),
+    _number(
         "rt_streams_dead_letters_total",
-        "counter",
         "events",
-        "",
         "Events sent to the dead letters.",
-        _one(lambda _, c: c.dead_letters),
+        lambda _, c: c.dead_letters,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_subscriptions_faulted_total",
-        "counter",
         "subscriptions",
-        "",
         "Subscriptions faulted.",
-        _one(lambda _, c: c.faults),
+        lambda _, c: c.faults,
     ),
-    StreamMetric(
-        "rt_streams_gaps_total",
-        "counter",
-        "gaps",
-        "",
-        "Gaps: events that the queue no longer has.",
-        _one(lambda _, c: c.gaps),
+    _number(
+        "rt_streams_gaps_total", "gaps", "Gaps: events that the queue no longer has.", lambda _, c: c.gaps
     ),
-    StreamMetric(
+    _number(
         "rt_streams_catch_ups_total",
-        "counter",
         "consumers",
-        "",
         "Times that a consumer started to catch up.",
-        _one(lambda _, c: c.catch_ups),
+        lambda _, c: c.catch_ups,
     ),
-    StreamMetric(
+    _number(
         "rt_streams_backpressure_waits_total",
-        "counter",
         "waits",
-        "",
         "Waits because the cache was full.",
-        _one(lambda _, c: c.waits),
+        lambda _, c: c.waits,
     ),
-    StreamMetric(
-        "rt_streams_checkpoints_total",
-        "counter",
-        "commits",
-        "",
-        "Commits of the subscription store.",
-        _one(lambda _, c: c.saves),
+    _number(
+        "rt_streams_checkpoints_total", "commits", "Commits of the subscription store.", lambda _, c: c.saves
     ),
-    StreamMetric(
+    _number(
         "rt_streams_agent_failures_total",
-        "counter",
         "failures",
-        "",
         "Failures of the agent: of the queue, or of the subscription store.",
-        _one(lambda _, c: c.agent_failures),
+        lambda _, c: c.agent_failures,
     ),
 )
 

@@ -5,9 +5,10 @@ Invariant: a response contains the parts of the error, truncated, and no other d
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from rt.errors import RtError
+from sequencer.rest.base.answer import Answer, doc
 
 TEXT_MAX: Final = 400
 """Characters of each part of an error in a response, so that a long request is not echoed."""
@@ -69,7 +70,20 @@ def http_status(error: RtError) -> int:
     return _STATUS.get(error.grpc_status, 500) if status is None else status
 
 
-def error_body(error: RtError) -> dict[str, str | None]:
-    parts = {name: getattr(error, name) for name in ("what", "where", "got", "expected", "hint")}
-    cut = {name: None if part is None else str(part)[:TEXT_MAX] for name, part in parts.items()}
-    return {"error": type(error).__name__, **cut}
+class Error(Answer):
+    """An error."""
+
+    error: Annotated[str, doc("Class of the error.")]
+    what: Annotated[str, doc("The problem.")]
+    where: Annotated[str | None, doc("Parameter, field, path or peer.")]
+    got: Annotated[str | None, doc("The value that was received.")]
+    expected: Annotated[str | None, doc("Valid values.")]
+    hint: Annotated[str | None, doc("Next step.")]
+
+
+def error_body(error: RtError) -> Error:
+    def part(value: object) -> str | None:
+        return None if value is None else str(value)[:TEXT_MAX]
+
+    what, where, got = str(error.what)[:TEXT_MAX], part(error.where), part(error.got)
+    return Error(type(error).__name__, what, where, got, part(error.expected), part(error.hint))

@@ -19,24 +19,29 @@ class Metric:
     """One metric. The keys of `samples` are label values, in the order of `labels`."""
 
     name: str
-    kind: Kind
-    unit: str
-    """In full; "0 or 1" for a condition."""
+    """Ends in `_total` if it is a counter."""
     help: str
     labels: tuple[str, ...] = ()
     samples: Mapping[tuple[str, ...], Value] = field(default_factory=dict)
+    unit: str = ""
+    """In full; "0 or 1" for a condition. Default: the last word of the name."""
 
     def __post_init__(self) -> None:
         for values in self.samples:
             assert len(values) == len(self.labels), (self.name, values)
+        if not self.unit:
+            object.__setattr__(self, "unit", self.name.removesuffix("_total").rpartition("_")[2])
+
+    @property
+    def kind(self) -> Kind:
+        if any(isinstance(value, Histogram) for value in self.samples.values()):
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
-def gauge(name: str, unit: str, text: str, value: float) -> Metric:
-    return Metric(name, "gauge", unit, text, (), {(): value})
-
-
-def counter(name: str, unit: str, text: str, value: float) -> Metric:
-    return Metric(name, "counter", unit, text, (), {(): value})
+def number(name: str, text: str, value: float, *, unit: str = "") -> Metric:
+    """A metric without labels."""
+    return Metric(name, text, (), {(): value}, unit)
 
 
 def exposition(found: Iterable[Metric]) -> str:

@@ -12,9 +12,8 @@ from typing import Final
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
-from sequencer.rest.base.lease_counter import NO_LEASES, LeaseCounter
+from sequencer.rest.base.counters import LeaseCounter, TrimCounter
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.trim_counter import NO_TRIMS, TrimCounter
 from sequencer.state.state import SequencerState
 
 LAG_BYTES_MAX: Final = 64 * 2**20
@@ -78,10 +77,10 @@ class Counts:
     memory_bytes: int = 0
     certificate_end_s: float = 0.0
     """When the node's certificate expires, seconds since 1970; 0: it has none."""
-    trims: TrimCounter = NO_TRIMS
+    trims: TrimCounter = field(default_factory=TrimCounter)
     refused_holds: Mapping[str, str] = field(default_factory=dict)
     """Name of a subscriber of this node: why its hold was refused."""
-    leases: LeaseCounter = NO_LEASES
+    leases: LeaseCounter = field(default_factory=LeaseCounter)
     overtaken: int = 0
     """Subscribers that had to skip forward because the data they needed next was trimmed."""
 

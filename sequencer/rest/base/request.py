@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
+import msgspec
+
 from rt.errors import RtError
 from sequencer.rest.base.errors import BadRequest, TooLarge, error_body, http_status
-from sequencer.rest.base.json_body import BODY_BYTES_MAX
+from sequencer.rest.base.fields import BODY_BYTES_MAX
 
 JSON: Final = "application/json"
 PARAMETERS_MAX: Final = 64
@@ -73,5 +75,5 @@ def too_large() -> TooLarge:
 
 
 def json_bytes(body: object) -> bytes:
-    """One line of JSON."""
-    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+    """One line of JSON, in ASCII."""
+    return json.dumps(body, separators=(",", ":"), default=msgspec.to_builtins).encode() + b"\n"

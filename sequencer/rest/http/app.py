@@ -18,16 +18,12 @@ from aiohttp.http import HttpProcessingError
 
 from rt.errors import CertificateError, RtError
 from sequencer.rest.base.errors import BadRequest
-from sequencer.rest.base.json_body import BODY_BYTES_MAX
+from sequencer.rest.base.fields import BODY_BYTES_MAX
 from sequencer.rest.base.request import Reply, Request, error_reply, too_large
 from sequencer.rest.http.connection import HEADERS_S, HttpConnection
 from sequencer.rest.http.dispatcher import Dispatcher
 
-_HEADERS: Final = {
-    "Server": "rt",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-}
+_HEADERS: Final = {"Server": "rt", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 logger = logging.getLogger("sequencer")
 

@@ -22,9 +22,8 @@ from rt.errors import CertificateError, Overloaded, RtError
 from rt.net.identity import Identity
 from sequencer.rest.base.admin_ports import AdminPorts
 from sequencer.rest.base.errors import BadRequest, MethodNotAllowed, NoSuchPath, WrongMediaType
-from sequencer.rest.base.json_body import parse_body
+from sequencer.rest.base.fields import parse_body, parse_query
 from sequencer.rest.base.node_snapshot import NodeSnapshot
-from sequencer.rest.base.query_params import parse_query
 from sequencer.rest.base.request import JSON, Reply, Request, error_reply, json_bytes, split_target
 from sequencer.rest.views.admin_actions import Action, ActionContext
 from sequencer.rest.views.context import RequestContext, Response

@@ -37,10 +37,7 @@ class Tunnel:
     """Serves `Rest.Call` with the dispatcher that `answering` returns; None while the node starts."""
 
     def __init__(
-        self,
-        answering: Callable[[], Dispatcher | None],
-        *,
-        identify: Callable[[], Identity] = caller,
+        self, answering: Callable[[], Dispatcher | None], *, identify: Callable[[], Identity] = caller
     ) -> None:
         self._answering, self._identify = answering, identify
         self.places: Final = StreamCaps(REQUESTS_PER_IDENTITY_MAX)

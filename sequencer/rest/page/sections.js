@@ -117,12 +117,12 @@ function step(one) {
   if (one.stopped) {
     return { text: "stopped", below: one.stopped };
   }
-  if (!one.stepTotal) {
-    return { text: one.step, below: one.stepDone ? count(one.stepDone) : "" };
+  if (!one.phaseTotal) {
+    return { text: one.phase, below: one.phaseDone ? count(one.phaseDone) : "" };
   }
-  const share = one.stepDone / one.stepTotal;
-  const below = bar(share, `${one.name}: ${one.step}`, { level: "info" });
-  return { text: `${one.step} ${percent(Math.min(share, 1))}`, below };
+  const share = one.phaseDone / one.phaseTotal;
+  const below = bar(share, `${one.name}: ${one.phase}`, { level: "info" });
+  return { text: `${one.phase} ${percent(Math.min(share, 1))}`, below };
 }
 
 function lagOf(one, committed) {
@@ -222,7 +222,7 @@ export function showSessions(found, clients, hasMore, node) {
 }
 
 function sessionState(one) {
-  const [run] = one.lives;
+  const [run] = one.runs;
   if (!run) {
     return one.isSuperseded ? "superseded" : "completely merged";
   }
@@ -232,11 +232,11 @@ function sessionState(one) {
 }
 
 function mergedTo(one) {
-  const [run] = one.lives;
+  const [run] = one.runs;
   if (one.consumed) {
-    return { text: count(one.consumed.number), below: run ? `run ${run.x}` : "" };
+    return { text: count(one.consumed.number), below: run ? `run ${run.runNumber}` : "" };
   }
-  return one.mergedX < 0 ? "nothing" : { text: "all", below: `run ${one.mergedX}` };
+  return one.lastMergedRun < 0 ? "nothing" : { text: "all", below: `run ${one.lastMergedRun}` };
 }
 
 let subscribers = null;

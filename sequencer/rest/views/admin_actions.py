@@ -8,21 +8,29 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
+
+import msgspec
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity, Role
 from sequencer.rest.base.admin_ports import AdminPorts, ResetKind
+from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
-from sequencer.rest.base.json_body import Field, flag, name_of, session_of, size, whole
+from sequencer.rest.base.fields import Field, flag, name_of, session_of, size, whole
 from sequencer.rest.base.node_snapshot import NodeSnapshot
-from sequencer.rest.base.schema_kinds import Schema
-from sequencer.rest.views import admin_schemas
-from sequencer.rest.views.admin_schemas import CONFIGURATION_KEYS
-from sequencer.rest.views.admin_views import configuration, holds, reset_answer
+from sequencer.rest.views.admin_views import (
+    CONFIGURATION_KEYS,
+    ConfigurationReport,
+    HoldReport,
+    ResetReport,
+    configuration,
+    holds,
+    reset_report,
+)
 from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.apply_result import CommandRejected, Outcome, RunFenced, SegmentsTrimmed
 from sequencer.state.commands import CloseSession, Configure, Operation, ReleaseHold, TrimSegments
@@ -59,10 +67,27 @@ class Action:
     summary: str
     run: Run
     fields: tuple[Field, ...]
-    schema: Schema
-    """Of the response."""
+    answer: Any
+    """The type of the response's body."""
     status: int = 200
     """Of a successful response."""
+
+
+class TrimReport(Answer):
+    """The result of a trim."""
+
+    log_start: Annotated[Count, doc("First position that is kept.")]
+    segments: Annotated[Count, doc("Number of segments trimmed.")]
+    bytes: Annotated[Count, doc("Bytes of these segments.")]
+    holds_overridden: Annotated[list[str], doc("Subscribers whose holds were overridden.")]
+
+
+class ClosedSession(Answer):
+    """A session that is being closed."""
+
+    session: Annotated[str, doc("Name of the session.")]
+    id: Annotated[Count, doc("Id of the incarnation in this cluster.")]
+    run_number: Annotated[Count, doc("Number of the run that is fenced.")]
 
 
 async def release_hold(acting: ActionContext) -> Response:
@@ -89,20 +114,14 @@ async def trim(acting: ActionContext) -> Response:
     """Idempotent: segments that are already trimmed are no error."""
     outcome = await acting.run(TrimSegments(acting.body["position"], TrimReason.REQUEST, time.time_ns()))
     assert isinstance(outcome, SegmentsTrimmed), outcome
-    return Response(
-        {
-            "logStart": outcome.log_start,
-            "segments": outcome.segments,
-            "bytes": outcome.size_bytes,
-            "holdsOverridden": list(outcome.overridden),
-        }
-    )
+    overridden = list(outcome.overridden)
+    return Response(TrimReport(outcome.log_start, outcome.segments, outcome.size_bytes, overridden))
 
 
 async def close_session(acting: ActionContext) -> Response:
     outcome = await acting.run(CloseSession(acting.body["session"]))
     assert isinstance(outcome, RunFenced), outcome
-    return Response({"session": acting.body["session"], "id": outcome.session_id, "x": outcome.x})
+    return Response(ClosedSession(acting.body["session"], outcome.session_id, outcome.x))
 
 
 async def soft_reset(acting: ActionContext) -> Response:
@@ -120,17 +139,16 @@ async def hard_reset(acting: ActionContext) -> Response:
 
 async def _reset(acting: ActionContext, kind: ResetKind) -> Response:
     started = await acting.operations.resets.begin(kind, force=acting.body.get("force", False))
-    return Response(reset_answer(started), 202)
+    return Response(reset_report(started), 202)
 
 
-def _size(name: str, description: str) -> Field:
-    low, end = CONFIGURABLE[CONFIGURATION_KEYS[name]]
-    return size(name, description, low=low, high=end - 1)
-
-
-def _whole(name: str, description: str) -> Field:
-    low, end = CONFIGURABLE[CONFIGURATION_KEYS[name]]
-    return whole(name, description, low=low, high=end - 1)
+def _configurable() -> Iterator[Field]:
+    """A field for each value of the configuration, described as in the response."""
+    described = msgspec.json.schema(ConfigurationReport)["$defs"]["ConfigurationReport"]["properties"]
+    for name, key in CONFIGURATION_KEYS.items():
+        kind = size if "bytes" in key else whole
+        low, end = CONFIGURABLE[key]
+        yield kind(name, described[name]["description"], low=low, high=end - 1)
 
 
 _FORCE: Final = flag(
@@ -144,30 +162,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
         "/configuration",
         "Changes the named fields of the replicated configuration. Responds with the new configuration.",
         configure,
-        (
-            _size("rollBytes", "Roll the merged log to a new segment at this size, in bytes."),
-            _whole(
-                "rollMinutes", "Roll the merged log at this age of its segment, in minutes. 0: never by age."
-            ),
-            _size("sessionBytesMax", "Maximum bytes of one session in one merge instruction."),
-            _whole(
-                "retentionMinutes", "Trim segments this many minutes after they were sealed. 0: never by age."
-            ),
-            _size("retentionBytes", "Trim the oldest segments above this total, in bytes. 0: never by size."),
-            _whole(
-                "retentionDiskPercent",
-                "Trim the oldest segments while the disks of a majority are fuller than this, in percent. "
-                "0: never by disk usage.",
-            ),
-            _size("holdBytesMax", "Maximum bytes kept only for subscribers' holds. 0: ignore holds."),
-            _whole("sessionsMax", "Maximum open sessions of the cluster."),
-            _whole("sessionsPerNameMax", "Maximum open sessions of one certificate name."),
-            _whole(
-                "sessionIdleMinutes",
-                "Close a session without a publisher for this many minutes. 0: never.",
-            ),
-        ),
-        admin_schemas.CONFIGURATION,
+        tuple(_configurable()),
+        ConfigurationReport,
     ),
     Action(
         "/trim",
@@ -182,22 +178,22 @@ ACTIONS: Final[tuple[Action, ...]] = (
                 is_required=True,
             ),
         ),
-        admin_schemas.TRIMMED,
+        TrimReport,
     ),
     Action(
         "/release-hold",
         "Releases a subscriber's hold, until it acknowledges again. Responds with the remaining holds.",
         release_hold,
-        (name_of("subscriber", "Name of the subscriber.", field="name"),),
-        admin_schemas.HOLDS,
+        (name_of("name", "Name of the subscriber.", "subscriber"),),
+        list[HoldReport],
     ),
     Action(
         "/close-session",
         "Closes a session at the end of what a majority holds; the cluster accepts no more bytes of its run. "
         "Runs in the background: see /sessions. A publisher that opens it again starts a new run.",
         close_session,
-        (session_of("Name of an open session.", field="session"),),
-        admin_schemas.CLOSED_SESSION,
+        (session_of("session", "Name of an open session."),),
+        ClosedSession,
     ),
     Action(
         "/soft-reset",
@@ -205,7 +201,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         "Runs in the background: see /reset-status.",
         soft_reset,
         (_FORCE,),
-        admin_schemas.RESET_STATUS,
+        ResetReport,
         202,
     ),
     Action(
@@ -213,8 +209,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
         "Rebuilds the consensus, and deletes all session copies and merged logs. Messages that were "
         "replicated and not merged are lost; /reset-status lists them by session.",
         hard_reset,
-        (name_of("stream", "The stream's name, as confirmation.", field="stream"), _FORCE),
-        admin_schemas.RESET_STATUS,
+        (name_of("stream", "The stream's name, as confirmation.", "stream"), _FORCE),
+        ResetReport,
         202,
     ),
 )

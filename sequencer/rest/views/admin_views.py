@@ -1,30 +1,86 @@
-"""Views of the operators' resources: configuration, holds, leases, dedup ids, resets.
+"""What operators manage: configuration, holds, leases, resets.
 
-Pure. Made from the replicated state, except `setByNode` (this node's settings), connections and resets.
+Pure. Made from the replicated state, except `setByNode` (this node's settings) and resets.
 """
 
 from __future__ import annotations
 
-from rt.names import dedup_owner, session_owner
-from sequencer.rest.base.admin_ports import ResetStatus
+from typing import Annotated, Final, get_args
+
+from msgspec import structs
+
+from sequencer.rest.base.admin_ports import ResetKind, ResetState, ResetStatus
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, doc, one_of
+from sequencer.rest.base.fields import page
 from sequencer.rest.base.node_snapshot import NodeSnapshot
-from sequencer.rest.base.query_params import page
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339_or_empty
-from sequencer.rest.views.admin_schemas import CONFIGURATION_KEYS
-from sequencer.rest.views.context import (
-    RequestContext,
-    Response,
-    connected_sessions,
-    is_own,
-    joined,
-    sees_all,
-)
-from sequencer.state.state import SequencerState, Session
+from sequencer.rest.base.rfc3339 import rfc3339_or_empty
+from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
+from sequencer.state.state import SequencerState
+
+# Configuration
+
+
+class ConfigurationReport(Answer):
+    """The replicated configuration, the same on every node."""
+
+    roll_bytes: Annotated[Count, doc("The merged log rolls to a new segment at this size, in bytes.")]
+    roll_minutes: Annotated[
+        Count, doc("The merged log rolls at this age of its segment, in minutes. 0: never by age.")
+    ]
+    session_bytes_max: Annotated[Count, doc("Maximum bytes of one session in one merge instruction.")]
+    retention_minutes: Annotated[
+        Count, doc("Segments are trimmed this many minutes after they were sealed. 0: never by age.")
+    ]
+    retention_bytes: Annotated[
+        Count, doc("The oldest segments are trimmed above this total, in bytes. 0: never by size.")
+    ]
+    retention_disk_percent: Annotated[
+        Count,
+        doc(
+            "The oldest segments are trimmed while the disks of a majority are fuller than this, in percent. "
+            "0: never by disk usage."
+        ),
+    ]
+    hold_bytes_max: Annotated[Count, doc("Maximum bytes kept only for holds. 0: holds are ignored.")]
+    sessions_max: Annotated[Count, doc("Maximum open sessions of the cluster.")]
+    sessions_per_name_max: Annotated[Count, doc("Maximum open sessions of one certificate name.")]
+    session_idle_minutes: Annotated[
+        Count, doc("A session without a publisher for this many minutes is closed. 0: never.")
+    ]
+    set_by_node: Annotated[
+        list[str], doc("Fields that this node's own settings set. POST /configuration cannot change them.")
+    ]
+
+
+CONFIGURATION_KEYS: Final = {
+    one.encode_name: one.name for one in structs.fields(ConfigurationReport) if one.name != "set_by_node"
+}
+"""REST field name: attribute of `sequencer.state.state.Configuration`."""
 
 
 def configuration(asked: RequestContext) -> Response:
     return Response(configuration_of(asked.node, joined(asked.node)))
+
+
+def configuration_of(node: NodeSnapshot, state: SequencerState) -> ConfigurationReport:
+    values = {key: getattr(state.configuration, key) for key in CONFIGURATION_KEYS.values()}
+    own = [name for name, key in CONFIGURATION_KEYS.items() if key in node.configured]
+    return ConfigurationReport(**values, set_by_node=own)
+
+
+# Holds and leases
+
+
+class HoldReport(Answer):
+    """Data that is kept for a named subscriber."""
+
+    name: Annotated[str, doc("Name of the subscriber.")]
+    position: Annotated[Count, doc("The subscriber has read everything below this position.")]
+    lag: Annotated[Count, doc("Messages from there to the end of the merged log.")]
+    bytes: Annotated[Count, doc("Approximate bytes of these messages that are kept.")]
+    update_time: Annotated[str, doc("When the subscriber last acknowledged. RFC 3339.")]
+    is_overridden: Annotated[bool, doc("Whether messages it has not read were trimmed.")]
 
 
 def holds(asked: RequestContext) -> Response:
@@ -32,133 +88,82 @@ def holds(asked: RequestContext) -> Response:
     state, kept = joined(asked.node), RetainedSize(joined(asked.node))
     return Response(
         [
-            {
-                "name": name,
-                "position": hold.position,
-                "lag": max(state.position - hold.position, 0),
-                "bytes": kept.bytes_from(hold.position),
-                "updateTime": rfc3339_or_empty(hold.at_ns),
-                "isOverridden": hold.position < state.log_start,
-            }
+            HoldReport(
+                name=name,
+                position=hold.position,
+                lag=max(state.position - hold.position, 0),
+                bytes=kept.bytes_from(hold.position),
+                update_time=rfc3339_or_empty(hold.at_ns),
+                is_overridden=hold.position < state.log_start,
+            )
             for name, hold in sorted(state.holds.items())
             if sees_all(asked) or is_own(asked, "subscriber", name)
         ]
     )
 
 
+class LeaseReport(Answer):
+    """A held lease."""
+
+    name: Annotated[str, doc("Name of the lease: its group and its resource.")]
+    owner: Annotated[str, doc("Name in the owner's certificate, possibly with a suffix.")]
+    token: Annotated[Count, doc("Fencing token: greater than every earlier token of any lease.")]
+    duration_seconds: Annotated[
+        Amount, doc("The lease expires if it is not renewed for this long, by the leader's clock.")
+    ]
+    renewals: Annotated[Count, doc("Number of renewals.")]
+
+
 def leases(asked: RequestContext) -> Response:
-    found = sorted(joined(asked.node).leases.items())
+    found = page(sorted(joined(asked.node).leases.items()), asked.query)
     return Response(
-        [
-            {
-                "name": name,
-                "owner": lease.owner,
-                "token": lease.token,
-                "durationSeconds": lease.duration_ms / 1000,
-                "renewals": lease.renewals,
-            }
-            for name, lease in page(found, asked.query)
-        ]
+        [LeaseReport(name, one.owner, one.token, one.duration_ms / 1000, one.renewals) for name, one in found]
     )
 
 
-def dedup_clients(asked: RequestContext) -> Response:
-    """Operators see all dedup ids, other callers their own."""
-    state, identity = joined(asked.node), asked.identity
-    connected = connected_sessions(asked.node)
-    found: dict[str, list[Session]] = {dedup_id: [] for dedup_id in state.wanted}
-    for _, session in sorted(state.sessions.items()):
-        if session.dedup_id is not None:
-            found.setdefault(session.dedup_id, []).append(session)
-    is_operator, name = sees_all(asked), asked.query.get("name")
-    own = identity.dedup_ids if identity else frozenset()
-    seen = sorted(
-        dedup_id
-        for dedup_id in found
-        if (is_operator or dedup_owner(dedup_id) in own) and name in {None, dedup_id}
-    )
-    return Response(
-        [
-            {
-                "dedupId": dedup_id,
-                "wanted": state.wanted.get(dedup_id, 0),
-                "sessions": [
-                    _dedup_session(one, state.wanted.get(dedup_id, 0), connected)
-                    for one in found[dedup_id]
-                    if is_operator or is_own(asked, "publisher", session_owner(one.name))
-                ],
-            }
-            for dedup_id in page(seen, asked.query)
-        ]
-    )
+# Resets
+
+
+class DroppedReport(Answer):
+    """Messages that were replicated and not merged."""
+
+    session: Annotated[str, doc("Session name.")]
+    session_id: Annotated[Count, doc("Id of the incarnation.")]
+    run_number: Annotated[Count, doc("Run number of the session.")]
+    first: Annotated[Count, doc("Number of the first message.")]
+    end: Annotated[Count, doc("One past the number of the last message.")]
+
+
+class ResetReport(Answer):
+    """The last reset that this node knows of."""
+
+    state: Annotated[str, one_of(get_args(ResetState)), doc("idle: there was no reset.")]
+    kind: Annotated[str, one_of(["", *get_args(ResetKind)]), doc("Kind of reset. Empty: there was none.")]
+    epoch: Annotated[Count, doc("The cluster epoch that the reset creates.")]
+    start_time: Annotated[str, doc(f"Start time. {TIME}")]
+    end_time: Annotated[str, doc(f"End time. {TIME}")]
+    dropped: Annotated[list[DroppedReport], doc("Messages that a hard reset dropped, by session.")]
+    error: Annotated[str, doc("Why the reset failed. Empty: it did not fail.")]
+    may_lose: Annotated[str, doc("What a reset without a majority may have lost. Empty: nothing.")]
 
 
 def reset_status(asked: RequestContext) -> Response:
     """Status 503 while a reset runs."""
     status = asked.node.reset
-    return Response(reset_answer(status), 503 if status.state == "running" else 200)
+    return Response(reset_report(status), 503 if status.state == "running" else 200)
 
 
-def reset_answer(status: ResetStatus) -> dict[str, object]:
-    return {
-        "state": status.state,
-        "kind": status.kind or "",
-        "epoch": status.epoch,
-        "startTime": rfc3339_or_empty(status.started_ns),
-        "endTime": rfc3339_or_empty(status.ended_ns),
-        "dropped": [
-            {
-                "session": one.session,
-                "sessionId": one.session_id,
-                "x": one.x,
-                "first": one.first,
-                "end": one.end,
-            }
-            for one in status.dropped
-        ],
-        "error": status.error,
-        "mayLose": status.may_lose,
-    }
-
-
-def configuration_of(node: NodeSnapshot, state: SequencerState) -> dict[str, object]:
-    replicated = state.configuration
-    return {
-        **{name: getattr(replicated, key) for name, key in CONFIGURATION_KEYS.items()},
-        "setByNode": [name for name, key in CONFIGURATION_KEYS.items() if key in node.configured],
-    }
-
-
-def retention_of(node: NodeSnapshot, state: SequencerState) -> dict[str, object]:
-    kept = RetainedSize(state)
-    trimmed = [one for one in state.segments if one.is_trimmed]
-    oldest = next((one for one in state.segments if not one.is_trimmed), None)
-    age_ns = 0 if oldest is None else max(node.now_ns - oldest.sealed_ns, 0)
-    least = min((one.position for one in state.holds.values()), default=state.position)
-    return {
-        "logStart": state.log_start,
-        "segments": kept.segments,
-        "segmentsTrimmed": len(trimmed),
-        "bytes": kept.total_bytes,
-        "oldestMinutes": -1 if oldest is None else age_ns // NS_PER_MINUTE,
-        "lastTrimTime": rfc3339_or_empty(trimmed[-1].trimmed_ns) if trimmed else "",
-        "lastTrimReason": trimmed[-1].reason.name.lower() if trimmed else "",
-        "holds": len(state.holds),
-        "holdBytes": kept.bytes_from(least),
-    }
-
-
-def _dedup_session(session: Session, wanted: int, connected: set[str | None]) -> dict[str, object]:
-    if session.consumed is not None:
-        number = session.consumed.end.number
-    else:
-        number = 0 if session.done is None else session.done[1].number
-    return {
-        "id": session.id,
-        "name": session.name,
-        "isSuperseded": session.is_superseded,
-        "isOpen": bool(session.lives),
-        "isConnected": session.name in connected and not session.is_superseded,
-        "number": number,
-        "lag": max(wanted - number, 0),
-    }
+def reset_report(status: ResetStatus) -> ResetReport:
+    dropped = [
+        DroppedReport(one.session, one.session_id, one.x, one.first, one.end) for one in status.dropped
+    ]
+    return ResetReport(
+        state=status.state,
+        kind=status.kind or "",
+        epoch=status.epoch,
+        start_time=rfc3339_or_empty(status.started_ns),
+        end_time=rfc3339_or_empty(status.ended_ns),
+        dropped=dropped,
+        error=status.error,
+        may_lose=status.may_lose,
+    )

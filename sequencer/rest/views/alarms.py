@@ -7,12 +7,12 @@ soon, or would stop after one more fault. Warning: something may become critical
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from archiver.policy import RetentionPolicy
 from archiver.retention import plan_trim
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, NS_PER_S, rfc3339
@@ -36,13 +36,12 @@ SOON_PERCENT: Final = 80
 """A segment is due soon when it has used this share of a retention limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    name: str
-    """A constant word."""
-    severity: Severity
-    text: str
-    """One to three sentences."""
+class Alarm(Answer):
+    """A condition that needs attention."""
+
+    name: Annotated[str, doc("Name of the alarm, a constant.")]
+    severity: Annotated[Severity, doc("critical: act now. warning: act soon.")]
+    text: Annotated[str, doc("The problem and the next step.")]
 
 
 def alarms_of(node: NodeSnapshot) -> list[Alarm]:
@@ -110,9 +109,7 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
     if node.merging is not None and node.merging.damage:
         has_peers = len(node.standing.nodes) > 1
         yield Alarm(
-            "log-corrupt",
-            "critical",
-            f"{node.node} cannot merge: {node.merging.damage}. {_MEND[has_peers]}",
+            "log-corrupt", "critical", f"{node.node} cannot merge: {node.merging.damage}. {_MEND[has_peers]}"
         )
     yield from _of_damage(node)
     end_s = node.counts.certificate_end_s

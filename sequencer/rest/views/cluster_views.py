@@ -1,199 +1,210 @@
-"""Views of the cluster, its log, sessions and clients, made from one node snapshot.
-
-Pure. What the cluster agreed on comes from the replicated state, so all nodes answer the same.
-"""
+"""Status of the cluster and of this node, readiness and liveness, made from one node snapshot. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Annotated
 
 import rt
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.startup_phase import UNREACHABLE
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot, obstacles
-from sequencer.rest.base.query_params import page
-from sequencer.rest.base.rfc3339 import NS_PER_S, rfc3339, rfc3339_or_empty
-from sequencer.rest.views import log_history as history
-from sequencer.rest.views.admin_views import configuration_of, retention_of
-from sequencer.rest.views.alarms import alarms_of
-from sequencer.rest.views.context import (
-    RequestContext,
-    Response,
-    connected_sessions,
-    is_own,
-    joined,
-    sees_all,
-)
-from sequencer.state.state import End, SequencerState, Session
+from sequencer.config.startup_phase import PHASES, UNREACHABLE
+from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, doc, one_of
+from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
+from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339, rfc3339_or_empty
+from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
+from sequencer.rest.views.alarms import Alarm, alarms_of
+from sequencer.rest.views.context import RequestContext, Response
+from sequencer.state.state import SequencerState
 
 
-def latest_out_position(asked: RequestContext) -> Response:
-    return Response({"latestOutPosition": joined(asked.node).position - 1})
+class LogEnd(Answer):
+    """The end of a merged log."""
+
+    instruction: Annotated[Count, doc("Number of the last merge instruction.")]
+    position: Annotated[Count, doc("One past the last merged position.")]
+    bytes: Annotated[Count, doc("Total bytes of all merged segments, trimmed ones included.")]
+    checksum: Annotated[str, doc("Running checksum of the merged log, hexadecimal.")]
 
 
-def log_history(asked: RequestContext) -> Response:
-    node = asked.node
-    return Response(history.log_history(joined(asked.node), node.stream, asked.query, now_ns=node.now_ns))
+class RetentionReport(Answer):
+    """What is retained of the merged log."""
+
+    log_start: Annotated[Count, doc("First position that is kept.")]
+    segments: Annotated[Count, doc("Retained merged segments, including the active one.")]
+    segments_trimmed: Annotated[Count, doc("Trimmed segments that the cluster still lists.")]
+    bytes: Annotated[Count, doc("Bytes of the retained segments.")]
+    oldest_minutes: Annotated[
+        CountOrNone, doc("Minutes since the oldest retained segment was sealed. -1: none is sealed.")
+    ]
+    last_trim_time: Annotated[str, doc(f"Time of the last trim. {TIME}")]
+    last_trim_reason: Annotated[str, doc("Reason of the last trim. Empty: nothing was trimmed.")]
+    holds: Annotated[Count, doc("Number of subscriber holds.")]
+    hold_bytes: Annotated[Count, doc("Approximate bytes after the lowest hold.")]
+
+
+class MemberReport(Answer):
+    """A node, as it last reported to this node."""
+
+    name: Annotated[str, doc("Name of the node.")]
+    address: Annotated[str, doc("host:port of its gRPC server.")]
+    is_leader: Annotated[bool, doc("Whether it is the leader.")]
+    is_connected: Annotated[bool, doc("Whether this node is connected to it, or is it.")]
+    is_counted: Annotated[bool, doc("Whether its vote counts: its disk is admitted.")]
+    merged: Annotated[LogEnd, doc("Its durable merged log.")]
+    phase: Annotated[
+        str, one_of(PHASES), doc("Start-up phase. ready: it keeps up. unreachable: it does not report.")
+    ]
+    phase_done: Annotated[Count, doc("Progress of the phase: bytes of a snapshot, indices or positions.")]
+    phase_total: Annotated[Count, doc("End of the phase, in the unit of phaseDone. 0: not known.")]
+    stopped: Annotated[str, doc("Why it has stopped merging permanently. Empty: it has not.")]
+    clock: Annotated[str, doc(f"Its clock at its last report. {TIME}")]
+    disk_bytes: Annotated[Count, doc("Size of its file system.")]
+    disk_free_bytes: Annotated[Count, doc("Free bytes of its file system.")]
+
+
+class NodeReport(Answer):
+    """This node, which answered the request."""
+
+    name: Annotated[str, doc("Name of the node.")]
+    role: Annotated[str, doc("Its Raft role.")]
+    is_caught_up: Annotated[bool, doc("Whether it applied an entry of the current term since it started.")]
+    is_control_up: Annotated[bool, doc("Whether its control process is connected to its data process.")]
+    applied_index: Annotated[Count, doc("Raft index of the last applied command.")]
+    merged_position: Annotated[Count, doc("One past the last position in its merged log.")]
+    durable_position: Annotated[Count, doc("One past the last position that is synced to its disk.")]
+    lag_messages: Annotated[Count, doc("Committed messages that this node has not merged.")]
+    lag_bytes: Annotated[Count, doc("Approximate bytes of these messages.")]
+    waits_for: Annotated[str, doc("The input that its merger waits for. Empty: none.")]
+    obstacles: Annotated[list[str], doc("Why it is not ready. Empty: it is ready.")]
+    failure: Annotated[str, doc("Why its data process failed. Empty: it has not failed.")]
+    start_time: Annotated[str, doc("When its data process started.")]
+    version: Annotated[str, doc("Version of rt.")]
+
+
+class StatusReport(Answer):
+    """The cluster as this node knows it, and this node."""
+
+    stream: Annotated[str, doc("Name of the stream.")]
+    cluster: Annotated[str, doc("Cluster id, hexadecimal. Empty: not known yet.")]
+    epoch: Annotated[Count, doc("Cluster epoch; each reset increments it.")]
+    leader: Annotated[str, doc("Name of the leader. Empty: none is known.")]
+    term: Annotated[Count, doc("Raft term.")]
+    committed: Annotated[LogEnd, doc("The committed merged log, as far as this node applied it.")]
+    sequenced_time: Annotated[str, doc(f"Sequencing time of the last merge instruction. {TIME}")]
+    configuration: Annotated[ConfigurationReport, doc("The replicated configuration.")]
+    retention: Annotated[RetentionReport, doc("What is retained of the merged log.")]
+    leases: Annotated[Count, doc("Number of held leases.")]
+    alarms: Annotated[list[Alarm], doc("Critical alarms first. Empty: no problem is known.")]
+    members: Annotated[list[MemberReport], doc("By name.")]
+    node: Annotated[NodeReport, doc("This node, which answered the request.")]
 
 
 def status(asked: RequestContext) -> Response:
     node, standing = asked.node, asked.node.standing
     state = node.state or SequencerState(b"")
+    merged = state.merged
     return Response(
-        {
-            "stream": node.stream,
-            "cluster": state.cluster.hex() if any(state.cluster) else "",
-            "epoch": standing.epoch,
-            "leader": standing.leader,
-            "term": standing.term,
-            "committed": _merged(
-                state.instruction, state.position, state.merged.total_bytes, state.merged.chain
-            ),
-            "sequencedTime": rfc3339_or_empty(state.sequenced_ns),
-            "configuration": configuration_of(node, state),
-            "retention": retention_of(node, state),
-            "leases": len(state.leases),
-            "alarms": [
-                {"name": one.name, "severity": one.severity, "text": one.text} for one in alarms_of(node)
-            ],
-            "members": [_member(one, standing) for one in sorted(standing.nodes, key=lambda one: one.name)],
-            "node": _node(node),
-        }
+        StatusReport(
+            stream=node.stream,
+            cluster=state.cluster.hex() if any(state.cluster) else "",
+            epoch=standing.epoch,
+            leader=standing.leader,
+            term=standing.term,
+            committed=LogEnd(state.instruction, state.position, merged.total_bytes, f"{merged.chain:08x}"),
+            sequenced_time=rfc3339_or_empty(state.sequenced_ns),
+            configuration=configuration_of(node, state),
+            retention=_retention(node, state),
+            leases=len(state.leases),
+            alarms=alarms_of(node),
+            members=[_member(one, standing) for one in sorted(standing.nodes, key=lambda one: one.name)],
+            node=_node(node),
+        )
     )
 
 
-def sessions(asked: RequestContext) -> Response:
-    connected = connected_sessions(asked.node)
-    found = [
-        one
-        for _, one in sorted(joined(asked.node).sessions.items())
-        if asked.query.get("name", one.name) == one.name
-    ]
-    return Response([_session(one, connected) for one in page(found, asked.query)])
+def _retention(node: NodeSnapshot, state: SequencerState) -> RetentionReport:
+    kept = RetainedSize(state)
+    trimmed = [one for one in state.segments if one.is_trimmed]
+    oldest = next((one for one in state.segments if not one.is_trimmed), None)
+    age_ns = 0 if oldest is None else max(node.now_ns - oldest.sealed_ns, 0)
+    least = min((one.position for one in state.holds.values()), default=state.position)
+    return RetentionReport(
+        log_start=state.log_start,
+        segments=kept.segments,
+        segments_trimmed=len(trimmed),
+        bytes=kept.total_bytes,
+        oldest_minutes=-1 if oldest is None else age_ns // NS_PER_MINUTE,
+        last_trim_time=rfc3339_or_empty(trimmed[-1].trimmed_ns) if trimmed else "",
+        last_trim_reason=trimmed[-1].reason.name.lower() if trimmed else "",
+        holds=len(state.holds),
+        hold_bytes=kept.bytes_from(least),
+    )
 
 
-def clients(asked: RequestContext) -> Response:
-    """Operators see all connections, other callers their own."""
-    node, query, is_operator = asked.node, asked.query, sees_all(asked)
-    seen = [
-        one
-        for one in node.clients
-        if (is_operator or is_own(asked, one.identity.role, one.identity.name))
-        and query.get("kind", one.identity.role) == one.identity.role
-        and query.get("name", one.identity.name) == one.identity.name
-        and query.get("active", not one.ended_ns) == (not one.ended_ns)
-    ]
-    seen.sort(key=lambda one: (one.ended_ns > 0, one.identity.uri, one.session or "", one.connected_ns))
-    ids = {one.incarnation: one.id for one in node.state.sessions.values()} if node.state else {}
-    return Response([_client(one, node, ids) for one in page(seen, query)])
+def _member(one: pb.NodeStanding, standing: pb.Standing) -> MemberReport:
+    summary, merged = one.summary, one.summary.merged
+    return MemberReport(
+        name=one.name,
+        address=one.address,
+        is_leader=one.name == standing.leader,
+        is_connected=one.is_connected or one.name == standing.node,
+        is_counted=one.is_counted,
+        merged=LogEnd(merged.instruction, merged.position, merged.bytes, f"{merged.chain:08x}"),
+        phase=summary.step or UNREACHABLE,
+        phase_done=summary.step_done,
+        phase_total=summary.step_total,
+        stopped=merged.stopped,
+        clock=rfc3339_or_empty(summary.clock_ns),
+        disk_bytes=summary.disk_bytes,
+        disk_free_bytes=summary.disk_free_bytes,
+    )
+
+
+def _node(node: NodeSnapshot) -> NodeReport:
+    merging = node.merging
+    lag_messages, lag_bytes = node.lag
+    return NodeReport(
+        name=node.node,
+        role=node.standing.role,
+        is_caught_up=node.standing.is_caught_up,
+        is_control_up=node.is_control_up,
+        applied_index=node.applied_index,
+        merged_position=0 if merging is None else merging.position,
+        durable_position=0 if merging is None else merging.durable_position,
+        lag_messages=lag_messages,
+        lag_bytes=lag_bytes,
+        waits_for="" if merging is None else merging.waits_for,
+        obstacles=obstacles(node),
+        failure=node.failure or ("" if merging is None else merging.failure),
+        start_time=rfc3339(node.started_ns),
+        version=rt.__version__,
+    )
+
+
+# Probes
+
+
+class Readiness(Answer):
+    """Whether this node should receive traffic."""
+
+    ready: Annotated[bool, doc("True if and only if the HTTP status is 200.")]
+    obstacles: Annotated[list[str], doc("Why it is not ready. Empty: it is ready.")]
+
+
+class Liveness(Answer):
+    """Whether the data process works."""
+
+    alive: Annotated[bool, doc("True if and only if the HTTP status is 200.")]
 
 
 def readiness(asked: RequestContext) -> Response:
     """200 if the node leads or follows with a majority, merges, and lags little; else 503."""
     found = obstacles(asked.node)
-    return Response({"ready": not found, "obstacles": found}, 503 if found else 200)
+    return Response(Readiness(not found, found), 503 if found else 200)
 
 
 def liveness(asked: RequestContext) -> Response:
     """200 while the data process works; a dead one does not answer at all."""
     merging = asked.node.merging
     is_alive = not asked.node.failure and not (merging and merging.failure)
-    return Response({"alive": is_alive}, 200 if is_alive else 503)
-
-
-def _merged(instruction: int, position: int, size: int, chain: int) -> dict[str, object]:
-    return {"instruction": instruction, "position": position, "bytes": size, "checksum": f"{chain:08x}"}
-
-
-def _member(one: pb.NodeStanding, standing: pb.Standing) -> dict[str, object]:
-    summary, merged = one.summary, one.summary.merged
-    return {
-        "name": one.name,
-        "address": one.address,
-        "isLeader": one.name == standing.leader,
-        "isConnected": one.is_connected or one.name == standing.node,
-        "isCounted": one.is_counted,
-        "step": summary.step or UNREACHABLE,
-        "stepDone": summary.step_done,
-        "stepTotal": summary.step_total,
-        "merged": _merged(merged.instruction, merged.position, merged.bytes, merged.chain),
-        "stopped": merged.stopped,
-        "clock": rfc3339_or_empty(summary.clock_ns),
-        "diskBytes": summary.disk_bytes,
-        "diskFreeBytes": summary.disk_free_bytes,
-    }
-
-
-def _node(node: NodeSnapshot) -> dict[str, object]:
-    merging = node.merging
-    lag_messages, lag_bytes = node.lag
-    return {
-        "name": node.node,
-        "role": node.standing.role,
-        "isCaughtUp": node.standing.is_caught_up,
-        "isControlUp": node.is_control_up,
-        "appliedIndex": node.applied_index,
-        "mergedPosition": 0 if merging is None else merging.position,
-        "durablePosition": 0 if merging is None else merging.durable_position,
-        "lagMessages": lag_messages,
-        "lagBytes": lag_bytes,
-        "waitsFor": "" if merging is None else merging.waits_for,
-        "obstacles": obstacles(node),
-        "failure": node.failure or ("" if merging is None else merging.failure),
-        "startTime": rfc3339(node.started_ns),
-        "version": rt.__version__,
-    }
-
-
-def _session(session: Session, connected: set[str | None]) -> dict[str, object]:
-    return {
-        "id": session.id,
-        "name": session.name,
-        "incarnation": session.incarnation.hex(),
-        "dedupId": session.dedup_id,
-        "isSuperseded": session.is_superseded,
-        "waitsFor": session.waits_for or None,
-        "lastX": session.last_x,
-        "lives": [{"x": run.x, "isFenced": run.is_fenced, "end": _place(run.end)} for run in session.lives],
-        "consumed": None if session.consumed is None else _place(session.consumed.end),
-        "mergedX": -1 if session.done is None else session.done[0],
-        "isConnected": session.name in connected and not session.is_superseded,
-    }
-
-
-def _place(end: End | None) -> dict[str, int] | None:
-    return None if end is None else {"segment": end.y, "offset": end.offset, "number": end.number}
-
-
-def _client(client: Client, node: NodeSnapshot, ids: Mapping[bytes, int]) -> dict[str, object]:
-    if client.session is not None:
-        lag = client.position - client.merged
-    else:
-        end = node.state.position if client.is_of_merged and node.state is not None else client.position
-        lag = end - client.position
-    return {
-        "kind": client.identity.role,
-        "name": client.identity.name,
-        "certificate": client.identity.uri,
-        "node": node.node,
-        "address": client.address,
-        "session": client.session,
-        "active": not client.ended_ns,
-        "connectTime": rfc3339(client.connected_ns),
-        "disconnectTime": rfc3339_or_empty(client.ended_ns),
-        "lastMessageTime": rfc3339_or_empty(client.last_ns),
-        "position": client.position,
-        "lag": max(lag, 0),
-        "lagSeconds": round(client.lag_ns / NS_PER_S, 3),
-        "bytes": client.total_bytes,
-        "bytesPerSecond": round(client.rate, 1),
-        "directory": _directory(client, node.stream, ids),
-    }
-
-
-def _directory(client: Client, stream: str, ids: Mapping[bytes, int]) -> str:
-    """The log that is written or read; "" if not known yet."""
-    if client.session is None and client.is_of_merged:
-        return f"{stream}/merged"
-    session_id = client.session_id if client.session is None else ids.get(client.incarnation)
-    return "" if session_id is None else f"{stream}/sessions/{session_id}"
+    return Response(Liveness(is_alive), 200 if is_alive else 503)

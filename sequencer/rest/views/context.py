@@ -23,7 +23,7 @@ class RequestContext:
 @dataclass(frozen=True, slots=True)
 class Response:
     body: object
-    """Text, or a value to encode as JSON."""
+    """Text, or what is encoded as JSON: an `Answer` or a list of them."""
     status: int = 200
 
 
@@ -42,8 +42,3 @@ def is_own(asked: RequestContext, role: str, name: str) -> bool:
     """Whether the caller has this role and name."""
     identity = asked.identity
     return identity is not None and (identity.role, identity.name) == (role, name)
-
-
-def connected_sessions(node: NodeSnapshot) -> set[str | None]:
-    """The sessions that are pushed to this node now."""
-    return {one.session for one in node.clients if not one.ended_ns}

@@ -10,37 +10,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rt.net.identity import ROLES, Role
 from sequencer.rest.base.exposition import CONTENT_TYPE
-from sequencer.rest.base.query_params import (
-    LIMIT,
-    OFFSET,
-    Parameter,
-    bound,
-    certificate_name,
-    choice,
-    session_name,
-    truth,
-)
+from sequencer.rest.base.fields import LIMIT, OFFSET, Field, bound, choice, flag, name_of, session_of
 from sequencer.rest.base.request import JSON
-from sequencer.rest.base.schema_kinds import Schema, text
 from sequencer.rest.page import PAGE_FILES, POLICY, PageFile
-from sequencer.rest.views import admin_schemas, cluster_schemas
 from sequencer.rest.views.admin_actions import ACTIONS
-from sequencer.rest.views.admin_views import configuration, dedup_clients, holds, leases, reset_status
-from sequencer.rest.views.cluster_views import (
-    clients,
-    latest_out_position,
-    liveness,
-    log_history,
-    readiness,
-    sessions,
-    status,
+from sequencer.rest.views.admin_views import (
+    ConfigurationReport,
+    HoldReport,
+    LeaseReport,
+    ResetReport,
+    configuration,
+    holds,
+    leases,
+    reset_status,
 )
+from sequencer.rest.views.client_views import (
+    ClientReport,
+    DedupReport,
+    SessionReport,
+    clients,
+    dedup_clients,
+    sessions,
+)
+from sequencer.rest.views.cluster_views import Liveness, Readiness, StatusReport, liveness, readiness, status
 from sequencer.rest.views.context import RequestContext, Response
-from sequencer.rest.views.log_history import STATES
+from sequencer.rest.views.log_history import (
+    STATES,
+    LatestOutPosition,
+    SegmentReport,
+    latest_out_position,
+    log_history,
+)
 from sequencer.rest.views.node_metrics import metrics
 from sequencer.rest.views.openapi import docs_page, document
 
@@ -57,12 +61,13 @@ class Endpoint:
     path: str
     summary: str
     view: View
-    schema: Schema
+    answer: Any
+    """The type of the body."""
     roles: frozenset[Role] = OPERATORS
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[Field, ...] = ()
     content_type: str = JSON
     may_be_503: bool = False
-    """The 503 response has the same schema; otherwise it is an error."""
+    """The 503 response has the same type; otherwise it is an error."""
     is_public: bool = False
     """Also on the port without certificates."""
     may_be_large: bool = False
@@ -84,7 +89,7 @@ def _page_file(file: PageFile) -> Endpoint:
         file.path,
         file.summary,
         lambda _: Response(file.text),
-        text("A file of the status page."),
+        str,
         content_type=file.content_type,
         policy=POLICY,
     )
@@ -95,7 +100,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/log-history",
         "Merged segments, oldest first, trimmed ones included. The same on every node.",
         log_history,
-        cluster_schemas.LOG_HISTORY,
+        list[SegmentReport],
         EVERYBODY,
         (
             bound("from", "Only segments with data at or after this position or time."),
@@ -110,16 +115,20 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/latest-out-position",
         "Position of the last merged message.",
         latest_out_position,
-        cluster_schemas.LATEST_OUT_POSITION,
+        LatestOutPosition,
         EVERYBODY,
     ),
-    Endpoint("/status", "Status of the cluster and of this node.", status, cluster_schemas.STATUS),
+    Endpoint("/status", "Status of the cluster and of this node.", status, StatusReport),
     Endpoint(
         "/sessions",
         "Sessions of publishers that the cluster knows.",
         sessions,
-        cluster_schemas.SESSIONS,
-        parameters=(session_name("name", "Only incarnations of this session."), LIMIT, OFFSET),
+        list[SessionReport],
+        parameters=(
+            session_of("name", "Only incarnations of this session.", is_required=False),
+            LIMIT,
+            OFFSET,
+        ),
         may_be_large=True,
     ),
     Endpoint(
@@ -127,12 +136,12 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "Publishers and subscribers of this node; ended connections are listed for 24 hours. "
         "Callers other than operators see their own.",
         clients,
-        cluster_schemas.CLIENTS,
+        list[ClientReport],
         EVERYBODY,
         (
             choice("kind", "Only clients with this role in their certificate.", ROLES),
-            certificate_name("name", "Only clients with this name in their certificate."),
-            truth("active", "true: only connected clients. false: only ended connections."),
+            name_of("name", "Only clients with this name in their certificate.", "client", is_required=False),
+            flag("active", "true: only connected clients. false: only ended connections."),
             LIMIT,
             OFFSET,
         ),
@@ -143,16 +152,16 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "Sessions by shared dedup id, with the next message id to merge. "
         "Callers other than operators see their own.",
         dedup_clients,
-        admin_schemas.DEDUP_CLIENTS,
+        list[DedupReport],
         EVERYBODY,
-        (session_name("name", "Only this dedup id."), LIMIT, OFFSET),
+        (session_of("name", "Only this dedup id.", is_required=False), LIMIT, OFFSET),
         may_be_large=True,
     ),
     Endpoint(
         "/holds",
         "Holds of named subscribers. Callers other than operators see their own.",
         holds,
-        admin_schemas.HOLDS,
+        list[HoldReport],
         EVERYBODY,
         may_be_large=True,
     ),
@@ -160,23 +169,23 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/leases",
         "Held leases and their owners.",
         leases,
-        admin_schemas.LEASES,
+        list[LeaseReport],
         parameters=(LIMIT, OFFSET),
         may_be_large=True,
     ),
-    Endpoint("/configuration", "The replicated configuration.", configuration, admin_schemas.CONFIGURATION),
+    Endpoint("/configuration", "The replicated configuration.", configuration, ConfigurationReport),
     Endpoint(
         "/reset-status",
         "State of the last reset; 503 while it runs.",
         reset_status,
-        admin_schemas.RESET_STATUS,
+        ResetReport,
         may_be_503=True,
     ),
     Endpoint(
         "/readiness",
         "200 if this node leads or follows with a majority, merges, and lags little.",
         readiness,
-        cluster_schemas.READINESS,
+        Readiness,
         EVERYBODY,
         may_be_503=True,
         is_public=True,
@@ -185,7 +194,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/liveness",
         "200 while the data process works.",
         liveness,
-        cluster_schemas.LIVENESS,
+        Liveness,
         EVERYBODY,
         may_be_503=True,
         is_public=True,
@@ -194,18 +203,12 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/metrics",
         "Metrics for Prometheus.",
         metrics,
-        text("Prometheus text format."),
+        str,
         content_type=CONTENT_TYPE,
         is_public=True,
         may_be_large=True,
     ),
-    Endpoint("/openapi.json", "This API as OpenAPI 3.1.", _openapi, {"type": "object"}),
-    Endpoint(
-        "/docs",
-        "This API as a page.",
-        _docs,
-        text("An HTML page."),
-        content_type=HTML,
-    ),
+    Endpoint("/openapi.json", "This API as OpenAPI 3.1.", _openapi, dict[str, Any]),
+    Endpoint("/docs", "This API as a page.", _docs, str, content_type=HTML),
     *map(_page_file, PAGE_FILES),
 )

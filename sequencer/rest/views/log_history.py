@@ -6,28 +6,50 @@ Pure. Made only from the replicated state, so all nodes answer the same, except 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Final
 
 from rt.log.format.segment import SegmentId
-from sequencer.rest.base.query_params import TimeParameter, page
+from rt.log.format.segment_table import TrimReason
+from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, Nanoseconds, doc, one_of
+from sequencer.rest.base.fields import TimeParameter, page
 from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339, rfc3339_or_empty
+from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.state import MergedSegment, SequencerState
 
-STATES = ("active", "sealed", "trimmed")
+STATES: Final = ("active", "sealed", "trimmed")
+_REASONS: Final = ["", *(reason.name.lower() for reason in TrimReason if reason)]
 
 
-def log_history(
-    state: SequencerState, stream: str, query: Mapping[str, Any], *, now_ns: int
-) -> list[dict[str, object]]:
-    segments = [segment for segment in _segments(state) if _matches(segment, query)]
-    return [_entry(segment, stream, now_ns) for segment in page(segments, query)]
+class SegmentReport(Answer):
+    """A merged segment."""
+
+    log_path: Annotated[str, doc("Path of the file, relative to the data directory of any node.")]
+    log_time: Annotated[str, doc("Sequencing time of its first message, RFC 3339.")]
+    log_time_ns: Annotated[Nanoseconds, doc("logTime as nanoseconds since 1970.")]
+    log_pos: Annotated[Count, doc("Position of its first message.")]
+    log_end: Annotated[Count, doc("One past the position of its last message.")]
+    log_size: Annotated[Count, doc("Bytes of the segment, even after it was trimmed.")]
+    log_age: Annotated[CountOrNone, doc("Minutes since it was sealed. -1: it is active.")]
+    seal_time: Annotated[str, doc(f"When it was sealed. {TIME}")]
+    truncation_time: Annotated[str, doc(f"When it was trimmed. {TIME}")]
+    truncation_reason: Annotated[str, one_of(_REASONS), doc("Why it was trimmed. Empty: it is kept.")]
+    state: Annotated[str, one_of(STATES), doc("State of the segment.")]
 
 
-def segment_state(segment: MergedSegment) -> str:
-    """One of `STATES`."""
-    if segment.trimmed_ns:
-        return "trimmed"
-    return "sealed" if segment.sealed_ns else "active"
+class LatestOutPosition(Answer):
+    """The newest position."""
+
+    latest_out_position: Annotated[CountOrNone, doc("Position of the last merged message. -1: none.")]
+
+
+def latest_out_position(asked: RequestContext) -> Response:
+    return Response(LatestOutPosition(joined(asked.node).position - 1))
+
+
+def log_history(asked: RequestContext) -> Response:
+    node = asked.node
+    segments = [one for one in _segments(joined(node)) if _matches(one, asked.query)]
+    return Response([_report(one, node.stream, node.now_ns) for one in page(segments, asked.query)])
 
 
 def _segments(state: SequencerState) -> list[MergedSegment]:
@@ -41,9 +63,15 @@ def _segments(state: SequencerState) -> list[MergedSegment]:
     return [*state.segments, growing]
 
 
+def _state_of(segment: MergedSegment) -> str:
+    if segment.trimmed_ns:
+        return "trimmed"
+    return "sealed" if segment.sealed_ns else "active"
+
+
 def _matches(segment: MergedSegment, query: Mapping[str, Any]) -> bool:
     """Whether the segment has the requested state and any data in [from, to)."""
-    if query.get("state", segment_state(segment)) != segment_state(segment):
+    if query.get("state", _state_of(segment)) != _state_of(segment):
         return False
     is_growing = not segment.sealed_ns
     match query.get("from"):
@@ -59,21 +87,21 @@ def _matches(segment: MergedSegment, query: Mapping[str, Any]) -> bool:
     return True
 
 
-def _entry(segment: MergedSegment, stream: str, now_ns: int) -> dict[str, object]:
+def _report(segment: MergedSegment, stream: str, now_ns: int) -> SegmentReport:
     age_ns = max(now_ns - segment.sealed_ns, 0)
-    return {
-        "logPath": log_path(stream, segment.id),
-        "logTime": rfc3339(segment.created_ns),
-        "logTimeNs": segment.created_ns,
-        "logPos": segment.first,
-        "logEnd": segment.end,
-        "logSize": segment.size_bytes,
-        "logAge": age_ns // NS_PER_MINUTE if segment.sealed_ns else -1,
-        "sealTime": rfc3339_or_empty(segment.sealed_ns),
-        "truncationTime": rfc3339_or_empty(segment.trimmed_ns),
-        "truncationReason": segment.reason.name.lower() if segment.trimmed_ns else "",
-        "state": segment_state(segment),
-    }
+    return SegmentReport(
+        log_path=log_path(stream, segment.id),
+        log_time=rfc3339(segment.created_ns),
+        log_time_ns=segment.created_ns,
+        log_pos=segment.first,
+        log_end=segment.end,
+        log_size=segment.size_bytes,
+        log_age=age_ns // NS_PER_MINUTE if segment.sealed_ns else -1,
+        seal_time=rfc3339_or_empty(segment.sealed_ns),
+        truncation_time=rfc3339_or_empty(segment.trimmed_ns),
+        truncation_reason=segment.reason.name.lower() if segment.trimmed_ns else "",
+        state=_state_of(segment),
+    )
 
 
 def log_path(stream: str, segment: SegmentId) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rt.log.format.segment_table import TrimReason
-from sequencer.rest.base.exposition import Metric, counter, gauge
+from sequencer.rest.base.exposition import Metric, number
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
 from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.rest.base.rfc3339 import NS_PER_S
@@ -21,32 +21,26 @@ def of_log(node: NodeSnapshot, state: SequencerState, kept: RetainedSize) -> Ite
     trims = node.counts.trims
     oldest = next((one for one in state.segments if not one.is_trimmed), None)
     age_ns = 0 if oldest is None else max(node.now_ns - oldest.sealed_ns, 0)
-    yield gauge("rt_log_start_position", "position", "First position that is kept.", state.log_start)
-    yield gauge(
+    yield number("rt_log_start_position", "First position that is kept.", state.log_start)
+    yield number(
         "rt_retained_segments",
-        "segments",
         "Segments of the merged log that are kept, including the active one.",
         kept.segments,
     )
-    yield gauge("rt_retained_bytes", "bytes", "Bytes of the merged log that are kept.", kept.total_bytes)
-    yield gauge(
+    yield number("rt_retained_bytes", "Bytes of the merged log that are kept.", kept.total_bytes)
+    yield number(
         "rt_retained_age_seconds",
-        "seconds",
         "Time since the oldest kept segment was sealed. 0: no sealed segment.",
         age_ns / NS_PER_S,
     )
     yield Metric(
         "rt_trimmed_segments_total",
-        "counter",
-        "segments",
         "Segments of the merged log trimmed since this process started, by reason.",
         ("reason",),
         {(_word(one),): trims.segments.get(one, 0) for one in _REASONS},
     )
     yield Metric(
         "rt_trimmed_bytes_total",
-        "counter",
-        "bytes",
         "Bytes of the merged log trimmed since this process started, by reason.",
         ("reason",),
         {(_word(one),): trims.size_bytes.get(one, 0) for one in _REASONS},
@@ -59,27 +53,23 @@ def _word(reason: TrimReason) -> str:
 
 def of_policy(node: NodeSnapshot, state: SequencerState, kept: RetainedSize) -> Iterator[Metric]:
     policy = state.configuration
-    yield gauge(
+    yield number(
         "rt_retention_seconds",
-        "seconds",
         "Configured age at which sealed segments are trimmed. 0: never by age.",
         policy.retention_minutes * 60,
     )
-    yield gauge(
+    yield number(
         "rt_retention_bytes",
-        "bytes",
         "Configured size of the merged log above which the oldest segments are trimmed. 0: never by size.",
         policy.retention_bytes,
     )
-    yield gauge(
+    yield number(
         "rt_retention_disk_ratio",
-        "ratio",
         "Configured disk usage of a majority above which the oldest segments are trimmed. 0: never.",
         policy.retention_disk_percent / 100,
     )
-    yield gauge(
+    yield number(
         "rt_hold_max_bytes",
-        "bytes",
         "Configured maximum bytes kept only for holds. 0: holds are ignored.",
         policy.hold_bytes_max,
     )
@@ -88,33 +78,28 @@ def of_policy(node: NodeSnapshot, state: SequencerState, kept: RetainedSize) -> 
     overridden = sum(position < state.log_start for position in positions)
     yield Metric(
         "rt_holds",
-        "gauge",
-        "holds",
         "Holds of named subscribers. whole: all held data is kept. overridden: some was trimmed anyway.",
         ("state",),
         {("whole",): len(positions) - overridden, ("overridden",): overridden},
     )
-    yield gauge(
+    yield number(
         "rt_holds_refused",
-        "holds",
         "Holds that subscribers of this node requested and that were refused.",
         len(node.counts.refused_holds),
+        unit="holds",
     )
-    yield gauge(
+    yield number(
         "rt_hold_lag_messages",
-        "messages",
         "Messages between the lowest hold and the end of the merged log.",
         max(state.position - least, 0),
     )
-    yield gauge(
+    yield number(
         "rt_hold_lag_bytes",
-        "bytes",
         "Approximate bytes between the lowest hold and the end of the merged log.",
         kept.bytes_from(least),
     )
-    yield gauge(
+    yield number(
         "rt_held_bytes",
-        "bytes",
         "Bytes that age or size would trim and that are kept only for holds.",
         sum(one.size_bytes for one in due_segments(node, state) if one.end > least) if positions else 0,
     )
@@ -125,36 +110,23 @@ def of_publishers(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]
     pushes = [one for one in node.clients if one.session is not None and not one.ended_ns]
     yield Metric(
         "rt_sessions",
-        "gauge",
-        "sessions",
         "Incarnations of sessions. open: with a run that is not completely merged. idle: without.",
         ("state",),
         {("open",): state.open_count, ("idle",): len(state.closed)},
     )
-    yield gauge("rt_push_streams", "streams", "Connected push streams of publishers.", counts.push_streams)
-    yield counter(
-        "rt_push_bytes_total", "bytes", "Bytes of batches received from publishers.", counts.push_bytes
-    )
-    yield gauge(
+    yield number("rt_push_streams", "Connected push streams of publishers.", counts.push_streams)
+    yield number("rt_push_bytes_total", "Bytes of batches received from publishers.", counts.push_bytes)
+    yield number(
         "rt_replication_lag_messages",
-        "messages",
         "Messages synced here and not merged yet, of the session with the most.",
         max((max(one.position - one.merged, 0) for one in pushes), default=0),
     )
-    yield gauge(
+    yield number(
         "rt_replication_lag_seconds",
-        "seconds",
         "Time that the oldest received and unmerged message has waited, of the session that waits longest.",
         _latest_s(pushes),
     )
-    yield Metric(
-        "rt_fsync_seconds",
-        "histogram",
-        "seconds",
-        "Duration of fsync of session copies.",
-        (),
-        {(): counts.syncs},
-    )
+    yield Metric("rt_fsync_seconds", "Duration of fsync of session copies.", (), {(): counts.syncs})
 
 
 def of_subscribers(node: NodeSnapshot, state: SequencerState, kept: RetainedSize) -> Iterator[Metric]:
@@ -165,42 +137,35 @@ def of_subscribers(node: NodeSnapshot, state: SequencerState, kept: RetainedSize
         if one.session is None and one.is_of_merged and not one.ended_ns and one.identity.role == "subscriber"
     ]
     least = min((one.position for one in pulls), default=state.position)
-    yield gauge(
-        "rt_pull_streams", "streams", "Connected pull streams, including those of nodes.", counts.pull_streams
-    )
-    yield counter("rt_pull_bytes_total", "bytes", "Bytes of logs sent to pull streams.", counts.pull_bytes)
-    yield gauge(
-        "rt_subscribers", "subscribers", "Subscribers of the merged log connected to this node.", len(pulls)
-    )
-    yield gauge(
+    yield number("rt_pull_streams", "Connected pull streams, including those of nodes.", counts.pull_streams)
+    yield number("rt_pull_bytes_total", "Bytes of logs sent to pull streams.", counts.pull_bytes)
+    yield number("rt_subscribers", "Subscribers of the merged log connected to this node.", len(pulls))
+    yield number(
         "rt_subscriber_lag_messages",
-        "messages",
         "Committed messages not pulled yet by the slowest connected subscriber.",
         max(state.position - least, 0),
     )
-    yield gauge(
+    yield number(
         "rt_subscriber_lag_bytes",
-        "bytes",
         "Approximate bytes not pulled yet by the slowest connected subscriber.",
         kept.bytes_from(least),
     )
-    yield gauge(
+    yield number(
         "rt_subscriber_lag_seconds",
-        "seconds",
         "Time that the oldest merged message has waited to be pulled, of the subscriber that waits longest.",
         _latest_s(pulls),
     )
-    yield counter(
+    yield number(
         "rt_subscriber_gaps_total",
-        "subscribers",
         "Subscribers that had to skip forward because the data they needed next was trimmed here.",
         counts.overtaken,
+        unit="subscribers",
     )
-    yield counter(
+    yield number(
         "rt_holds_overridden_total",
-        "holds",
         "Holds overridden by trims since this process started; each hold counts once per trim.",
         counts.trims.overridden,
+        unit="holds",
     )
 
 

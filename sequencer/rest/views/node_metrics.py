@@ -15,7 +15,7 @@ from typing import Final, get_args
 import rt
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, READY, UNREACHABLE
-from sequencer.rest.base.exposition import Metric, counter, exposition, gauge
+from sequencer.rest.base.exposition import Metric, exposition, number
 from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
 from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.rest.base.rfc3339 import NS_PER_S
@@ -55,42 +55,38 @@ def _of_merging(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
     position = 0 if merging is None else merging.position
     durable = 0 if merging is None else merging.durable_position
     is_catching_up = merging is not None and merging.is_behind_gap
-    yield gauge(
-        "rt_merged_position", "position", "One past the last position in this node's merged log.", position
-    )
-    yield gauge(
+    yield number("rt_merged_position", "One past the last position in this node's merged log.", position)
+    yield number(
         "rt_merged_durable_position",
-        "position",
         "One past the last position that is synced in this node's merged log.",
         durable,
     )
-    yield gauge("rt_committed_position", "position", "One past the last committed position.", state.position)
-    yield counter(
+    yield number("rt_committed_position", "One past the last committed position.", state.position)
+    yield number(
         "rt_committed_bytes_total",
-        "bytes",
         "Committed bytes of the merged log, trimmed ones included.",
         state.merged.total_bytes,
     )
-    yield counter(
+    yield number(
         "rt_merge_instructions_total",
-        "instructions",
         "Merge instructions committed since the cluster was created.",
         state.instruction,
     )
-    yield gauge(
-        "rt_merge_lag_messages", "messages", "Committed messages that this node has not merged.", lag_messages
+    yield number("rt_merge_lag_messages", "Committed messages that this node has not merged.", lag_messages)
+    yield number(
+        "rt_merge_lag_bytes", "Approximate committed bytes that this node has not merged.", lag_bytes
     )
-    yield gauge(
-        "rt_merge_lag_bytes", "bytes", "Approximate committed bytes that this node has not merged.", lag_bytes
-    )
-    yield gauge(
+    yield number(
         "rt_merge_stopped",
-        IS,
         "1 if this node's merger has failed: a disk error, or bytes other than the committed checksum.",
         bool(merging and merging.failure),
+        unit=IS,
     )
-    yield gauge(
-        "rt_merge_catching_up", IS, "1 if this node copies merged bytes from another node.", is_catching_up
+    yield number(
+        "rt_merge_catching_up",
+        "1 if this node copies merged bytes from another node.",
+        is_catching_up,
+        unit=IS,
     )
 
 
@@ -99,48 +95,40 @@ def _of_members(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
     total = state.merged.total_bytes
     yield Metric(
         "rt_member_merge_lag_bytes",
-        "gauge",
-        "bytes",
         "Committed bytes not durably merged by this member, by its last report.",
         ("member",),
         {name: max(total - one.summary.merged.bytes, 0) for name, one in members.items()},
     )
     yield Metric(
         "rt_member_stopped",
-        "gauge",
-        IS,
         "1 if this member has stopped merging: its bytes diverge, or its disk has failed.",
         ("member",),
         {name: bool(one.summary.merged.stopped) for name, one in members.items()},
+        unit=IS,
     )
     own = next((one.summary for one in members.values() if one.name == node.node), pb.Summary())
     yield Metric(
         "rt_node_phase",
-        "gauge",
-        IS,
         "1 for the current start-up phase of this node; the last phase is ready.",
-        ("step",),
+        ("phase",),
         {(step,): own.step == step for step in _STEPS},
+        unit=IS,
     )
     share = own.step_done / own.step_total if own.step_total else float(own.step == READY)
-    yield gauge(
-        "rt_node_phase_progress_ratio",
-        "ratio",
-        "Completed share of the current start-up phase. 0: not known.",
-        share,
+    yield number(
+        "rt_node_phase_progress_ratio", "Completed share of the current start-up phase. 0: not known.", share
     )
 
 
 def _of_leases(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
     counts = node.counts.leases
-    yield gauge("rt_leases", "leases", "Held leases.", len(state.leases))
+    yield number("rt_leases", "Held leases.", len(state.leases))
     yield Metric(
         "rt_lease_changes_total",
-        "counter",
-        "leases",
         "Leases granted, renewed, released or expired since this process started.",
         ("change",),
         {(change,): value for change, value in asdict(counts).items()},
+        unit="leases",
     )
 
 
@@ -148,19 +136,17 @@ def _of_services(node: NodeSnapshot) -> Iterator[Metric]:
     counts = node.counts
     yield Metric(
         "rt_rejections_total",
-        "counter",
-        "refusals",
         "Requests, streams and connections rejected or aborted, by place and error class.",
         ("at", "reason"),
         dict(sorted(counts.refused.items())),
+        unit="refusals",
     )
     yield Metric(
         "rt_http_requests_total",
-        "counter",
-        "answers",
         "HTTP responses by port and status.",
         ("port", "status"),
         {(port, str(status)): count for (port, status), count in sorted(counts.requests.items())},
+        unit="answers",
     )
 
 
@@ -168,41 +154,35 @@ def _of_raft(node: NodeSnapshot) -> Iterator[Metric]:
     standing = node.standing
     is_leader = bool(standing.leader) and standing.leader == node.node
     own = next((one.summary for one in standing.nodes if one.name == node.node), pb.Summary())
-    yield gauge("rt_raft_term", "term", "Raft term.", standing.term)
-    yield gauge(
+    yield number("rt_raft_term", "Raft term.", standing.term)
+    yield number(
         "rt_raft_leader_gap_seconds",
-        "seconds",
         "Longest silence of the leader in this term, as this follower saw it.",
         standing.leader_gap_s,
     )
-    yield gauge("rt_raft_epoch", "epoch", "Cluster epoch; each reset increments it.", standing.epoch)
-    yield gauge(
-        "rt_raft_applied_index", "index", "Raft index of the last applied command.", node.applied_index
+    yield number("rt_raft_epoch", "Cluster epoch; each reset increments it.", standing.epoch)
+    yield number("rt_raft_applied_index", "Raft index of the last applied command.", node.applied_index)
+    yield number("rt_is_leader", "1 if this node is the leader.", is_leader, unit=IS)
+    yield number("rt_has_leader", "1 if this node knows a leader.", bool(standing.leader), unit=IS)
+    yield number("rt_is_ready", "1 if /readiness answers 200.", not obstacles(node), unit=IS)
+    yield number(
+        "rt_control_connected", "1 if the control process is connected.", node.is_control_up, unit=IS
     )
-    yield gauge("rt_is_leader", IS, "1 if this node is the leader.", is_leader)
-    yield gauge("rt_has_leader", IS, "1 if this node knows a leader.", bool(standing.leader))
-    yield gauge("rt_is_ready", IS, "1 if /readiness answers 200.", not obstacles(node))
-    yield gauge("rt_control_connected", IS, "1 if the control process is connected.", node.is_control_up)
     yield Metric(
         "rt_peer_connected",
-        "gauge",
-        IS,
         "1 if this node is connected to this peer.",
         ("peer",),
         {(one.name,): one.is_connected for one in standing.nodes if one.name != node.node},
+        unit=IS,
     )
-    yield gauge(
-        "rt_disk_bytes", "bytes", "Size of this node's file system. 0: not reported yet.", own.disk_bytes
-    )
-    yield gauge("rt_disk_free_bytes", "bytes", "Free bytes of this node's file system.", own.disk_free_bytes)
+    yield number("rt_disk_bytes", "Size of this node's file system. 0: not reported yet.", own.disk_bytes)
+    yield number("rt_disk_free_bytes", "Free bytes of this node's file system.", own.disk_free_bytes)
 
 
 def _of_process(node: NodeSnapshot) -> Iterator[Metric]:
     counts, alarms = node.counts, alarms_of(node)
     yield Metric(
         "rt_alarms",
-        "gauge",
-        "alarms",
         "Active alarms, as /status lists them.",
         ("severity",),
         {(severity,): sum(one.severity == severity for one in alarms) for severity in _SEVERITIES},
@@ -210,27 +190,19 @@ def _of_process(node: NodeSnapshot) -> Iterator[Metric]:
     end_s = counts.certificate_end_s
     yield Metric(
         "rt_certificate_expiry_timestamp_seconds",
-        "gauge",
-        "seconds",
         "Unix time when the node's certificate expires.",
         (),
         {(): end_s} if end_s else {},
     )
     yield Metric(
         "rt_info",
-        "gauge",
-        "1",
         "Version of rt, stream and node; always 1.",
         ("version", "stream", "node"),
         {(rt.__version__, node.stream, node.node): 1},
+        unit="1",
     )
-    yield counter("process_cpu_seconds_total", "seconds", "CPU time of the data process.", counts.cpu_s)
-    yield gauge(
-        "process_resident_memory_bytes", "bytes", "Resident memory of the data process.", counts.memory_bytes
-    )
-    yield gauge(
-        "process_start_time_seconds",
-        "seconds",
-        "Unix time when the data process started.",
-        node.started_ns / NS_PER_S,
+    yield number("process_cpu_seconds_total", "CPU time of the data process.", counts.cpu_s)
+    yield number("process_resident_memory_bytes", "Resident memory of the data process.", counts.memory_bytes)
+    yield number(
+        "process_start_time_seconds", "Unix time when the data process started.", node.started_ns / NS_PER_S
     )

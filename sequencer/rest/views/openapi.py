@@ -5,21 +5,23 @@ Pure; generated from the lists of endpoints and actions, so it matches the route
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 import rt
-from sequencer.rest.base.json_body import body_schema
-from sequencer.rest.base.schema_kinds import Schema
-from sequencer.rest.views import cluster_schemas
+from sequencer.rest.base.errors import Error
+from sequencer.rest.base.fields import Schema, body_schema
+from sequencer.rest.base.request import JSON
 
 if TYPE_CHECKING:
     from sequencer.rest.views.admin_actions import Action
     from sequencer.rest.views.endpoints import Endpoint
 
-_JSON: Final = "application/json"
-_ERROR: Final = {"$ref": "#/components/schemas/Error"}
+_REFERENCE: Final = "#/components/schemas/{name}"
+_ERROR: Final = {"$ref": _REFERENCE.format(name="Error")}
 _ERRORS: Final = {
     "400": "A parameter or the body is unknown or malformed.",
     "403": "The certificate's stream or role has no access.",
@@ -36,8 +38,10 @@ _ACTION_ERRORS: Final = {
 }
 
 
-def document(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> dict[str, Any]:
-    paths: dict[str, dict[str, Any]] = {endpoint.path: {"get": _reading(endpoint)} for endpoint in endpoints}
+def document(endpoints: Sequence[Endpoint], actions: Sequence[Action]) -> dict[str, Any]:
+    kinds = [Error, *(one.answer for one in endpoints), *(one.answer for one in actions)]
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    paths: dict[str, dict[str, Any]] = {one.path: {"get": _reading(one)} for one in endpoints}
     for action in actions:
         paths.setdefault(action.path, {})["post"] = _changing(action)
     return {
@@ -51,7 +55,7 @@ def document(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> dict[s
         "security": [{"certificate": []}],
         "paths": paths,
         "components": {
-            "schemas": {"Error": cluster_schemas.ERROR},
+            "schemas": components,
             "securitySchemes": {
                 "certificate": {
                     "type": "mutualTLS",
@@ -62,14 +66,20 @@ def document(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> dict[s
     }
 
 
+def _schema(kind: Any) -> Schema:
+    """The schema of a response. Records are references to the components."""
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+    return schema
+
+
 def _reading(endpoint: Endpoint) -> dict[str, Any]:
-    good = {"description": endpoint.summary, "content": _content(endpoint.content_type, endpoint.schema)}
+    schema = _schema(endpoint.answer)
+    good = {"description": endpoint.summary, "content": _content(endpoint.content_type, schema)}
     answers = _answers(_ERRORS)
     if endpoint.may_be_503:
-        schema = {"anyOf": [endpoint.schema, _ERROR]}
         answers["503"] = {
             "description": "The condition is false (the body says why), or too many concurrent requests.",
-            "content": _content(endpoint.content_type, schema),
+            "content": _content(endpoint.content_type, {"anyOf": [schema, _ERROR]}),
         }
     operation: dict[str, Any] = {
         "operationId": f"get-{endpoint.path.strip('/')}",
@@ -93,18 +103,18 @@ def _reading(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _changing(action: Action) -> dict[str, Any]:
-    good = {"description": action.summary, "content": _content(_JSON, action.schema)}
+    good = {"description": action.summary, "content": _content(JSON, _schema(action.answer))}
     return {
         "operationId": f"post-{action.path.strip('/')}",
         "summary": action.summary,
         "description": f"For role {_roles(action)}.",
-        "requestBody": {"required": True, "content": _content(_JSON, body_schema(action.fields))},
+        "requestBody": {"required": True, "content": _content(JSON, body_schema(action.fields))},
         "responses": {str(action.status): good, **_answers(_ACTION_ERRORS)},
     }
 
 
 def _answers(errors: dict[str, str]) -> dict[str, Any]:
-    return {code: {"description": text, "content": _content(_JSON, _ERROR)} for code, text in errors.items()}
+    return {code: {"description": text, "content": _content(JSON, _ERROR)} for code, text in errors.items()}
 
 
 def _content(content_type: str, schema: Schema) -> dict[str, Any]:
@@ -130,7 +140,7 @@ _STYLE: Final = (
 )
 
 
-def docs_page(endpoints: Iterable[Endpoint], actions: Iterable[Action]) -> str:
+def docs_page(endpoints: Sequence[Endpoint], actions: Sequence[Action]) -> str:
     parts = [
         "<!doctype html>",
         f'<html lang="en"><meta charset="utf-8"><title>rt node</title><style>{_STYLE}</style>',
@@ -158,18 +168,23 @@ def _section(
     yield f"For role {escape(_roles(one))}.</p>"
     if rows:
         yield from (f"<p>{title}</p>", _table(rows))
-    if answer := list(_fields(one.schema)):
+    schema = msgspec.json.schema(one.answer)
+    if answer := list(_fields(schema, schema.get("$defs", {}))):
         yield from ("<p>Response</p>", _table(answer))
 
 
-def _fields(schema: Schema, path: str = "") -> Iterable[tuple[str, str]]:
-    """Path and description of each field of a response."""
+def _fields(schema: Schema, records: Mapping[str, Schema], path: str = "") -> Iterator[tuple[str, str]]:
+    """Path and description of each field of a response. `records`: what the schema refers to, by name."""
+    if "$ref" in schema:
+        schema = records[schema["$ref"].rpartition("/")[2]]
+    for one in schema.get("anyOf", ()):
+        yield from _fields(one, records, path)
     if "items" in schema:
-        yield from _fields(schema["items"], f"{path}[]")
+        yield from _fields(schema["items"], records, f"{path}[]")
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}" if path else name
         yield here, field["description"]
-        yield from _fields(field, here)
+        yield from _fields(field, records, here)
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,0 +1,231 @@
+"""Sessions, dedup ids and connected clients. Pure.
+
+Sessions come from the replicated state, so all nodes answer the same, except `isConnected`. Clients are those
+of this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from rt.names import dedup_owner, session_owner
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc
+from sequencer.rest.base.fields import page
+from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.rfc3339 import NS_PER_S, rfc3339, rfc3339_or_empty
+from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
+from sequencer.state.state import End, Session
+
+# Sessions
+
+
+class RunEnd(Answer):
+    """A location in a run of a session, before message `number`."""
+
+    roll_number: Annotated[Count, doc("Roll number of the segment file.")]
+    offset: Annotated[Count, doc("Byte offset in the file.")]
+    number: Annotated[Count, doc("Number of the next message.")]
+
+
+class RunReport(Answer):
+    """A run (one start of the publisher) that is not completely merged."""
+
+    run_number: Annotated[Count, doc("Run number.")]
+    is_fenced: Annotated[bool, doc("Whether it is fenced: no node accepts more of it.")]
+    end: Annotated[RunEnd | None, doc("Where the run ends. Null: it is not closed.")]
+
+
+class SessionReport(Answer):
+    """An incarnation of a session."""
+
+    id: Annotated[Count, doc("Id of the incarnation in this cluster.")]
+    name: Annotated[str, doc("Name of the session.")]
+    incarnation: Annotated[str, doc("Id chosen by the publisher, hexadecimal.")]
+    dedup_id: Annotated[str | None, doc("Dedup id. Null: none.")]
+    is_superseded: Annotated[bool, doc("Whether a newer incarnation replaced it.")]
+    waits_for: Annotated[Count | None, doc("Id of the incarnation that must be merged first. Null: none.")]
+    last_run: Annotated[CountOrNone, doc("Greatest run number opened. -1: none.")]
+    runs: Annotated[list[RunReport], doc("By run number; the first is being merged.")]
+    consumed: Annotated[RunEnd | None, doc("How far the first run is merged. Null: not started.")]
+    last_merged_run: Annotated[CountOrNone, doc("The last run number that is completely merged. -1: none.")]
+    is_connected: Annotated[bool, doc("Whether its publisher is connected to this node.")]
+
+
+def sessions(asked: RequestContext) -> Response:
+    connected = _connected_sessions(asked.node)
+    found = [
+        one
+        for _, one in sorted(joined(asked.node).sessions.items())
+        if asked.query.get("name", one.name) == one.name
+    ]
+    return Response([_session(one, connected) for one in page(found, asked.query)])
+
+
+def _session(session: Session, connected: set[str | None]) -> SessionReport:
+    return SessionReport(
+        id=session.id,
+        name=session.name,
+        incarnation=session.incarnation.hex(),
+        dedup_id=session.dedup_id,
+        is_superseded=session.is_superseded,
+        waits_for=session.waits_for or None,
+        last_run=session.last_x,
+        runs=[RunReport(run.x, run.is_fenced, _end(run.end)) for run in session.lives],
+        consumed=None if session.consumed is None else _end(session.consumed.end),
+        last_merged_run=-1 if session.done is None else session.done[0],
+        is_connected=session.name in connected and not session.is_superseded,
+    )
+
+
+def _end(end: End | None) -> RunEnd | None:
+    return None if end is None else RunEnd(end.y, end.offset, end.number)
+
+
+def _connected_sessions(node: NodeSnapshot) -> set[str | None]:
+    """The sessions that are pushed to this node now."""
+    return {one.session for one in node.clients if not one.ended_ns}
+
+
+# Dedup ids
+
+
+class DedupSession(Answer):
+    """An incarnation of a session."""
+
+    id: Annotated[Count, doc("Id of the incarnation in this cluster.")]
+    name: Annotated[str, doc("Name of the session.")]
+    is_superseded: Annotated[bool, doc("Whether a newer incarnation replaced it.")]
+    is_open: Annotated[bool, doc("Whether it has unmerged messages or may still receive some.")]
+    is_connected: Annotated[bool, doc("Whether its publisher is connected to this node.")]
+    number: Annotated[Count, doc("All its messages below this id were merged or dropped as duplicates.")]
+    lag: Annotated[Count, doc("Number of ids between `number` and `wanted`.")]
+
+
+class DedupReport(Answer):
+    """Sessions of publishers that send the same messages with the same ids."""
+
+    dedup_id: Annotated[str, doc("The shared dedup id.")]
+    wanted: Annotated[Count, doc("Id of the next message to merge.")]
+    sessions: Annotated[list[DedupSession], doc("By id; ended incarnations included.")]
+
+
+def dedup_clients(asked: RequestContext) -> Response:
+    """Operators see all dedup ids, other callers their own."""
+    state, identity = joined(asked.node), asked.identity
+    connected = _connected_sessions(asked.node)
+    found: dict[str, list[Session]] = {dedup_id: [] for dedup_id in state.wanted}
+    for _, session in sorted(state.sessions.items()):
+        if session.dedup_id is not None:
+            found.setdefault(session.dedup_id, []).append(session)
+    is_operator, name = sees_all(asked), asked.query.get("name")
+    own = identity.dedup_ids if identity else frozenset()
+    seen = sorted(
+        dedup_id
+        for dedup_id in found
+        if (is_operator or dedup_owner(dedup_id) in own) and name in {None, dedup_id}
+    )
+    reports = []
+    for dedup_id in page(seen, asked.query):
+        wanted = state.wanted.get(dedup_id, 0)
+        listed = [
+            _dedup_session(one, wanted, connected)
+            for one in found[dedup_id]
+            if is_operator or is_own(asked, "publisher", session_owner(one.name))
+        ]
+        reports.append(DedupReport(dedup_id, wanted, listed))
+    return Response(reports)
+
+
+def _dedup_session(session: Session, wanted: int, connected: set[str | None]) -> DedupSession:
+    if session.consumed is not None:
+        number = session.consumed.end.number
+    else:
+        number = 0 if session.done is None else session.done[1].number
+    return DedupSession(
+        id=session.id,
+        name=session.name,
+        is_superseded=session.is_superseded,
+        is_open=bool(session.lives),
+        is_connected=session.name in connected and not session.is_superseded,
+        number=number,
+        lag=max(wanted - number, 0),
+    )
+
+
+# Clients
+
+
+class ClientReport(Answer):
+    """A connection to this node, or the last ended connection of a client."""
+
+    kind: Annotated[str, doc("publisher, subscriber, or operator and node (which also pull).")]
+    name: Annotated[str, doc("Name in the certificate.")]
+    certificate: Annotated[str, doc("Identity URI in the certificate.")]
+    node: Annotated[str, doc("Node that it is connected to.")]
+    address: Annotated[str, doc("host:port. Empty: not known.")]
+    session: Annotated[str | None, doc("Session that is pushed. Null: the client pulls.")]
+    active: Annotated[bool, doc("Whether it is connected now.")]
+    connect_time: Annotated[str, doc("When it connected. RFC 3339.")]
+    disconnect_time: Annotated[str, doc(f"When it disconnected. {TIME}")]
+    last_message_time: Annotated[str, doc(f"When bytes were last received or sent. {TIME}")]
+    position: Annotated[
+        Count, doc("Pull: next position. Push: number of the next message to be durable here.")
+    ]
+    lag: Annotated[Count, doc("Pull: messages not pulled yet. Push: messages received and not merged yet.")]
+    bytes: Annotated[Count, doc("Bytes on this connection.")]
+    bytes_per_second: Annotated[Amount, doc("Recent rate.")]
+    lag_seconds: Annotated[Amount, doc("It has lagged for at least this long. 0: no lag.")]
+    directory: Annotated[
+        str, doc("Log that it writes or reads, relative to the node's data directory. Empty: not known.")
+    ]
+
+
+def clients(asked: RequestContext) -> Response:
+    """Operators see all connections, other callers their own."""
+    node, query, is_operator = asked.node, asked.query, sees_all(asked)
+    seen = [
+        one
+        for one in node.clients
+        if (is_operator or is_own(asked, one.identity.role, one.identity.name))
+        and query.get("kind", one.identity.role) == one.identity.role
+        and query.get("name", one.identity.name) == one.identity.name
+        and query.get("active", not one.ended_ns) == (not one.ended_ns)
+    ]
+    seen.sort(key=lambda one: (one.ended_ns > 0, one.identity.uri, one.session or "", one.connected_ns))
+    ids = {one.incarnation: one.id for one in node.state.sessions.values()} if node.state else {}
+    return Response([_client(one, node, ids) for one in page(seen, query)])
+
+
+def _client(client: Client, node: NodeSnapshot, ids: Mapping[bytes, int]) -> ClientReport:
+    if client.session is not None:
+        lag = client.position - client.merged
+    else:
+        end = node.state.position if client.is_of_merged and node.state is not None else client.position
+        lag = end - client.position
+    return ClientReport(
+        kind=client.identity.role,
+        name=client.identity.name,
+        certificate=client.identity.uri,
+        node=node.node,
+        address=client.address,
+        session=client.session,
+        active=not client.ended_ns,
+        connect_time=rfc3339(client.connected_ns),
+        disconnect_time=rfc3339_or_empty(client.ended_ns),
+        last_message_time=rfc3339_or_empty(client.last_ns),
+        position=client.position,
+        lag=max(lag, 0),
+        bytes=client.total_bytes,
+        bytes_per_second=round(client.rate, 1),
+        lag_seconds=round(client.lag_ns / NS_PER_S, 3),
+        directory=_directory(client, node.stream, ids),
+    )
+
+
+def _directory(client: Client, stream: str, ids: Mapping[bytes, int]) -> str:
+    """The log that is written or read; "" if not known yet."""
+    if client.session is None and client.is_of_merged:
+        return f"{stream}/merged"
+    session_id = client.session_id if client.session is None else ids.get(client.incarnation)
+    return "" if session_id is None else f"{stream}/sessions/{session_id}"
