@@ -67,7 +67,7 @@ class Reset:
     """
 
     position: int
-    merged_x: int
+    merged_run: int
     """X of the merged segments from there on: the number of the new epoch."""
 
 

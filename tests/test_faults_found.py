@@ -825,7 +825,7 @@ def test_a_background_thread_that_fails_is_told_to_the_caller(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(rt.client.publisher, "encode_batch", fail_to_encode)
         publisher.publish(b"x")
-        wait_until(lambda: isinstance(publisher._attention, rt.StorageFailed))
+        wait_until(lambda: isinstance(publisher._pending_error, rt.StorageFailed))
     with pytest.raises(rt.StorageFailed):
         publisher.publish(b"y")
     with pytest.raises(rt.StorageFailed):

@@ -27,7 +27,9 @@ _PLACE_BYTES_MAX: Final = 6 + 6 + 11
 
 def frame_chunk(tag: int, chunk: Chunk) -> bytes:
     """The message that holds `chunk` in the field of `tag`; the data are copied once."""
-    place = pb.Place(x=chunk.place.x, y=chunk.place.y, offset=chunk.place.offset).SerializeToString()
+    place = pb.Place(
+        run=chunk.place.run, roll=chunk.place.roll, offset=chunk.place.offset
+    ).SerializeToString()
     size = len(chunk.data)
     inner = b"".join((bytes((_PLACE, len(place))), place, bytes((_DATA,)), _varint(size)))
     return b"".join((bytes((tag,)), _varint(len(inner) + size), inner, chunk.data))
@@ -52,7 +54,7 @@ def framed_chunk(tag: int, data: bytes) -> Chunk | None:
         return None
     try:
         said = pb.Place.FromString(data[start:stop])
-        place = check_place(LogOffset(said.x, said.y, said.offset))
+        place = check_place(LogOffset(said.run, said.roll, said.offset))
     except (DecodeError, ValueError) as error:
         raise ProtocolViolation(f"a chunk of no place: {error}") from error
     return checked_chunk(place, memoryview(data)[content:])

@@ -63,8 +63,8 @@ def encode_push_request(said: PushSaid) -> bytes:
     match said:
         case Chunk():
             return frame_chunk(_IN_PUSH, said)
-        case Run(x, life):
-            return pb.PushRequest(life=pb.Life(x=x, life=life)).SerializeToString()
+        case Run(run, run_id):
+            return pb.PushRequest(run=pb.Run(run=run, run_id=run_id)).SerializeToString()
         case SegmentSealed():
             return pb.PushRequest(sealed=_sealed(said)).SerializeToString()
         case PushHello(stream, session, incarnation, dedup_id, cluster):
@@ -97,13 +97,13 @@ def encode_push_reply(answered: PushAnswered) -> bytes:
                 has_place=place is not None,
             )
             return pb.PushReply(start=start).SerializeToString()
-        case OpenReply(x):
-            return pb.PushReply(opened=pb.LifeOpened(x=x)).SerializeToString()
-        case PushProgress(durable, durable_number, merged_x, merged_number, merged):
+        case OpenReply(run):
+            return pb.PushReply(opened=pb.RunOpened(run=run)).SerializeToString()
+        case PushProgress(durable, durable_number, merged_run, merged_number, merged):
             progress = pb.Progress(
                 durable=_place(durable),
                 durable_number=durable_number,
-                merged_x=merged_x,
+                merged_run=merged_run,
                 merged_number=merged_number,
                 merged=_place(merged),
             )
@@ -148,7 +148,7 @@ def encode_pull_reply(answered: PullAnswered) -> bytes:
         case SegmentSealed():
             return pb.PullReply(sealed=_sealed(answered)).SerializeToString()
         case LogTrimmed(before, log_start, reason):
-            trimmed = pb.Trimmed(x=before.x, y=before.y, log_start=log_start, reason=int(reason))
+            trimmed = pb.Trimmed(run=before.run, roll=before.roll, log_start=log_start, reason=int(reason))
             return pb.PullReply(trimmed=trimmed).SerializeToString()
         case CompleteUpTo(position):
             return pb.PullReply(complete=pb.CompleteUpTo(position=position)).SerializeToString()
@@ -196,8 +196,8 @@ def _push_request(message: pb.PushRequest) -> PushSaid:
             _check_version(hello.version)
             dedup_id = hello.dedup_id or None
             return PushHello(hello.stream, hello.session, hello.incarnation, dedup_id, hello.cluster)
-        case "life":
-            life = Run(message.life.x, message.life.life)
+        case "run":
+            life = Run(message.run.run, message.run.run_id)
             check_item(life)
             return life
         case "chunk":
@@ -215,16 +215,16 @@ def _push_reply(message: pb.PushReply) -> PushAnswered:
             place = _read_place(start.place) if start.has_place else None
             return PushStart(start.cluster, start.epoch, start.members, start.node, place)
         case "opened":
-            return OpenReply(message.opened.x)
+            return OpenReply(message.opened.run)
         case "progress":
             said = message.progress
             return check_progress(
                 PushProgress(
-                    LogOffset(said.durable.x, said.durable.y, said.durable.offset),
+                    LogOffset(said.durable.run, said.durable.roll, said.durable.offset),
                     said.durable_number,
-                    said.merged_x,
+                    said.merged_run,
                     said.merged_number,
-                    LogOffset(said.merged.x, said.merged.y, said.merged.offset),
+                    LogOffset(said.merged.run, said.merged.roll, said.merged.offset),
                 )
             )
         case _:
@@ -273,7 +273,7 @@ def _pull_reply(message: pb.PullReply) -> PullAnswered:
             return _read_sealed(message.sealed)
         case "trimmed":
             said = message.trimmed
-            trimmed = LogTrimmed(SegmentId(said.x, said.y), said.log_start, TrimReason(said.reason))
+            trimmed = LogTrimmed(SegmentId(said.run, said.roll), said.log_start, TrimReason(said.reason))
             check_item(trimmed)
             return trimmed
         case "complete":
@@ -289,7 +289,7 @@ def _pull_reply(message: pb.PullReply) -> PullAnswered:
 
 
 def _read_place(place: pb.Place) -> LogOffset:
-    return check_place(LogOffset(place.x, place.y, place.offset))
+    return check_place(LogOffset(place.run, place.roll, place.offset))
 
 
 def _read_waypoint(said: pb.Waypoint) -> Waypoint:
@@ -298,7 +298,7 @@ def _read_waypoint(said: pb.Waypoint) -> Waypoint:
 
 
 def _read_sealed(said: pb.Sealed) -> SegmentSealed:
-    sealed = SegmentSealed(_read_place(said.place), said.end, said.is_last_of_x, said.sealed_ns)
+    sealed = SegmentSealed(_read_place(said.place), said.end, said.is_last_of_run, said.sealed_ns)
     check_item(sealed)
     return sealed
 
@@ -336,14 +336,14 @@ def _check_version(version: int) -> None:
 
 
 def _place(place: LogOffset | None) -> pb.Place | None:
-    return None if place is None else pb.Place(x=place.x, y=place.y, offset=place.offset)
+    return None if place is None else pb.Place(run=place.run, roll=place.roll, offset=place.offset)
 
 
 def _sealed(sealed: SegmentSealed) -> pb.Sealed:
     return pb.Sealed(
         place=_place(sealed.place),
         end=sealed.end,
-        is_last_of_x=sealed.is_last_of_x,
+        is_last_of_run=sealed.is_last_of_run,
         sealed_ns=sealed.sealed_ns,
     )
 

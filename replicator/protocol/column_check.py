@@ -102,7 +102,7 @@ def _check_plain(header: BatchHeader, columns: Buffer) -> None:
     if first != 0 or last != header.values_bytes or not rises:
         raise BadColumns("value offsets do not rise from 0 to the end of the values")
     if (low_ns, high_ns) != (header.timestamp_low_ns, header.timestamp_high_ns):
-        raise BadColumns("the time range in the header is not that of the messages")
+        raise BadColumns("the time range in the header differs from the messages")
     topics_in(dictionary_of(header, columns), header.topic_count)
     if header.topic_count > 1:
         at += 8 * count

@@ -72,10 +72,10 @@ class PushStart:
 class OpenReply:
     """The answer to a life: its chunks are welcome."""
 
-    x: int
+    run: int
 
     def __post_init__(self) -> None:
-        _check_bound("X", self.x, 2**32)
+        _check_bound("X", self.run, 2**32)
 
 
 class PushProgress(NamedTuple):
@@ -86,7 +86,7 @@ class PushProgress(NamedTuple):
 
     durable: LogOffset = NOWHERE
     durable_number: int = 0
-    merged_x: int = 0
+    merged_run: int = 0
     merged_number: int = 0
     merged: LogOffset = NOWHERE
 
@@ -255,7 +255,7 @@ def check_progress(progress: PushProgress) -> PushProgress:
     """Return `progress`; `ValueError` if no node can say it."""
     check_place(progress.durable)
     check_place(progress.merged)
-    _check_bound("X", progress.merged_x, 2**32)
+    _check_bound("X", progress.merged_run, 2**32)
     _check_bound("durable number", progress.durable_number, NUMBER_MAX + 1)
     _check_bound("merged number", progress.merged_number, NUMBER_MAX + 1)
     return progress
@@ -263,11 +263,11 @@ def check_progress(progress: PushProgress) -> PushProgress:
 
 def check_place(place: LogOffset) -> LogOffset:
     """Return `place`; `ValueError` if no segment has it."""
-    x, y, offset = place
-    if 0 <= x < 2**32 and 0 <= y < 2**32 and 0 <= offset < NUMBER_MAX:
+    run, roll, offset = place
+    if 0 <= run < 2**32 and 0 <= roll < 2**32 and 0 <= offset < NUMBER_MAX:
         return place
-    _check_bound("X", place.x, 2**32)
-    _check_bound("Y", place.y, 2**32)
+    _check_bound("X", place.run, 2**32)
+    _check_bound("Y", place.roll, 2**32)
     _check_bound("offset", place.offset, NUMBER_MAX)
     return place
 
@@ -279,8 +279,8 @@ def check_item(item: SegmentSealed | Run | LogTrimmed | CompleteUpTo) -> None:
             check_place(place)
             _check_bound("end", end, NUMBER_MAX + 1)
             _check_bound("seal time", abs(sealed_ns), 2**63)
-        case Run(x, life):
-            _check_bound("X", x, 2**32)
+        case Run(run, life):
+            _check_bound("X", run, 2**32)
             if len(life) != 8:
                 raise ValueError(f"a life id of {len(life)} bytes: 8")
         case LogTrimmed(before, log_start, _):

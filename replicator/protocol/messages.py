@@ -17,19 +17,19 @@ CHUNK_BYTES_MAX: Final = 1 << 20
 
 
 class LogOffset(NamedTuple):
-    """A byte place in a log: `offset` of `log.x.y`. Places sort in log order."""
+    """A byte place in a log: `offset` of `log.X.Y`. Places sort in log order."""
 
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
 
     @property
     def segment(self) -> SegmentId:
         """The segment it is in."""
-        return SegmentId(self.x, self.y)
+        return SegmentId(self.run, self.roll)
 
     def __str__(self) -> str:
-        return f"log.{self.x}.{self.y} offset {self.offset}"
+        return f"log.{self.run}.{self.roll} offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Chunk:
 class SegmentSealed:
     """The segment ends at `place`, one past its last number or position is `end`.
 
-    `is_last_of_x`: no segment of the same X follows.
+    `is_last_of_run`: no segment of the same run follows.
     """
 
     place: LogOffset
     end: int
-    is_last_of_x: bool
+    is_last_of_run: bool
     sealed_ns: int
 
 
@@ -62,8 +62,8 @@ class SegmentSealed:
 class Run:
     """One start of a publisher: what its segments of this X bear in their headers."""
 
-    x: int
-    life: bytes
+    run: int
+    run_id: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class PullClient:
             failures = 1 if self._heard_at else failures + 1
             self.switches += 1
             self.left[self._channels[at].target] = error
-            self._tell_corrupt()
+            self._emit_corrupt()
             logger.warning("node_left endpoint=%s error=%r", self._channels[at].target, str(error))
             at = (at + 1) % len(self._channels)
             if isinstance(error, DiskFull):
@@ -158,7 +158,7 @@ class PullClient:
         """Whether each node was left since something last came."""
         return len(self.left) >= len(self._channels)
 
-    def _tell_corrupt(self) -> None:
+    def _emit_corrupt(self) -> None:
         """Tell it, once for each place, when every node was left because its bytes are not good."""
         errors = [self.left.get(channel.target) for channel in self._channels]
         if not all(isinstance(error, FormatError) for error in errors):

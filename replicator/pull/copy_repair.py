@@ -43,7 +43,7 @@ from rt.log.scan.directory import list_segments, read_header, read_table
 from rt.log.scan.recovery_scan import walk_segment
 from rt.log.scan.scanner import scanner_for
 from rt.log.write.repair_requests import finish_repair, requested_repairs
-from rt.log.write.segment_repair import mend_segment, sound_end, synced_end
+from rt.log.write.segment_repair import repair_segment, synced_end, valid_end
 from rt.net.grpc_errors import Unreachable
 
 logger = logging.getLogger("replicator")
@@ -166,7 +166,7 @@ class CopyMender:
         await self._clear_aside()
         try:
             left = await self._fetch(segment, first, end)
-            good = await self._in_thread(partial(sound_end, disk, self._aside, segment, end))
+            good = await self._in_thread(partial(valid_end, disk, self._aside, segment, end))
             if good <= sound:
                 raise await self._judge(segment, sound, end, left)
             changed = await self._in_thread(partial(self._overwrite, segment, good, sound, end))
@@ -215,7 +215,7 @@ class CopyMender:
         path = self._copy.path
         with storage_errors(path, "mending a copy"):
             try:
-                return mend_segment(self._disk, path, self._aside, segment, good)
+                return repair_segment(self._disk, path, self._aside, segment, good)
             except Diverged:
                 if not self._copy.is_filtered:
                     raise
@@ -269,7 +269,7 @@ def _look(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
     """Up to where a segment must verify, and up to where it does."""
     with storage_errors(path, "looking for damage"):
         end = synced_end(disk, path, segment)
-        return end, sound_end(disk, path, segment, end)
+        return end, valid_end(disk, path, segment, end)
 
 
 def _first_of(disk: Disk, path: str, segment: SegmentId) -> int | None:

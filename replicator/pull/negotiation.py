@@ -242,7 +242,7 @@ def _at_log_start(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
     if later is None:
         raise _behind(wanted)
     if later.first < wanted.end:
-        raise _diverged(wanted, f"log.{later.id.x}.{later.id.y} begins with position {later.first}")
+        raise _diverged(wanted, f"log.{later.id.run}.{later.id.roll} begins with position {later.first}")
     return PullPlan(LogOffset(*later.id, 0), later.first)
 
 
@@ -253,13 +253,13 @@ def _check_not_beyond(catalog: SegmentCatalog, wanted: PullMerged) -> None:
     copy would not show it.
     """
     assert wanted.place is not None
-    x = wanted.place.x
-    known = [(one.id.x, one.first) for one in catalog.kept] + [
-        (one.id.x, one.first) for one in catalog.trimmed()
+    run = wanted.place.run
+    known = [(one.id.run, one.first) for one in catalog.kept] + [
+        (one.id.run, one.first) for one in catalog.trimmed()
     ]
-    first = min((first for later, first in known if later > x), default=wanted.end)
+    first = min((first for later, first in known if later > run), default=wanted.end)
     if first < wanted.end:
-        raise _diverged(wanted, f"X {x} ends at position {first}")
+        raise _diverged(wanted, f"X {run} ends at position {first}")
 
 
 def _check_last_block(

@@ -297,7 +297,7 @@ class PullServicer:
             # The receiver's segment ends where it is: it is told so before the next one begins.
             sealed_ns = time.time_ns()
             first_items.append(
-                SegmentSealed(wanted.place, wanted.end, is_last_of_x=False, sealed_ns=sealed_ns)
+                SegmentSealed(wanted.place, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
             )
             place = wanted.place
         elif wanted.place is None and isinstance(wanted.position, int):

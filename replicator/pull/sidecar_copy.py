@@ -90,5 +90,5 @@ class SidecarCopy(LocalCopy):
             return
         done = [segment.id for segment in receiver.writer.table.segments if segment.end <= position]
         if done:
-            receiver.trim(done[-1]._replace(y=done[-1].y + 1), TrimReason.REQUEST)
+            receiver.trim(done[-1]._replace(roll=done[-1].roll + 1), TrimReason.REQUEST)
         self._trimmed_to = position

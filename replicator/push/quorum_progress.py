@@ -49,7 +49,7 @@ class QuorumProgress:
     @property
     def replicated(self) -> Level:
         """What a majority has synced, as far as it is known now."""
-        levels = (Level(said.durable.x, said.durable_number) for said in self._said.values())
+        levels = (Level(said.durable.run, said.durable_number) for said in self._said.values())
         return max(majority_level(levels, self.members), self.merged)
 
     @property
@@ -59,13 +59,13 @@ class QuorumProgress:
         It gets them from us sooner than from its peers. One that is away gets them merged, when it is back.
         """
         told = (self._said[node] for node in self._connected if node in self._said)
-        near = (said for said in told if said.durable.x == self.merged.x)
+        near = (said for said in told if said.durable.run == self.merged.run)
         return max(
             (
                 self.merged.number - said.durable_number
                 for said in near
                 if said.durable_number < self.merged.number
-                and self.merged_place.y - said.durable.y <= NEAR_SEGMENTS
+                and self.merged_place.roll - said.durable.roll <= NEAR_SEGMENTS
             ),
             default=0,
         )
@@ -97,5 +97,5 @@ class QuorumProgress:
     def report(self, node: str, said: PushProgress) -> None:
         """A node said how far it is."""
         self._said[node] = said
-        self.merged = max(self.merged, Level(said.merged_x, said.merged_number))
+        self.merged = max(self.merged, Level(said.merged_run, said.merged_number))
         self.merged_place = max(self.merged_place, said.merged)

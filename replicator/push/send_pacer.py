@@ -55,7 +55,7 @@ class SendPacer:
         """All before `end` is on its way."""
         self._sent = max(self._sent, end)
 
-    def note_progress(self, merged: LogOffset) -> None:
+    def on_progress(self, merged: LogOffset) -> None:
         """All before `merged` is merged."""
         self._merged = merged
         if self._is_wanted and self._is_free():

@@ -201,7 +201,7 @@ class _Stream:
                     await take(said)
                 case Run():
                     await intake.open_life(said)
-                    await self._write(OpenReply(said.x))
+                    await self._write(OpenReply(said.run))
                 case PushHello():
                     raise ProtocolViolation("a second hello")
 

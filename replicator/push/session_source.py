@@ -70,7 +70,7 @@ class SessionSource:
         """The latest that a node was in: see `rt.cluster_epoch`."""
         self._epochs: dict[str, int] = {}
         """In which the nodes were that let us in, when they did."""
-        self._settled_x = -1
+        self._reconciled_run = -1
         self._has_warned = False
         self._progress = ProgressFile(path, identity.origin, disk=disk)
         self._write_progress(PushState.RUNNING)
@@ -87,16 +87,16 @@ class SessionSource:
         self.is_ending = self.is_ending or is_last
         self._rounds.want(is_urgent=self.is_ending)
 
-    def settle(self, x: int) -> None:
+    def settle(self, run: int) -> None:
         """That session number X has begun is on the medium: only then may a node hear of it.
 
         A segment is seen as soon as it has its name, and after a power cut a name that no sync covered may be
         gone: the publisher would give X to another life, which no node would take. Storage errors.
         """
-        if x > self._settled_x:
+        if run > self._reconciled_run:
             with storage_errors(self.path, "syncing a session's directory"):
                 self.disk.sync_directory(self.path)
-            self._settled_x = x
+            self._reconciled_run = run
 
     def note_sending(self, end: LogOffset) -> None:
         """A stream sends all before `end` now."""
@@ -107,7 +107,7 @@ class SessionSource:
         self._sent[node] = end
         self.shared.forget(min(self._sent.values()))
 
-    def note_progress(self) -> None:
+    def on_progress(self) -> None:
         """A node said something, or a stream found nothing more."""
         if self.is_ending:
             self.progressed.set()
@@ -152,8 +152,8 @@ class SessionSource:
         check_line(line_of(self._epoch), self._epochs.get(node, self._epoch), node)
         self.levels.report(node, said)
         self._write_progress(PushState.RUNNING)
-        self._rounds.note_progress(self.levels.merged_place)
-        self.note_progress()
+        self._rounds.on_progress(self.levels.merged_place)
+        self.on_progress()
 
     def give_up(self, state: PushState) -> None:
         """Tell the publisher that no node takes its session."""

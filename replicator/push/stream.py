@@ -87,7 +87,7 @@ class PushStream:
         self._unacknowledged_bytes = 0
         self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._answered = asyncio.Event()
-        self._opened_x = -1
+        self._opened_run = -1
         self._sent = NOWHERE
         self._found_nothing_at = -1
         self._failures = 0
@@ -161,13 +161,13 @@ class PushStream:
 
     def _check_is_wanted(self, place: LogOffset | None) -> None:
         """`rt.Fenced` if the node wants only what a later start of the publisher brings."""
-        newest = -1 if place is None else _own(lambda: _newest_x(self._log))
-        if place is not None and place.x > newest:
+        newest = -1 if place is None else _own(lambda: _newest_run(self._log))
+        if place is not None and place.run > newest:
             raise Fenced(
                 "the cluster takes nothing more of this start of the publisher",
                 where=self._log.path,
                 got=f"X {newest}",
-                expected=f"X {place.x} or above",
+                expected=f"X {place.run} or above",
                 hint="Open the publisher again.",
             )
 
@@ -198,7 +198,7 @@ class PushStream:
         self._start_seconds = START_SECONDS_MIN
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
-        self._opened_x = -1
+        self._opened_run = -1
         # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
         place = start.place or NOWHERE
         self._sent = place if place.offset > SEGMENT_HEADER_BYTES else NOWHERE
@@ -212,8 +212,8 @@ class PushStream:
                 case PushProgress() as said:
                     self._acknowledge(said.durable)
                     self._log.report(self.node, said)
-                case OpenReply(x):
-                    self._opened_x = max(self._opened_x, x)
+                case OpenReply(run):
+                    self._opened_run = max(self._opened_run, run)
                 case PushStart():
                     raise ProtocolViolation("a node says twice where to start", where=self.target)
             self._answered.set()
@@ -233,7 +233,7 @@ class PushStream:
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
                 self._found_nothing_at = looks
-                self._log.note_progress()
+                self._log.on_progress()
             elif self._log.is_ending or _size(items) >= CHUNK_BYTES_MAX:
                 continue  # There may be more. What comes behind less than that waits for its round.
             await self._changed.wait()
@@ -250,10 +250,10 @@ class PushStream:
                 await call.write(self._log.shared.encoded(item))
                 if self.node is not None:
                     self._log.note_sent(self.node, item.end)
-            case Run(x):
-                _own(lambda: self._log.settle(x))
+            case Run(run):
+                _own(lambda: self._log.settle(run))
                 await call.write(encode_push_request(item))
-                while self._opened_x < x:
+                while self._opened_run < run:
                     await self._answer_comes()
             case SegmentSealed():
                 await call.write(encode_push_request(item))
@@ -265,11 +265,11 @@ class PushStream:
         await self._answered.wait()
 
 
-def _newest_x(log: SessionSource) -> int:
+def _newest_run(log: SessionSource) -> int:
     """The last start of the publisher; -1 before the first."""
     table, segments = read_table(log.disk, log.path), list_segments(log.disk, log.path)
     known = [*segments, *(sealed.id for sealed in (table.segments if table else ()))]
-    return max((segment.x for segment in known), default=-1)
+    return max((segment.run for segment in known), default=-1)
 
 
 def _size(items: list[Item]) -> int:

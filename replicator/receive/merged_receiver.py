@@ -20,7 +20,7 @@ from rt.log.format.block import BLOCK_HEADER_BYTES, BlockKind
 from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
 from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
-from rt.log.read.gaps import GapReport, note_skip
+from rt.log.read.gaps import GapReport, record_skip
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_header
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, Scanner, ScanResult
@@ -184,7 +184,9 @@ class MergedReceiver(Receiver[MergedScanner]):
         elif last is None:
             is_due = True
         else:
-            follows = place.segment == SegmentId(last.x, last.y + 1) or (place.x > last.x and place.y == 0)
+            follows = place.segment == SegmentId(last.run, last.roll + 1) or (
+                place.run > last.run and place.roll == 0
+            )
             is_due = self._scanner is None and follows
         if not is_due:
             raise violation("a segment that does not follow", place, self.place)
@@ -281,7 +283,7 @@ class MergedReceiver(Receiver[MergedScanner]):
         # A copy that begins has not asked for all that is before it.
         end = header.first if self.writer.last_id is not None else min(header.first, self._log_start)
         if self.end < end:
-            note_skip(self._disk, self.path, GapReport(self.end, end, self._reason))
+            record_skip(self._disk, self.path, GapReport(self.end, end, self._reason))
         if self._is_trimming:
             self.writer.trim(header.id, self._reason)
 

@@ -286,7 +286,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             self.writer.start(
                 header.id,
                 first=header.first,
-                life=header.life,
+                run_id=header.run_id,
                 created_ns=header.created_ns,
                 header_bytes=head,
             )

@@ -121,14 +121,16 @@ class SessionReceiver(Receiver[SessionScanner]):
         `rt.Fenced` if the copy holds a later X, or another life of this one.
         """
         last = self.writer.last_id
-        if last is not None and life.x < last.x:
-            raise Fenced("an X that a later one has followed", where=self.path, got=life.x, expected=last.x)
-        known = self._life_of(life.x)
-        if known is not None and known != life.life:
+        if last is not None and life.run < last.run:
             raise Fenced(
-                f"another life of X {life.x}",
+                "an X that a later one has followed", where=self.path, got=life.run, expected=last.run
+            )
+        known = self._life_of(life.run)
+        if known is not None and known != life.run_id:
+            raise Fenced(
+                f"another life of X {life.run}",
                 where=self.path,
-                got=life.life.hex(),
+                got=life.run_id.hex(),
                 expected=known.hex(),
                 hint="Two publishers use one session directory, or copies of it: give each its own.",
             )
@@ -181,8 +183,10 @@ class SessionReceiver(Receiver[SessionScanner]):
     # As the base class asks
 
     def _check_begins(self, place: LogOffset) -> None:
-        if self._life is None or place.x != self._life.x:
-            raise violation("bytes of an X that was not announced", place, self._life and f"X {self._life.x}")
+        if self._life is None or place.run != self._life.run:
+            raise violation(
+                "bytes of an X that was not announced", place, self._life and f"X {self._life.run}"
+            )
         self._is_jump = not self._is_due(place) and self._is_merged_before(place.segment)
         if not self._is_jump and not self._is_due(place):
             raise violation("a segment that does not follow", place, self.place)
@@ -194,14 +198,14 @@ class SessionReceiver(Receiver[SessionScanner]):
             return self._welcome in {None, place.segment}
         if self._scanner is not None:
             return False
-        if place.x == last.x:
-            return place.y == last.y + 1 and self._ended != last
-        return place.x > last.x and place.y == 0 and self._ended == last
+        if place.run == last.run:
+            return place.roll == last.roll + 1 and self._ended != last
+        return place.run > last.run and place.roll == 0 and self._ended == last
 
     def _is_merged_before(self, segment: SegmentId) -> bool:
         """Whether the segment may be one before which all is merged: the number it begins with will show."""
         merged = self._merged
-        return merged.number is not None and merged.at.x == segment.x and merged.at.segment < segment
+        return merged.number is not None and merged.at.run == segment.run and merged.at.segment < segment
 
     def _check_header(self, header: SegmentHeader) -> None:
         if header.kind is not LogKind.SESSION or header.origin != self.identity.origin:
@@ -212,12 +216,12 @@ class SessionReceiver(Receiver[SessionScanner]):
                 expected=self.identity.origin.hex(),
             )
         assert self._life is not None
-        if header.life != self._life.life:
+        if header.run_id != self._life.run_id:
             raise violation(
-                f"{header.id} bears the life {header.life.hex()}", header.id, self._life.life.hex()
+                f"{header.id} bears the life {header.run_id.hex()}", header.id, self._life.run_id.hex()
             )
         last = self.writer.last_id
-        follows = last is not None and last.x == header.id.x and self._welcome is None
+        follows = last is not None and last.run == header.id.run and self._welcome is None
         wanted = self._merged.number if self._is_jump else self.end
         if (self._is_jump or follows) and header.first != wanted:
             raise violation(f"{header.id} begins with number {header.first}", header.id, wanted)
@@ -232,9 +236,9 @@ class SessionReceiver(Receiver[SessionScanner]):
         if not is_whole and not is_shorter:
             wanted = f"{place}, number {self.end}, {len(self._rest)} bytes of an unfinished batch behind it"
             raise violation(f"a segment is sealed with end {sealed.end}", sealed.place, wanted)
-        if sealed.is_last_of_x:
+        if sealed.is_last_of_run:
             self._ended = place.segment
-        return is_whole or sealed.is_last_of_x
+        return is_whole or sealed.is_last_of_run
 
     def _leave_behind(self, header: SegmentHeader) -> None:
         if self._is_jump and not self._merged.keep:
@@ -301,9 +305,9 @@ class SessionReceiver(Receiver[SessionScanner]):
         if place is not None:
             self._became_durable(place, self.end)
 
-    def _life_of(self, x: int) -> bytes | None:
+    def _life_of(self, run: int) -> bytes | None:
         """The life of X, as the segments that are here say."""
-        if self.active is not None and self.active.id.x == x:
-            return self.active.life
+        if self.active is not None and self.active.id.run == run:
+            return self.active.run_id
         sealed = self.writer.table.segments
-        return sealed[-1].life if sealed and sealed[-1].id.x == x else None
+        return sealed[-1].run_id if sealed and sealed[-1].id.run == run else None

@@ -225,7 +225,7 @@ class SessionReplicaWriter:
         """The merge of everything before `place`, which is number `number`, is committed."""
         told = self._progress
         if place >= told.merged:
-            self._progress = told._replace(merged=place, merged_x=place.x, merged_number=number)
+            self._progress = told._replace(merged=place, merged_run=place.run, merged_number=number)
             if self._waking is None and self._progress != told:
                 loop = asyncio.get_running_loop()
                 self._waking = loop.call_later(MERGED_SECONDS_MAX, self._wake)

@@ -67,7 +67,7 @@ class Sender:
         self._sealed: SegmentSealed | None = None
         """What was last told to be sealed."""
         self._chunk_bytes = CHUNK_BYTES_MAX
-        self._life_x: int | None = None
+        self._announced_run: int | None = None
         self._trimmed: LogTrimmed | None = None
         # Set before the first look, so that no change is missed.
         self._watch = LogWatch(self.path) if watch else None
@@ -172,7 +172,7 @@ class Sender:
         """Open the segment that is wanted, or the next one behind it; False if it is not here yet."""
         entry = self._view.sealed(self._wanted.segment)
         if entry is not None and self._is_behind(entry):
-            self._tell_life(entry.id.x, entry.life, found)
+            self._tell_life(entry.id.run, entry.run_id, found)
             self._leave(entry, found)
             return True
         segment = self._view.at_or_after(self._wanted.segment)
@@ -187,8 +187,8 @@ class Sender:
             return self._look_again(segment, found, error)
         if reader is None:
             return False
-        self._tell_last_of_x(segment, found)
-        self._tell_life(segment.x, reader.header.life, found)
+        self._tell_last_of_run(segment, found)
+        self._tell_life(segment.run, reader.header.run_id, found)
         self._reader = reader
         return True
 
@@ -241,25 +241,28 @@ class Sender:
 
     def _leave(self, entry: SealedSegment, found: list[Item]) -> None:
         """A sealed segment is handed out whole: say so, and go on behind it."""
-        x, y = entry.id
-        later = self._view.at_or_after(SegmentId(x, y + 1))
+        run, roll = entry.id
+        later = self._view.at_or_after(SegmentId(run, roll + 1))
         self._sealed = SegmentSealed(
-            LogOffset(x, y, entry.size_bytes), entry.end, later is not None and later.x > x, entry.sealed_ns
+            LogOffset(run, roll, entry.size_bytes),
+            entry.end,
+            later is not None and later.run > run,
+            entry.sealed_ns,
         )
         found.append(self._sealed)
-        self._wanted = LogOffset(x, y + 1, 0)
+        self._wanted = LogOffset(run, roll + 1, 0)
 
-    def _tell_last_of_x(self, segment: SegmentId, found: list[Item]) -> None:
+    def _tell_last_of_run(self, segment: SegmentId, found: list[Item]) -> None:
         """Say again that a segment is sealed if only now it is known to be the last of its X."""
         sealed = self._sealed
-        if sealed is not None and not sealed.is_last_of_x and segment.x > sealed.place.x:
-            self._sealed = replace(sealed, is_last_of_x=True)
+        if sealed is not None and not sealed.is_last_of_run and segment.run > sealed.place.run:
+            self._sealed = replace(sealed, is_last_of_run=True)
             found.append(self._sealed)
 
-    def _tell_life(self, x: int, life: bytes, found: list[Item]) -> None:
-        if self.identity.kind is LogKind.SESSION and x != self._life_x:
-            self._life_x = x
-            found.append(Run(x, life))
+    def _tell_life(self, run: int, life: bytes, found: list[Item]) -> None:
+        if self.identity.kind is LogKind.SESSION and run != self._announced_run:
+            self._announced_run = run
+            found.append(Run(run, life))
 
     def _look_again(self, segment: SegmentId, found: list[Item], error: OSError | None = None) -> bool:
         """A segment has gone: the table says so by now, or it is damage."""

@@ -81,8 +81,8 @@ class SourceView:
         if not count:
             return None
         if kept is None:
-            x, y = entries[-1].id
-            return LogTrimmed(SegmentId(x, y + 1), entries[-1].end, entries[-1].reason)
+            run, roll = entries[-1].id
+            return LogTrimmed(SegmentId(run, roll + 1), entries[-1].end, entries[-1].reason)
         if count < len(entries):
             log_start = entries[count].first
         else:

@@ -32,7 +32,7 @@ from rt.log.format.block import (
 )
 from rt.log.format.checksum import batch_seed
 from rt.log.format.constants import Buffer
-from rt.log.format.running_checksum import chain_behind
+from rt.log.format.running_checksum import chain_after
 from rt.log.format.segment import (
     SEGMENT_HEADER_BYTES,
     LogKind,
@@ -177,7 +177,7 @@ class FilteredScan:
         if self._place is None or self._place.segment != sealed.place.segment:
             return  # The receiver never had anything of it.
         self._end = self._told = max(self._end, sealed.end)
-        made.append(SegmentSealed(self._place, self._end, sealed.is_last_of_x, sealed.sealed_ns))
+        made.append(SegmentSealed(self._place, self._end, sealed.is_last_of_run, sealed.sealed_ns))
 
     def _passing(self, scan: ScanResult, view: memoryview, scanner: MergedScanner) -> list[Buffer]:
         """The blocks, and declarations before them, that the batches found make."""
@@ -194,7 +194,7 @@ class FilteredScan:
             assert self._block is not None
             batch = view[placed.start : placed.start + placed.header.total_bytes]
             chain = self._block_chain
-            self._block_chain = chain_behind(chain, batch[:BATCH_HEADER_BYTES])
+            self._block_chain = chain_after(chain, batch[:BATCH_HEADER_BYTES])
             self._is_passing = self._is_wanted(placed, batch)
             if not self._is_passing:
                 continue

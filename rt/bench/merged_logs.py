@@ -54,7 +54,7 @@ def _write(root: str, session: str, values: Sequence[bytes], count: int) -> str:
 def _write_one_each(root: str, session: str, values: Sequence[bytes], count: int) -> str:
     path = session_directory(root, "bench", session)
     writer = LogWriter.open(path, LogIdentity(LogKind.SESSION, os.urandom(16), session))
-    writer.start(SegmentId(0, 0), first=0, life=os.urandom(8))
+    writer.start(SegmentId(0, 0), first=0, run_id=os.urandom(8))
     assert writer.active is not None
     endless = itertools.cycle(values)
     for start in range(0, count, _TOGETHER):

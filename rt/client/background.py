@@ -40,7 +40,6 @@ class BackgroundTasks:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop and join the thread. Stopping twice is allowed."""
         self.is_stopping = True
         self._wake.put(None)
         self._thread.join()

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from typing import Final
@@ -31,14 +32,13 @@ class SubscriberCursor:
 
     @property
     def acknowledged(self) -> int | None:
-        """Everything below is done; None if nothing was ever acknowledged. Raises `rt.Corrupt`."""
         return read_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED)
 
     def acknowledge(self, position: int) -> None:
         """Record that everything below is done. Durable on return."""
         write_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED, position)
 
-    def note_beginning(self, position: int) -> None:
+    def record_start(self, position: int) -> None:
         """Record the start position, unless something was acknowledged. Durable on return."""
         if self._begun == position:
             return
@@ -72,11 +72,8 @@ def read_position(disk: Disk, path: str, magic: bytes) -> int | None:
     with storage_errors(path, "reading a position"):
         if disk.size(path) is None:
             return None
-        file = disk.open(path)
-        try:
+        with contextlib.closing(disk.open(path)) as file:
             data = file.pread(_RECORD.size, 0)
-        finally:
-            file.close()
     is_whole = len(data) == _RECORD.size and data[:8] == magic
     if not is_whole or crc32c(data[:16]) != int.from_bytes(data[16:], "little"):
         raise Corrupt(

@@ -1,6 +1,6 @@
 """Delete merged segments of a publisher's own log.
 
-`note_progress` is called by the thread that polls for all publishers of the process, `run` by the background
+`on_progress` is called by the thread that polls for all publishers of the process, `run` by the background
 thread, which may wait for disks. `trimmable` is pure.
 """
 
@@ -41,7 +41,7 @@ class LocalRetention:
         self._due = inf
         """When to check next for segments to delete."""
 
-    def note_progress(self, record: ProgressRecord) -> None:
+    def on_progress(self, record: ProgressRecord) -> None:
         """Wake `run` if more may be deleted."""
         if record.deletable != self._deletable:
             self._deletable = record.deletable
@@ -91,12 +91,14 @@ def trimmable(
     """
     before: SegmentId | None = None
     for segment in segments[bisect_left(segments, True, key=_is_kept) :]:
-        if not (merged.x > segment.id.x or (merged.x == segment.id.x and merged.number >= segment.end)):
+        if not (
+            merged.run > segment.id.run or (merged.run == segment.id.run and merged.number >= segment.end)
+        ):
             break
         left_ns = segment.sealed_ns + persistence_ns - now_ns
         if persistence_ns and left_ns > 0:
             return TrimmableLog(before, min(left_ns, persistence_ns))
-        before = SegmentId(segment.id.x, segment.id.y + 1)
+        before = SegmentId(segment.id.run, segment.id.roll + 1)
     return TrimmableLog(before, None)
 
 

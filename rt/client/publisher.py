@@ -66,7 +66,8 @@ _RETRY_SECONDS = 0.1
 """How often the background thread retries a batch after `rt.DiskFull`."""
 _LOCKED_SECONDS = 2.0
 """How long to retry a locked directory: a child process that the previous publisher just started keeps the
-lock until it executes its program."""
+lock until it executes its program.
+"""
 _LOCKED_AGAIN_SECONDS = 0.01
 
 
@@ -131,7 +132,7 @@ class Publisher:
         """Held while a sync runs or a segment is sealed. Lock order: `_lock`, then `_syncing`."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
-        self._attention: RtError | None = None
+        self._pending_error: RtError | None = None
         """Why the next call cannot continue: disk full, failed, closed, or an interrupted write."""
         self._told_full = False
         self._last_ns = 0
@@ -142,15 +143,15 @@ class Publisher:
         self._seen: tuple[PendingBatch, float] | None = None
         """The batch that the background thread saw last, and when it saw it first."""
         self._is_fresh = True
-        self._x = 0
-        self._life_first = 0
+        self._run = 0
+        self._run_first = 0
         """The first number of this run."""
         self._replication: WaitHandle | None = None
 
         identity = LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id)
         self._writer = _open_writer(self.directory, identity, disk, _LOCKED_SECONDS if endpoints else 0)
         try:
-            self._begin(self._writer.end)
+            self._start_run(self._writer.end)
         except BaseException:
             self._writer.close()
             raise
@@ -164,7 +165,7 @@ class Publisher:
             f"rt-publisher-{self.session}",
             [self._write_if_old, self._sync_if_due, trimming.run],
             wake=self._wake,
-            is_idle=lambda: isinstance(self._attention, Closed | StorageFailed),
+            is_idle=lambda: isinstance(self._pending_error, Closed | StorageFailed),
             on_failed=self._on_duty_failed,
         )
         try:
@@ -175,7 +176,7 @@ class Publisher:
                     endpoints,
                     tls,
                     incarnation=self._writer.identity.origin,
-                    on_progress=trimming.note_progress,
+                    on_progress=trimming.on_progress,
                 )
             self._duties.start()
         except BaseException:
@@ -196,9 +197,9 @@ class Publisher:
         """Append one message and return its number.
 
         `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
-        must be `next_number`; the first message of a dedup session may set it. Durable after `flush`.
-        Raises `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed` or `rt.Closed`; then
-        the message was not accepted.
+        must be `next_number`; the first message of a dedup session may set it. Durable after `flush`. Raises
+        `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed` or `rt.Closed`; then the
+        message was not accepted.
         """
         if type(value) is not bytes:
             value = as_bytes(value)
@@ -208,8 +209,8 @@ class Publisher:
             number = operator.index(number)
         size = len(value) + MESSAGE_COST_BYTES
         with self._lock:
-            if self._attention is not None or number is not None:
-                self._attend(number)
+            if self._pending_error is not None or number is not None:
+                self._resolve_pending_error(number)
             batch = self._batch
             index = batch.topics.get(topic)
             if index is None or batch.bytes + size > self._batch_bytes:
@@ -249,11 +250,11 @@ class Publisher:
         stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
         check_topic(topic)
         with self._lock:
-            if self._attention is not None:
-                self._attend(None)
+            if self._pending_error is not None:
+                self._resolve_pending_error(None)
             first = self._batch.end
             if values:
-                self._take(
+                self._add_values(
                     BulkMessages(values, topic, self._now_for(len(values)) if stamps is None else stamps),
                     first,
                 )
@@ -265,8 +266,8 @@ class Publisher:
         Raises `rt.DiskFull` (the messages stay in memory; flush again) or `rt.StorageFailed`.
         """
         with self._lock:
-            if self._attention is not None:
-                self._attend(None)
+            if self._pending_error is not None:
+                self._resolve_pending_error(None)
             self._write_batch()
             point = self._writer.sync_point()
         self._sync(point)
@@ -285,18 +286,18 @@ class Publisher:
         with self._lock:
             if not 0 <= number < self._batch.end:
                 raise ValueError(f"number {number} was never published: the next one is {self._batch.end}")
-            if number >= self._batch.first and self._attention is not None:
-                self._attend(None)
-            x = self._x
-        self._replication.wait(x, number, level, timeout)
+            if number >= self._batch.first and self._pending_error is not None:
+                self._resolve_pending_error(None)
+            run = self._run
+        self._replication.wait(run, number, level, timeout)
 
     @property
     def progress(self) -> PublisherProgress:
         """The next number of this run to be written, replicated and merged."""
         with self._lock:
-            first, written, x = self._life_first, self._batch.first, self._x
+            first, written, run = self._run_first, self._batch.first, self._run
         levels = (self._replication.replicated, self._replication.merged) if self._replication else ()
-        numbers = [max(level.number, first) if level.x == x else first for level in levels]
+        numbers = [max(level.number, first) if level.run == run else first for level in levels]
         return PublisherProgress(written, *(numbers or (first, first)))
 
     def close(self, linger: float = 30.0) -> None:
@@ -318,7 +319,7 @@ class Publisher:
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
         self._lock, self._syncing = threading.Lock(), threading.Lock()
-        self._attention = Closed(
+        self._pending_error = Closed(
             "the publisher belongs to the parent process",
             where=self.directory,
             hint="Open one in the child, or start processes by spawn.",
@@ -340,38 +341,38 @@ class Publisher:
     def _finish(self) -> None:
         """Write and sync everything, and accept no more."""
         with self._lock:
-            if isinstance(self._attention, Closed):
+            if isinstance(self._pending_error, Closed):
                 return  # Closed before, or by another thread. A second release is harmless.
-            if self._attention is not None:
-                self._attend(None)
+            if self._pending_error is not None:
+                self._resolve_pending_error(None)
             self._write_batch()
             with self._syncing:
                 self._writer.sync()
                 self._synced = self._writer.sync_point()
-            self._attention = Closed("the publisher is closed", where=self.directory)
+            self._pending_error = Closed("the publisher is closed", where=self.directory)
 
     def _linger(self, seconds: float) -> None:
         """Wait until the messages of this run are replicated. Call without `_lock`."""
         end = self._batch.end
-        if self._replication is None or self._duties.is_stopping or end == self._life_first or seconds <= 0:
+        if self._replication is None or self._duties.is_stopping or end == self._run_first or seconds <= 0:
             return
         try:
-            self._replication.wait(self._x, end - 1, "replicated", seconds)
+            self._replication.wait(self._run, end - 1, "replicated", seconds)
         except RtError as error:
             logger.warning("handed_to_push_process session=%s reason=%s", self.session, error)
 
-    def _attend(self, number: int | None) -> None:
+    def _resolve_pending_error(self, number: int | None) -> None:
         """Clear the pending error if it was resolved; else raise it."""
-        if isinstance(self._attention, DiskFull) or self._attention is _BROKEN_OFF:
-            self._settle()
+        if isinstance(self._pending_error, DiskFull) or self._pending_error is _WRITE_INTERRUPTED:
+            self._drop_written()
             self._write_batch()
-            self._attention = None
-        elif self._attention is not None:
-            raise self._attention
+            self._pending_error = None
+        elif self._pending_error is not None:
+            raise self._pending_error
         if number is not None and number != self._batch.end:
             self._renumber(number)
 
-    def _settle(self) -> None:
+    def _drop_written(self) -> None:
         """Drop from memory what the writer has: a call may have been interrupted just after its write."""
         self._writer.check_usable()
         if self._batch.first != self._writer.end:
@@ -383,17 +384,17 @@ class Publisher:
             raise ValueError(f"numbers are dense: got {number}, expected {self._batch.end}")
         if not 0 <= number < NUMBER_MAX // 2:
             raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
-        self._begin(number)
+        self._start_run(number)
 
-    def _begin(self, first: int) -> None:
+    def _start_run(self, first: int) -> None:
         last = self._writer.last_id
-        x = 0 if last is None else last.x + 1
-        self._attention = _BROKEN_OFF
+        run = 0 if last is None else last.run + 1
+        self._pending_error = _WRITE_INTERRUPTED
         with self._syncing:
-            self._writer.start(SegmentId(x, 0), first=first, life=os.urandom(8))
+            self._writer.start(SegmentId(run, 0), first=first, run_id=os.urandom(8))
         self._batch = PendingBatch(first)
-        self._life_first, self._x = first, x
-        self._attention = None
+        self._run_first, self._run = first, run
+        self._pending_error = None
 
     def _make_room(self, topic: str, size: int) -> tuple[PendingBatch, int]:
         """Return a batch with room for messages of `topic` that cost `size`, and the topic's index in it."""
@@ -402,7 +403,7 @@ class Publisher:
             self._write_batch()
         return self._batch, self._batch.add_topic(topic)
 
-    def _take(self, many: BulkMessages, first: int) -> None:
+    def _add_values(self, many: BulkMessages, first: int) -> None:
         """Add a few values to the batch. Write many in batches of their own, and add the rest."""
         try:
             done = 0
@@ -428,10 +429,10 @@ class Publisher:
     def _write(self, drafts: list[BatchDraft]) -> None:
         """Write batches with one system call and start a new one. On `rt.DiskFull`, those that fit stay.
 
-        `_attention` is set until all is done. After an interruption, the next call sees it and checks what
-        is in the file before it assigns a number.
+        `_pending_error` is set until all is done. After an interruption, the next call sees it and checks
+        what is in the file before it assigns a number.
         """
-        self._attention = _BROKEN_OFF
+        self._pending_error = _WRITE_INTERRUPTED
         try:
             self._roll_before(sum(len(draft.values) for draft in drafts))
             self._writer.append(self._frames(drafts))
@@ -441,12 +442,12 @@ class Publisher:
                 with self._syncing:
                     self._writer.sync()
         except (DiskFull, StorageFailed) as error:
-            self._attention = error
+            self._pending_error = error
             if isinstance(error, DiskFull):
-                self._settle()
+                self._drop_written()
                 self._sync_later()
             raise
-        self._attention = None
+        self._pending_error = None
         self._sync_later()
 
     def _sync_later(self) -> None:
@@ -486,8 +487,8 @@ class Publisher:
         if self._replication is not None:
             self._replication.leave()
         with self._lock, self._syncing:
-            if not isinstance(self._attention, Closed):
-                self._attention = Closed("the publisher is closed", where=self.directory)
+            if not isinstance(self._pending_error, Closed):
+                self._pending_error = Closed("the publisher is closed", where=self.directory)
             self._writer.close()
         open_publishers.discard(self)
 
@@ -496,7 +497,9 @@ class Publisher:
             logger.error("storage_failed session=%s reason=%s", self.session, error)
             return
         logger.error("background_failed session=%s", self.session, exc_info=error)
-        self._attention = StorageFailed("the background thread failed", got=repr(error), where=self.directory)
+        self._pending_error = StorageFailed(
+            "the background thread failed", got=repr(error), where=self.directory
+        )
 
     def _write_if_old(self, now: float) -> float | None:
         """Write the batch if it has lingered. Returns the seconds until it has, or until a retry."""
@@ -511,8 +514,8 @@ class Publisher:
         try:
             with self._lock:
                 if batch is self._batch:
-                    if self._attention is not None:
-                        self._attend(None)
+                    if self._pending_error is not None:
+                        self._resolve_pending_error(None)
                     self._write_batch()
         except DiskFull as error:
             if not self._told_full:
@@ -543,13 +546,13 @@ class Publisher:
                 return
             header = self._writer.active
             if header is None:
-                raise self._attention or Closed("the publisher is closed", where=self.directory)
+                raise self._pending_error or Closed("the publisher is closed", where=self.directory)
             if header.id > point.id:
                 return  # The roll synced it.
             try:
                 self._writer.sync_to(point)
             except StorageFailed as error:
-                self._attention = error
+                self._pending_error = error
                 raise
             self._synced = point
             if self._replication is not None:
@@ -558,15 +561,15 @@ class Publisher:
     def _delete_merged(self, before: SegmentId) -> None:
         try:
             with self._lock, self._syncing:
-                if not isinstance(self._attention, Closed | StorageFailed):
+                if not isinstance(self._pending_error, Closed | StorageFailed):
                     self._writer.trim(before, TrimReason.MERGED)
         except StorageFailed as error:
-            self._attention = error
+            self._pending_error = error
             raise
 
 
-_BROKEN_OFF = RtError("a write was interrupted")
-"""The value of `_attention` during a write. Never raised: the next call resolves it."""
+_WRITE_INTERRUPTED = RtError("a write was interrupted")
+"""The value of `_pending_error` during a write. Never raised: the next call resolves it."""
 
 
 def _open_writer(directory: str, identity: LogIdentity, disk: Disk, seconds: float) -> LogWriter:

@@ -72,8 +72,8 @@ class Subscriber:
     failed) after the messages that are already in the copy.
 
     With endpoints, the reader waits while corrupt parts of the copy are repaired from the nodes. What no node
-    can repair is raised as `rt.Corrupt`, with the file, the range and the next step. If no node has
-    valid bytes itself, it reports `rt.events.CorruptPositions`, and the subscriber waits there.
+    can repair is raised as `rt.Corrupt`, with the file, the range and the next step. If no node has valid
+    bytes itself, it reports `rt.events.CorruptPositions`, and the subscriber waits there.
 
     For one thread; `pause`, `resume` and `close` may be called from any.
     """
@@ -113,18 +113,19 @@ class Subscriber:
         self._pulling: PullSidecar | None = None
         self._cursor: SubscriberCursor | None
         """Positions of a named subscriber."""
-        self._mending: tuple[tuple[SegmentId, int], bool] | None = None
+        self._repair: tuple[tuple[SegmentId, int], bool] | None = None
         """The corrupt segment and offset for which a repair was last requested, and whether the pull client
-        has checked it."""
+        has checked it.
+        """
         root = os.path.abspath(os.fspath(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
             self._cursor = self._own_cursor()
-            self._begin_pull(endpoints, tls, position)
+            self._start_pull(endpoints, tls, position)
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
             self._cursor = self._own_cursor()
-            self._wanted = self._resumed() if position is None else position
+            self._requested_start = self._resumed() if position is None else position
             self._open_reader()
 
     @property
@@ -132,7 +133,7 @@ class Subscriber:
         """The position of the next message; 0 while it is unknown because no node was reached."""
         if self._reader is not None:
             return self._reader.position
-        return self._wanted if isinstance(self._wanted, int) else 0
+        return self._requested_start if isinstance(self._requested_start, int) else 0
 
     @property
     def log_end(self) -> int | None:
@@ -276,8 +277,8 @@ class Subscriber:
         pulling = self._pulling
         if pulling is None:
             return
-        self._tell_refused(pulling)
-        self._tell_corrupt(pulling)
+        self._emit_hold_refused(pulling)
+        self._emit_corrupt(pulling)
         if pulling.failure is not None and not self._is_closed:
             raise copy.copy(pulling.failure)
 
@@ -288,29 +289,29 @@ class Subscriber:
         if self._pulling is None or segment is None or directory != self.directory:
             return False
         place = segment, error.offset
-        if self._mending is None or self._mending[0] != place:
+        if self._repair is None or self._repair[0] != place:
             try:
                 request_repair(self._disk, self.directory, segment)
             except OSError as failed:
                 logger.warning("repair_not_requested path=%s reason=%s", error.path, failed)
                 return False
-            self._mending = place, False
+            self._repair = place, False
             logger.warning("copy_damaged path=%s offset=%d", error.path, error.offset)
         elif not is_requested(self._disk, self.directory, segment):
-            is_answered = self._mending[1]
+            is_answered = self._repair[1]
             # It may have been repaired just after these bytes were read: read them once more.
-            self._mending = None if is_answered else (place, True)
+            self._repair = None if is_answered else (place, True)
             return not is_answered
         return True
 
-    def _tell_refused(self, pulling: PullSidecar) -> None:
+    def _emit_hold_refused(self, pulling: PullSidecar) -> None:
         refused, pulling.refused = pulling.refused, None
         if refused is not None and self._on_event is not None:
             self._on_event(refused)
         elif refused is not None:
             logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
-    def _tell_corrupt(self, pulling: PullSidecar) -> None:
+    def _emit_corrupt(self, pulling: PullSidecar) -> None:
         """Report positions without valid bytes on any node, after all messages before them were read."""
         corrupt, pulling.corrupt = pulling.corrupt, None
         if corrupt is None:
@@ -342,27 +343,27 @@ class Subscriber:
 
     # Opening the log
 
-    def _begin_pull(self, endpoints: Sequence[str], tls: TLS | None, position: Place | None) -> None:
+    def _start_pull(self, endpoints: Sequence[str], tls: TLS | None, position: Place | None) -> None:
         if tls is None:
             raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
-        self._wanted = self._resumed() if position is None else position
-        if not isinstance(self._wanted, int) and self._wanted not in {"earliest", "latest"}:
+        self._requested_start = self._resumed() if position is None else position
+        if not isinstance(self._requested_start, int) and self._requested_start not in {"earliest", "latest"}:
             raise ValueError(f"invalid position: got {position!r}, expected a number, 'earliest' or 'latest'")
-        if isinstance(self._wanted, int) and self._wanted < 0:
+        if isinstance(self._requested_start, int) and self._requested_start < 0:
             raise ValueError(f"position {position} is negative")
         settings = PullSettings(
             self.stream,
             tuple(endpoints),
             tls,
-            self._wanted,
+            self._requested_start,
             tuple(sorted(self._topics or ())),
             self._retention,
             self.name,
         )
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
-        if self._wanted != "latest":  # That is known only after a node was reached.
-            self._note_beginning(0 if self._wanted == "earliest" else self._wanted)
+        if self._requested_start != "latest":  # That is known only after a node was reached.
+            self._record_start(0 if self._requested_start == "earliest" else self._requested_start)
         self._watch = DirectoryWatch(self.directory)
         try:
             self._pulling = PullSidecar(self.directory, settings, on_change=self._change)
@@ -373,7 +374,9 @@ class Subscriber:
     def _ready(self, deadline: float) -> FollowReader | None:
         """The reader, when there is a log; None at the deadline, or when closed."""
         if self._pulling is not None:
-            self._tell_refused(self._pulling)  # A reader that never waits is lagging and needs the warning.
+            self._emit_hold_refused(
+                self._pulling
+            )  # A reader that never waits is lagging and needs the warning.
         if self._reader is None:
             self._is_opening = True
             try:
@@ -389,7 +392,7 @@ class Subscriber:
             assert self._watch is not None
             self._check()
             if (start := self._start()) is not None:
-                self._wanted = start
+                self._requested_start = start
                 if self._has_opened_reader():
                     return
             left = _left(deadline)
@@ -411,12 +414,12 @@ class Subscriber:
         """Where reading starts in the copy; None while that is unknown."""
         if not is_log_directory(self._disk, self.directory):
             return None
-        if isinstance(self._wanted, int):
-            return self._wanted
+        if isinstance(self._requested_start, int):
+            return self._requested_start
         with storage_errors(self.directory, "looking for a copy"):
             if not read_catalog(self._disk, self.directory).kept:
                 return None
-        if self._wanted == "earliest":
+        if self._requested_start == "earliest":
             return "earliest"
         assert self._pulling is not None
         return "latest" if self._pulling.is_shared else self._pulling.log_end
@@ -424,7 +427,7 @@ class Subscriber:
     def _open_reader(self) -> None:
         reader = FollowReader(
             self.directory,
-            position=self._wanted,
+            position=self._requested_start,
             topics=self._topics,
             on_event=self._on_event,
             check=self._check,
@@ -434,7 +437,7 @@ class Subscriber:
         )
         if self._pulling is not None:
             try:
-                self._note_beginning(reader.position)
+                self._record_start(reader.position)
             except BaseException:
                 reader.close()
                 raise
@@ -458,9 +461,9 @@ class Subscriber:
     def _own_cursor(self) -> SubscriberCursor | None:
         return None if self.name is None else SubscriberCursor(self._disk, self.directory, self.name)
 
-    def _note_beginning(self, position: int) -> None:
+    def _record_start(self, position: int) -> None:
         if self._cursor is not None:
-            self._cursor.note_beginning(position)
+            self._cursor.record_start(position)
 
     def _resumed(self) -> Place:
         acknowledged = None if self._cursor is None else self._cursor.acknowledged

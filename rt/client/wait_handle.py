@@ -96,8 +96,8 @@ class WaitHandle:
         # Levels of an older record count; its state was that of another push client.
         return PushState.RUNNING if record.sequence == self._stale_sequence else record.state
 
-    def wait(self, x: int, number: int, level: WaitLevel, timeout: float | None) -> None:
-        """Return when `number` of run `x` has reached `level`.
+    def wait(self, run: int, number: int, level: WaitLevel, timeout: float | None) -> None:
+        """Return when `number` of run `run` has reached `level`.
 
         Raises `rt.Timeout`, `rt.Fenced` if the cluster rejects this session, `rt.RtError` if no node accepts
         it, `rt.Closed` if `leave` is called meanwhile.
@@ -107,13 +107,13 @@ class WaitHandle:
             self._waiting += 1
         try:
             with self._pushing.awaited(), self._changed:
-                self._wait(x, number, level, deadline)
+                self._wait(run, number, level, deadline)
         finally:
             with self._changed:
                 self._waiting -= 1
 
-    def _wait(self, x: int, number: int, level: WaitLevel, deadline: float | None) -> None:
-        while not self._has_come(x, number, level):
+    def _wait(self, run: int, number: int, level: WaitLevel, deadline: float | None) -> None:
+        while not self._has_come(run, number, level):
             self._raise_if_vain()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -141,9 +141,9 @@ class WaitHandle:
             self._is_leaving = True
             self.release()
 
-    def _has_come(self, x: int, number: int, level: WaitLevel) -> bool:
+    def _has_come(self, run: int, number: int, level: WaitLevel) -> bool:
         reached: Level = self._record.replicated if level == "replicated" else self._record.merged
-        return reached.x == x and reached.number > number
+        return reached.run == run and reached.number > number
 
     def _raise_if_vain(self) -> None:
         match self.state:
@@ -171,7 +171,7 @@ class WaitHandle:
     def is_awaited(self) -> bool:
         return self._waiting > 0
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read `.progress`. Returns whether it changed."""
         data = os.pread(self._fd, PROGRESS_BYTES, 0)
         if data == self._data:

@@ -43,12 +43,7 @@ class CertFiles:
 
 
 def check(
-    ca: bytes,
-    cert: bytes,
-    key: bytes,
-    *,
-    now: datetime,
-    files: tuple[str, str, str] = ("ca", "cert", "key"),
+    ca: bytes, cert: bytes, key: bytes, *, now: datetime, files: tuple[str, str, str] = ("ca", "cert", "key")
 ) -> CertFiles:
     """Check that three PEM texts belong together and are valid at `now` (aware). Pure.
 
@@ -125,20 +120,20 @@ def _issued(child: x509.Certificate, issuer: x509.Certificate, below: int, now: 
 
 
 def _check_usage(leaf: x509.Certificate, identity: Identity, *, where: str) -> None:
-    """Find the error locally: a peer would only answer with an alert."""
+    """Report a wrong usage locally, because a peer would only answer with a TLS alert."""
     try:
         usages = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return
-    wanted = {"clientAuth": ExtendedKeyUsageOID.CLIENT_AUTH}
+    required = {"clientAuth": ExtendedKeyUsageOID.CLIENT_AUTH}
     if identity.role == "node":
-        wanted["serverAuth"] = ExtendedKeyUsageOID.SERVER_AUTH
-    if missing := [name for name, oid in wanted.items() if oid not in usages]:
+        required["serverAuth"] = ExtendedKeyUsageOID.SERVER_AUTH
+    if missing := [name for name, oid in required.items() if oid not in usages]:
         raise CertificateError(
             f"the certificate's extended key usage does not suit a {identity.role}",
             where=where,
             got=f"none of {' and '.join(missing)}",
-            expected=" and ".join(wanted),
+            expected=" and ".join(required),
         )
 
 

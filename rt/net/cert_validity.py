@@ -26,7 +26,6 @@ LOOK_S: Final = 5.0
 
 
 def clock_s() -> float:
-    """The wall clock, seconds since the epoch."""
     return time.time()
 
 
@@ -77,7 +76,7 @@ async def while_valid(end_s: float, where: str) -> AsyncIterator[None]:
 
 @lru_cache(maxsize=1024)
 def _end_of(content: bytes) -> float:
-    """0.0 of one that cannot be read: gRPC has read it, so that is no certificate of ours."""
+    """When the certificate expires; 0.0 if it cannot be read, because then our CA did not issue it."""
     try:
         return x509.load_pem_x509_certificate(content).not_valid_after_utc.timestamp()
     except UNREADABLE:

@@ -9,8 +9,7 @@
 Invariants:
 - A key is never readable by other users, not even briefly, and is overwritten only with `renew`.
 - Files are written under temporary names, synced and renamed, a key before its certificate. After a crash, a
-  key
-  may have no certificate, or with `renew` a pair may not match. The same call, run again, completes it.
+  key may have no certificate, or with `renew` a pair may not match. The same call, run again, completes it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 CA_DAYS = 3650
 LEAF_DAYS = 398  # the longest that browsers accept, so nothing that reads certificates minds it
-CLOCK_SKEW = timedelta(minutes=5)  # how far a peer's clock may be behind ours
+CLOCK_SKEW = timedelta(minutes=5)  # how much a peer's clock may be slow
 
 _CA = "ca"
 _COMMON_NAME_MAX = 64  # RFC 5280, ub-common-name; a name of rt may be longer
@@ -169,7 +168,7 @@ def _builder(
 
 
 def _subject(common_name: str) -> x509.Name:
-    """For people only: nothing in rt decides by it."""
+    """Only for people: rt does not evaluate it."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_COMMON_NAME_MAX])])
 
 
@@ -188,7 +187,7 @@ def _key_usage(*, ca: bool) -> x509.KeyUsage:
 
 
 def _extended_key_usage(identity: Identity) -> x509.ExtendedKeyUsage:
-    """Only a node may answer a call; nodes call each other as well."""
+    """Only a node may be a server; nodes are clients too."""
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if identity.role == "node" else []
     return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 
@@ -199,7 +198,7 @@ def _authority(ca: x509.Certificate) -> x509.AuthorityKeyIdentifier:
 
 
 def _load_ca(directory: StrPath, now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The CA's key and, of the certificates in its file, the one that belongs to it."""
+    """The certificate in the CA's file that matches its key, and the key."""
     hint = "`rt certs init` makes a CA."
     path = Path(directory, f"{_CA}.crt")
     key = _ec_key(path.with_suffix(".key"), hint=hint)
@@ -220,19 +219,19 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def _ec_key(path: Path, *, hint: str | None = None) -> ec.EllipticCurvePrivateKey:
-    """Never through a symbolic link: a key that somebody planted is not ours."""
+    """Read a key, but never through a symbolic link, which another user may have planted."""
     key = private_key_in(read_file(path, hint=hint, flags=os.O_NOFOLLOW), where=path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError("the key is of another kind", where=path, expected="one on an elliptic curve")
+        raise CertificateError("wrong kind of key", where=path, expected="an elliptic-curve key")
     return key
 
 
 def _key_to_certify(
     directory: StrPath, fd: int, stem: str, *, hint: str
 ) -> ec.EllipticCurvePrivateKey | None:
-    """The key that a run cut short left without certificate, or None.
+    """The key that an interrupted call left without a certificate, or None.
 
-    `rt.CertificateError` if there is a certificate.
+    Raises `rt.CertificateError` if there is a certificate.
     """
     if _is_there(f"{stem}.crt", fd):
         raise CertificateError(
@@ -251,7 +250,7 @@ def _is_there(name: str, fd: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(directory: StrPath, *, make: bool = False) -> Iterator[int]:
-    """The directory's descriptor, locked against others who issue; `OSError` becomes `rt.StorageError`."""
+    """The directory's descriptor, locked against other issuers. Converts `OSError` to `rt.StorageError`."""
     try:
         if make:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -259,7 +258,7 @@ def _opened(directory: StrPath, *, make: bool = False) -> Iterator[int]:
         try:
             if os.fstat(fd).st_mode & 0o022:
                 raise CertificateError(
-                    "others may write in the directory", where=directory, hint=f"chmod 700 {directory}"
+                    "other users may write in the directory", where=directory, hint=f"chmod 700 {directory}"
                 )
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield fd
@@ -273,7 +272,7 @@ def _opened(directory: StrPath, *, make: bool = False) -> Iterator[int]:
 
 
 def _write(fd: int, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-    """Put the pair in place, one rename apart, the key first; durable on return."""
+    """Replace the pair with two renames, the key first. Durable on return."""
     files = {
         f"{stem}.key": (key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
         f"{stem}.crt": (certificate.public_bytes(Encoding.PEM), 0o644),
@@ -290,7 +289,7 @@ def _write(fd: int, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x50
 
 
 def _write_aside(fd: int, name: str, content: bytes, mode: int) -> None:
-    """A file of its own from the start: what lies there, were it a link to elsewhere, is unlinked first."""
+    """Write a new temporary file. An existing one, which may be a link to elsewhere, is unlinked first."""
     _remove(fd, _aside(name))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(_aside(name), flags, mode, dir_fd=fd), "wb") as file:
@@ -305,4 +304,4 @@ def _remove(fd: int, name: str) -> None:
 
 
 def _aside(name: str) -> str:
-    return f".{name}.new"  # names of rt never begin with a dot
+    return f".{name}.new"  # Names of rt never start with a dot.

@@ -33,7 +33,7 @@ Roles: TypeAlias = Mapping[str, Collection[Role]]
 
 STREAMS_PER_IDENTITY_MAX = 256
 
-_LOG_PAUSE_S = 1.0  # between lines on refused calls: whoever is refused cannot fill the disk
+_LOG_PAUSE_S = 1.0  # between log lines about rejected calls, so that peers cannot fill the disk
 
 logger = logging.getLogger("rt.net")
 
@@ -63,7 +63,7 @@ class StreamCaps:
         """Current calls by the identity's URI; no entry for zero."""
 
     @contextlib.contextmanager
-    def taken(self, identity: Identity) -> Iterator[None]:
+    def counted(self, identity: Identity) -> Iterator[None]:
         """Count a call of the identity. Raises `rt.Overloaded` at the limit of this identity."""
         if self.counts[identity.uri] >= self.per_identity_max:
             raise Overloaded(
@@ -139,9 +139,9 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
                     identity = self._admitted(method, context)
                     end_s = math.inf if self._insecure_as else end_of(context)
                     check_valid(end_s, identity.uri)
-                    places.enter_context(self.caps.taken(identity))
+                    places.enter_context(self.caps.counted(identity))
                 except RtError as error:
-                    self._note(method, context, error)
+                    self._log_rejection(method, context, error)
                     raise
                 token = _caller.set(identity)
                 try:
@@ -166,7 +166,7 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
             )
         return identity
 
-    def _note(self, method: str, context: Context, error: RtError) -> None:
+    def _log_rejection(self, method: str, context: Context, error: RtError) -> None:
         self.refused[type(error).__name__] += 1
         now = time.monotonic()
         if now < self._logged_at + _LOG_PAUSE_S:

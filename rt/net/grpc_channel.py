@@ -24,13 +24,7 @@ from rt.errors import Closed, RtError
 from rt.net.cert_files import CertFiles
 from rt.net.grpc_auth import GrpcAuthenticator, Roles, StreamCaps, caller, peer_identity
 from rt.net.grpc_credentials import ReloadingCredentials, server_credentials
-from rt.net.grpc_options import (
-    CONNECTION_AGE_MS,
-    MESSAGE_BYTES_MAX,
-    Options,
-    channel_options,
-    server_options,
-)
+from rt.net.grpc_options import CONNECTION_AGE_MS, MESSAGE_BYTES_MAX, Options, channel_options, server_options
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 
@@ -63,11 +57,11 @@ class RpcServer:
         self.port: Final = port
         self.caps: Final = gate.caps
         self.refused: Final = gate.refused
-        """Calls that were refused at the door, by the class of the error."""
+        """Counts of rejected calls by the class of the error."""
         self._server = server
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Take no more calls; those that run have `grace_s` to end, then they are cancelled."""
+        """Accept no more calls. Running ones have `grace_s` to end, then they are cancelled."""
         await self._server.stop(grace_s)
 
 
@@ -81,15 +75,14 @@ async def serve(
     caps: StreamCaps | None = None,
     options: Options | None = None,
 ) -> RpcServer:
-    """Listen on `address` (host:port; port 0: any) and answer for `services`.
+    """Listen on `address` (host:port; port 0: any) and serve `services`.
 
     `services` are called with the server, as in `partial(add_ReplicationServicer_to_server, servicer)`.
-    `roles` says who may call a method, `"/rt.v1.Replication/Push"`; all must be of the certificate's own
-    stream. Handlers learn who calls by `caller()` and may raise any `RtError`.
+    `roles` are the allowed roles of each method, `"/rt.v1.Replication/Push"`; callers must be of the
+    certificate's own stream. Handlers get the caller from `caller()` and may raise any `RtError`.
 
-    Without `tls` all callers are whom `insecure_as` names, and the address must be of loopback
-    (`ValueError`). `rt.RtError` if the port is taken, `rt.CertificateError` if the certificates do not
-    pass.
+    Without `tls` every caller has the identity `insecure_as()`, and the address must be loopback
+    (`ValueError`). Raises `rt.RtError` if the port is in use, `rt.CertificateError` for bad certificates.
     """
     if (tls is None) == (insecure_as is None):
         raise ValueError("a server has either tls or insecure_as")
@@ -115,16 +108,12 @@ async def serve(
 
 
 def open_channel(
-    target: str,
-    tls: TLS | None,
-    *,
-    insecure: bool = False,
-    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    target: str, tls: TLS | None, *, insecure: bool = False, message_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> Channel:
-    """What hands out channels to `target`, host:port, where the host is the node's own name.
+    """A channel to `target`, host:port, where the host is the node's own name. Connects at the first call.
 
-    A message that comes may have `message_bytes_max`. Without `tls` and with `insecure` the host must be
-    loopback (`ValueError`). Connects when it is called for.
+    Received messages may have `message_bytes_max`. With `insecure` instead of `tls` the host must be loopback
+    (`ValueError`).
     """
     if (tls is None) != insecure:
         raise ValueError("a channel has either tls or insecure=True")
@@ -135,11 +124,11 @@ def open_channel(
 
 
 class Channel:
-    """The present channel to one target. One loop's.
+    """The current gRPC channel to one target. For one event loop.
 
-    A channel connects again by itself, but with the certificates that it was made with. So `get` anew
-    before each stream: when the files have changed it makes another. Calls on the one before go on; it is
-    closed behind them.
+    A gRPC channel reconnects by itself, but with its first certificates. So call `get` again before each
+    stream: if the files have changed, it makes a new channel. Calls on the old one continue; it is closed
+    after them.
     """
 
     def __init__(self, target: str, tls: TLS | None, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
@@ -152,17 +141,17 @@ class Channel:
         self._is_closed = False
 
     def get(self) -> grpc.aio.Channel:
-        """The channel to make the next call on. Do not close it."""
+        """The channel for the next call. Do not close it."""
         if self._is_closed:
             raise Closed("the channel was closed", where=self.target)
-        wanted = self._material.refresh() if self._material else None
-        if self._present is None or wanted is not self._made_of:
+        current = self._material.refresh() if self._material else None
+        if self._present is None or current is not self._made_of:
             self._retire()
-            self._present, self._made_of = self._make(wanted), wanted
+            self._present, self._made_of = self._make(current), current
         return self._present
 
     async def close(self) -> None:
-        """Close all of it; calls that run are cancelled."""
+        """Close all channels; running calls are cancelled."""
         self._is_closed = True
         for task in self._retiring:
             task.cancel()
@@ -187,22 +176,22 @@ class Channel:
 
     def _retire(self) -> None:
         if self._present is not None:
-            task = asyncio.get_running_loop().create_task(_close_behind_calls(self._present))
+            task = asyncio.get_running_loop().create_task(_close_after_calls(self._present))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
 
 def end_call(call: Any) -> None:
-    """Cancel a call of `Channel.get`, also one of which a write failed.
+    """Cancel a call of `Channel.get`, even after a failed write.
 
-    grpc.aio takes such a call for finished, and its `cancel` does nothing. But gRPC keeps it, and one of the
-    connection's `STREAMS_PER_CONNECTION_MAX`, while a reply of it was not read. After as many of them no call
-    begins on that connection.
+    grpc.aio treats such a call as finished, and its `cancel` does nothing. But while a reply is unread, gRPC
+    keeps the call as one of the connection's `STREAMS_PER_CONNECTION_MAX`. When all are used, no new call
+    starts on that connection.
     """
     call._cython_call.cancel("the caller ended it")
 
 
-async def _close_behind_calls(channel: grpc.aio.Channel) -> None:
+async def _close_after_calls(channel: grpc.aio.Channel) -> None:
     try:
         await channel.close(CONNECTION_AGE_MS / 1000)
     except asyncio.CancelledError:
@@ -226,12 +215,11 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to keep up to 64 MiB of freed memory, rather than to return it and ask for it anew.
+    """Make the C library keep up to 64 MiB of freed memory instead of returning it to the kernel.
 
-    For processes that move chunks of 1 MiB: gRPC takes and frees buffers of that size all the time, and
-    where each goes back to the kernel a page fault is paid for each of its pages. Measured, both ends
-    together: 3.0 instead of 4.2 CPU-seconds a GB pushed, 2.8 instead of 3.0 pulled. Nothing where the C
-    library has no mallopt.
+    For processes that move chunks of 1 MiB. gRPC constantly allocates and frees such buffers, and each
+    returned page costs a page fault. Measured, both ends together: 3.0 instead of 4.2 CPU-seconds a GB
+    pushed, 2.8 instead of 3.0 pulled. Does nothing if the C library has no mallopt.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -18,7 +18,7 @@ from rt.net.tls import TLS
 # isort: split
 import grpc
 
-_RELOAD_PAUSE_S = 1.0  # between attempts to read files that do not pass: peers that knock cost no more
+_RELOAD_PAUSE_S = 1.0  # between attempts to read invalid files, however many peers connect
 
 logger = logging.getLogger("rt.net")
 
@@ -32,7 +32,7 @@ def server_credentials(tls: TLS) -> grpc.ServerCredentials:
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         before = material.present
-        with contextlib.suppress(Exception):  # into gRPC's native code nothing may be raised
+        with contextlib.suppress(Exception):  # gRPC's native code calls this and cannot handle an exception
             material.refresh()
         return None if material.present is before else _configuration(material.present)
 

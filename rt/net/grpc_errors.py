@@ -4,9 +4,12 @@
         └── its class's grpc_status, its text as the details
 
 The item is a JSON object of texts {class, what, where, got, expected, hint}, and the positions {start, end}
-of an `rt.errors.CorruptRange`, 4 KiB at most. Laws: what a peer
-sends makes no other class than one of `rt.errors`, and its text holds nothing that steers a terminal or
-forges a line of a log. A peer never sees a stack trace.
+of an `rt.errors.CorruptRange`, at most 4 KiB.
+
+Invariants:
+- An item from a peer creates only classes of `rt.errors`. Its text cannot control a terminal or forge a log
+  line.
+- A peer never sees a stack trace.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ import grpc.aio
 
 ERROR_KEY = "rt-error-bin"
 ERROR_BYTES_MAX = 4096
-"""Leaves three quarters of the 16 KiB of metadata that gRPC takes, also in base64."""
+"""Leaves two thirds of the 16 KiB of metadata that gRPC accepts, also in base64."""
 
 _TEXT_MAX = 800  # characters of one text, if they are plain: five of them fit
 _DETAILS_MAX = 500  # gRPC spells what is not ASCII with three characters a byte
@@ -127,7 +130,7 @@ def error_of(call: grpc.aio.AioRpcError, *, where: object = None) -> RtError:
     elif code is grpc.StatusCode.UNAVAILABLE and "CERTIFICATE_VERIFY_FAILED" in details:
         kind = CertificateError  # the peer's; it does not chain to our CA
     elif code is grpc.StatusCode.INTERNAL and "Internal error from Core" in details:
-        kind = Unreachable  # what grpc.aio says for a write that met the end of the call
+        kind = Unreachable  # the text of grpc.aio for a write after the end of the call
     return kind(f"the call ended with {code.name}: {details}", where=where, hint=_hint_for(details))
 
 
@@ -198,7 +201,7 @@ def _class_named(name: object) -> type[RtError]:
 
 def _make(kind: type[RtError], what: str, **details: Any) -> RtError:
     for above in kind.__mro__:
-        with contextlib.suppress(TypeError):  # it wants more than these
+        with contextlib.suppress(TypeError):  # it needs more arguments
             made: RtError = above(what, **details)
             return made
     raise AssertionError(kind)

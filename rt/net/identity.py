@@ -1,8 +1,8 @@
-"""Whose a certificate is: the identity in its URI SANs.
+"""The identity that a certificate names in its URI SANs.
 
-Identity is the URI SAN `rt://<stream>/<role>/<name>`, exactly one a certificate; `rt://<stream>/dedup/<id>`
-beside it lets a publisher use that dedup id, and `<id>~<suffix>`; `rt://<stream>/lease/<group>` lets a
-publisher or subscriber hold leases of that group.
+A certificate has exactly one identity, the URI SAN `rt://<stream>/<role>/<name>`. More SANs grant rights:
+`rt://<stream>/dedup/<id>` lets a publisher use that dedup id, and `<id>~<suffix>`;
+`rt://<stream>/lease/<group>` lets a publisher or subscriber hold leases of that group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Role: TypeAlias = Literal["node", "publisher", "subscriber", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 LEASE_ROLES: tuple[Role, ...] = ("publisher", "subscriber")
 _GRANTS = {"dedup": "dedup id", "lease": "group of leases"}
-"""URIs beside an identity that let its holder do more: what stands where the role does."""
+"""Words in place of the role in URIs that grant rights."""
 
 _URI = re.compile(r"rt://([^/]*)/([^/]*)/([^/]*)")
 UNREADABLE = (
@@ -36,20 +36,20 @@ UNREADABLE = (
     x509.ExtensionNotFound,
     x509.UnsupportedGeneralNameType,
 )
-"""What `cryptography` raises for bytes that are no certificate or key it can use."""
+"""Errors that `cryptography` raises for bytes that are no usable certificate or key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a certificate names. `rt.InvalidName` or `rt.CertificateError` if it would name no one."""
+    """The owner that a certificate names. Raises `rt.InvalidName` or `rt.CertificateError` if invalid."""
 
     stream: str
     role: Role
     name: str
     dedup_ids: frozenset[str] = frozenset()
-    """Dedup ids the holder may use, with a suffix or without; publishers only."""
+    """Dedup ids that the owner may use, with a suffix or without; publishers only."""
     lease_groups: frozenset[str] = frozenset()
-    """Groups of which the holder may hold leases, and see all; publishers and subscribers only."""
+    """Groups whose leases the owner may hold and list; publishers and subscribers only."""
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")
@@ -59,24 +59,23 @@ class Identity:
         for group in self.lease_groups:
             check_name(group, kind="group of leases")
         if self.role not in ROLES:
-            raise CertificateError("no such role", got=repr(self.role)[:200], expected=" or ".join(ROLES))
+            raise CertificateError("unknown role", got=repr(self.role)[:200], expected=" or ".join(ROLES))
         if self.dedup_ids and self.role != "publisher":
-            raise CertificateError("only a publisher's certificate carries dedup ids", got=self.role)
+            raise CertificateError("only a publisher's certificate may have dedup ids", got=self.role)
         if self.lease_groups and self.role not in LEASE_ROLES:
             raise CertificateError(
-                "no certificate of that role carries groups of leases",
+                "a certificate of that role may not have groups of leases",
                 got=self.role,
                 expected=" or ".join(LEASE_ROLES),
             )
 
     @property
     def uri(self) -> str:
-        """The URI SAN that says it."""
         return f"rt://{self.stream}/{self.role}/{self.name}"
 
     @property
     def uris(self) -> list[str]:
-        """All its URI SANs: `identity_from_uris` takes them back."""
+        """All its URI SANs, as `identity_from_uris` reads them."""
         return [
             self.uri,
             *(f"rt://{self.stream}/dedup/{dedup_id}" for dedup_id in sorted(self.dedup_ids)),
@@ -85,10 +84,10 @@ class Identity:
 
 
 def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity:
-    """The identity in a certificate's URI SANs; `rt.CertificateError` unless there is exactly one.
+    """The identity in a certificate's URI SANs. Raises `rt.CertificateError` unless there is exactly one.
 
-    URIs of other schemes say nothing here and are passed over. Give it URI SANs only (gRPC: `peer_uri`, its
-    bytes decoded with errors="replace"): in a list mixed with DNS SANs a DNS name could pose as a URI.
+    Ignores URIs of other schemes. Pass URI SANs only (gRPC: `peer_uri`, its bytes decoded with
+    errors="replace"): a DNS SAN in the list could pose as a URI.
     """
     ours = [_split_uri(uri, where) for uri in uris if uri[:3].lower() == "rt:"]
     owners = [parts for parts in ours if parts[1] not in _GRANTS]
@@ -121,7 +120,7 @@ def identity_from_uris(uris: Iterable[str], *, where: object = None) -> Identity
 
 
 def identity_of(certificate: x509.Certificate, *, where: object = None) -> Identity:
-    """The identity a certificate names, one's own or a peer's; `rt.CertificateError` if not exactly one."""
+    """The identity in a certificate. Raises `rt.CertificateError` unless there is exactly one."""
     with reading(where, "the certificate's alternative names are malformed"):
         try:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -140,9 +139,9 @@ def _split_uri(uri: str, where: object) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def reading(where: object, what: str, *, expected: str | None = None) -> Iterator[None]:
-    """Turn what `cryptography` says about bad input into `rt.CertificateError`.
+    """Convert errors of `cryptography` about bad input to `rt.CertificateError`.
 
-    Its own words are left out, and not chained either: they may quote a file that holds a key.
+    Their text is left out and not chained: it may quote a file that contains a key.
     """
     try:
         yield

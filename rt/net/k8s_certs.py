@@ -82,12 +82,13 @@ class ClusterApi:
 
     def get(self, name: str) -> Secret:
         """The current data of the Secret."""
-        said = self._ask("GET", name)
+        fields = self._ask("GET", name)
         try:
             data = {
-                key: base64.b64decode(value, validate=True) for key, value in (said.get("data") or {}).items()
+                key: base64.b64decode(value, validate=True)
+                for key, value in (fields.get("data") or {}).items()
             }
-            return Secret(data, said["metadata"]["resourceVersion"])
+            return Secret(data, fields["metadata"]["resourceVersion"])
         except (KeyError, TypeError, binascii.Error) as error:
             raise ApiRejected("the answer is no Secret", where=f"Secret {name}", got=repr(error)) from error
 
@@ -109,11 +110,11 @@ class ClusterApi:
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._context) as answer:  # noqa: S310
-                said = json.load(answer)
+                fields = json.load(answer)
         except urllib.error.HTTPError as error:
             error.close()
             raise ApiRejected(
-                f"the API of Kubernetes refuses to {method.lower()} a Secret",
+                f"the Kubernetes API refuses to {method.lower()} a Secret",
                 where=f"Secret {name}",
                 got=f"{error.code} {error.reason}",
                 hint=_HINTS.get(error.code),
@@ -121,9 +122,9 @@ class ClusterApi:
         except (OSError, ValueError) as error:
             where = f"{method} {self._base}{name}"
             raise ApiRejected("cannot reach the Kubernetes API", where=where, got=str(error)) from error
-        if not isinstance(said, dict):
+        if not isinstance(fields, dict):
             raise ApiRejected("the answer is no Secret", where=f"Secret {name}")
-        return said
+        return fields
 
 
 _HINTS: Final = {
@@ -156,14 +157,14 @@ def keep(order: CertificateRequest, api: ClusterApi, *, now: datetime | None = N
         if _have_ca(order.ca, api, Path(directory), now):
             changed.append(order.ca)
         ca = Path(directory, "ca.crt").read_bytes()
-        for wanted in order.certificates:
-            secret = api.get(wanted.secret)
-            why = why_anew(secret.data, wanted, ca=ca, renew_days=order.renew_days, now=now)
+        for requested in order.certificates:
+            secret = api.get(requested.secret)
+            why = why_renew(secret.data, requested, ca=ca, renew_days=order.renew_days, now=now)
             if why is not None:
-                pair = _issued(wanted, Path(directory), days=order.days, now=now)
-                api.fill(wanted.secret, pair, version=secret.version)
-                logger.info("certificate_issued secret=%s why=%r", wanted.secret, why)
-                changed.append(wanted.secret)
+                pair = _issued(requested, Path(directory), days=order.days, now=now)
+                api.fill(requested.secret, pair, version=secret.version)
+                logger.info("certificate_issued secret=%s why=%r", requested.secret, why)
+                changed.append(requested.secret)
     return changed
 
 
@@ -191,8 +192,10 @@ def _have_ca(name: str, api: ClusterApi, directory: Path, now: datetime) -> bool
     return True
 
 
-def _issued(wanted: RequestedSecret, directory: Path, *, days: int, now: datetime) -> dict[str, bytes]:
-    paths = issue(directory, wanted.identity, dns=wanted.dns, ips=wanted.ips, days=days, renew=True, now=now)
+def _issued(requested: RequestedSecret, directory: Path, *, days: int, now: datetime) -> dict[str, bytes]:
+    paths = issue(
+        directory, requested.identity, dns=requested.dns, ips=requested.ips, days=days, renew=True, now=now
+    )
     return {key: path.read_bytes() for key, path in zip(FILES, paths, strict=True)}
 
 
@@ -232,21 +235,21 @@ class CertificateRequest:
 def read_order(text: str, *, where: object) -> CertificateRequest:
     """Parse the file. Raises `rt.CertificateError` if it is invalid."""
     try:
-        said = _checked(json.loads(text), _KEYS)
-        wanted = tuple(_wanted(said["stream"], one) for one in said["certificates"])
+        fields = _checked(json.loads(text), _KEYS)
+        requested = tuple(_requested(fields["stream"], one) for one in fields["certificates"])
     except (ValueError, TypeError, KeyError, InvalidName) as error:
         raise CertificateError("invalid certificate request", where=where, got=str(error)[:300]) from error
-    secrets = [said["ca"], *(one.secret for one in wanted)]
+    secrets = [fields["ca"], *(one.secret for one in requested)]
     if len(set(secrets)) < len(secrets):
         raise CertificateError("a Secret is listed twice", where=where, got=", ".join(sorted(secrets)))
-    if not 0 <= said["renew_days"] < said["days"]:
-        got = f"{said['renew_days']} of {said['days']} days"
+    if not 0 <= fields["renew_days"] < fields["days"]:
+        got = f"{fields['renew_days']} of {fields['days']} days"
         raise CertificateError("renew_days must be less than days", where=where, got=got)
-    return CertificateRequest(said["ca"], said["days"], said["renew_days"], wanted)
+    return CertificateRequest(fields["ca"], fields["days"], fields["renew_days"], requested)
 
 
-def why_anew(
-    has: Mapping[str, bytes], wanted: RequestedSecret, *, ca: bytes, renew_days: int, now: datetime
+def why_renew(
+    has: Mapping[str, bytes], requested: RequestedSecret, *, ca: bytes, renew_days: int, now: datetime
 ) -> str | None:
     """Why a new certificate is needed for a Secret that holds `has`; None: keep it."""
     if not all(has.get(key) for key in FILES):
@@ -260,15 +263,15 @@ def why_anew(
     except (CertificateError, ValueError, x509.ExtensionNotFound):
         return "what is there is not valid"
     dns, ips = names.get_values_for_type(x509.DNSName), names.get_values_for_type(x509.IPAddress)
-    if is_valid.identity != wanted.identity or {*dns, *ips} != wanted.hosts:
+    if is_valid.identity != requested.identity or {*dns, *ips} != requested.hosts:
         return "it names something else"
     if is_valid.not_after - now < timedelta(days=renew_days):
         return f"it ends within {renew_days} days"
     return None
 
 
-def _wanted(stream: str, said: Any) -> RequestedSecret:
-    one = _checked(said, {"secret": str, "role": str, "name": str, **dict.fromkeys(_LISTS, list)})
+def _requested(stream: str, fields: Any) -> RequestedSecret:
+    one = _checked(fields, {"secret": str, "role": str, "name": str, **dict.fromkeys(_LISTS, list)})
     for key in _LISTS:
         if not all(isinstance(each, str) for each in one[key]):
             raise TypeError(f"{key} holds something else than strings")
@@ -276,10 +279,10 @@ def _wanted(stream: str, said: Any) -> RequestedSecret:
     return RequestedSecret(one["secret"], identity, tuple(one["dns"]), tuple(map(ip_address, one["ips"])))
 
 
-def _checked(said: Any, keys: Mapping[str, type]) -> dict[str, Any]:
-    if not isinstance(said, dict) or set(said) != set(keys):
-        raise ValueError(f"wanted an object of {', '.join(keys)}")
+def _checked(fields: Any, keys: Mapping[str, type]) -> dict[str, Any]:
+    if not isinstance(fields, dict) or set(fields) != set(keys):
+        raise ValueError(f"expected an object of {', '.join(keys)}")
     for key, kind in keys.items():
-        if not isinstance(said[key], kind) or isinstance(said[key], bool):
+        if not isinstance(fields[key], kind) or isinstance(fields[key], bool):
             raise TypeError(f"{key} is no {kind.__name__}")
-    return said
+    return fields

@@ -1,6 +1,6 @@
 """Client of the nodes' REST interface through the gRPC port, `rt.v1.Rest`.
 
-A node's answer is returned as it is, whatever its status; `check` turns it into an error.
+A node's answer is returned with any status; `check` turns it into an error.
 
 Invariants:
 - A change is sent to another node only if nothing was sent to the previous one, so it is not done twice.
@@ -36,8 +36,6 @@ _READING: Final = ("GET", "HEAD")
 
 
 class RestResponse(NamedTuple):
-    """A node's answer; `status` is the HTTP status."""
-
     status: int
     content_type: str
     body: bytes
@@ -78,7 +76,7 @@ async def ask(
     if len(failures) == 1:
         raise failures[0]
     raise Unreachable(
-        "no node answers", got="; ".join(map(str, failures)), hint="Each is named with what it met."
+        "no node answers", got="; ".join(map(str, failures)), hint="Check the nodes and the endpoints."
     ) from failures[-1]
 
 
@@ -96,29 +94,29 @@ async def call(
 
 
 def check(answer: RestResponse, *, where: object = None) -> RestResponse:
-    """Return `answer` if it is none of an error; else raise what it tells, an `rt.RtError` at least.
+    """Return `answer`, or raise its error, an `rt.RtError` or a subclass.
 
     `where` names the node in an error that names no place of its own.
     """
     if answer.status < 400:
         return answer
-    error = error_in(answer) or RtError("the node refuses", got=f"HTTP status {answer.status}")
+    error = error_in(answer) or RtError("the node rejects the request", got=f"HTTP status {answer.status}")
     if error.where is None:
         error.where = where
     raise error
 
 
 def error_in(answer: RestResponse) -> RtError | None:
-    """The error that an answer tells; None if it tells something else, whatever its status."""
+    """The error in an answer of any status; None if it has none."""
     if answer.status < 400:
         return None
     try:
-        told = json.loads(answer.body)
+        content = json.loads(answer.body)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         return None
-    return decode_error(json.dumps({**told, "class": told.get("error")}).encode())
+    return decode_error(json.dumps({**content, "class": content.get("error")}).encode())
 
 
 def _channel(endpoint: str, tls: TLS | None) -> Channel:
@@ -140,7 +138,7 @@ async def _call(
 
 
 async def _why_unconnected(channel: Channel) -> RtError | None:
-    """None if there is a connection; else why there is none, as a call is told that changes nothing."""
+    """None if there is a connection, else why not, found with a call that changes nothing."""
     if await _connects(channel):
         return None
     try:

@@ -1,7 +1,8 @@
 """TLS material read from files that may be replaced at any moment.
 
-Law: what `TLS.load` returns belongs together (key to certificate, certificate to CA, at this moment), and no
-rotation turns one identity into another.
+Invariants:
+- The files that `TLS.load` returns match each other (key to certificate, certificate to CA, at this moment).
+- No rotation changes the identity.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from rt.net.cert_files import CertFiles, StrPath, check, read_file
 from rt.net.identity import Identity
 
 _PAUSES_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
-"""Between reads of files that do not belong together: a rotation needs microseconds between its renames,
-or as long as a loaded machine takes to give the writer a processor again."""
+"""Between reads of files that do not match. A rotation needs microseconds between its renames, on a busy
+machine more.
+"""
 
 logger = logging.getLogger("rt.net")
 
@@ -31,24 +33,24 @@ logger = logging.getLogger("rt.net")
 class TLS:
     """Paths of PEM files: the CA or CAs that peers must chain to, our certificate, its private key.
 
-    The certificate may be followed by its intermediates; the key has no passphrase. Making one reads and
-    checks the files: `rt.CertificateError` says what is wrong with which. Later contents are seen by `load`.
+    The certificate may be followed by its intermediates; the key has no passphrase. The constructor reads and
+    checks the files, and raises `rt.CertificateError` for an invalid one. `load` reads later contents.
     """
 
     ca: StrPath
     cert: StrPath
     key: StrPath
     identity: Identity = field(init=False, compare=False)
-    """As the files said when this was made. A rotation may change its dedup ids, nothing else."""
+    """From the files as they were at construction. A rotation may change its dedup ids, nothing else."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", self._load().identity)
 
     def load(self) -> CertFiles:
-        """Read the files as they are now, checked and belonging together.
+        """Read the files as they are now, and check that they are valid and match.
 
-        Files that do not pass may be in the middle of a rotation: they are read again, for 0.13 s at most,
-        before `rt.CertificateError`. A caller that holds older credentials keeps them then.
+        Invalid files may be in the middle of a rotation: they are read again for up to 0.13 s before
+        `rt.CertificateError` is raised. Then a caller keeps the credentials that it has.
         """
         loaded = self._load()
         if loaded.identity.uri != self.identity.uri:
@@ -62,21 +64,21 @@ class TLS:
         return loaded
 
     def changed(self, since: CertFiles) -> bool:
-        """Whether `load` would give something else than `since`: the contents differ, or cannot be read."""
+        """Whether the files differ from `since`, or cannot be read."""
         try:
             return self._read() != (since.ca, since.cert, since.key)
         except CertificateError:
             return True
 
     def ssl_server_context(self) -> ssl.SSLContext:
-        """A context for `load`'s credentials: TLS 1.3, peers show a certificate of our CA."""
+        """For TLS 1.3 with the credentials of `load`. Peers must have a certificate of our CA."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
-        context.num_tickets = 0  # a resumed session would outlive the check of its certificate
+        context.num_tickets = 0  # A resumed session would not check the peer's certificate again.
         return context
 
     def ssl_client_context(self) -> ssl.SSLContext:
-        """A context for `load`'s credentials: TLS 1.3, the peer's SANs hold the host that was dialled."""
+        """For TLS 1.3 with the credentials of `load`. The peer's SANs must contain the dialled host."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _load(self) -> CertFiles:
@@ -102,23 +104,23 @@ class TLS:
         credentials = self.load()
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # As in `check`, and as gRPC does: whatever stands in the CA file is trusted, a root or not.
+        # As in `check` and in gRPC: every certificate in the CA file is trusted, a root or not.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         try:
             with _memory_file(credentials.cert) as cert, _memory_file(credentials.key) as key:
                 context.load_cert_chain(cert, key)
-            # Comments in a CA bundle may be UTF-8, which this call refuses.
+            # Comments in a CA bundle may be UTF-8, which this call rejects.
             context.load_verify_locations(cadata=credentials.ca.decode("ascii", "ignore"))
         except ssl.SSLError as error:
             raise CertificateError(
-                "OpenSSL refuses the certificate", where=os.fspath(self.cert), got=error.reason
+                "OpenSSL rejects the certificate", where=os.fspath(self.cert), got=error.reason
             ) from error
         return context
 
 
 @contextlib.contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
-    """A path to `content` for calls that want one; in memory, gone at the end."""
+    """A path to `content` in memory, for calls that need a path."""
     fd = os.memfd_create("rt-tls")
     with open(fd, "wb") as file:
         file.write(content)

@@ -59,7 +59,7 @@ _STATES: Final = frozenset(PushState)
 class Level(NamedTuple):
     """One past the last number of run X that has reached a state. Levels sort by X, then number."""
 
-    x: int
+    run: int
     number: int
 
 
@@ -81,7 +81,7 @@ class ProgressRecord:
         if len(self.incarnation) != 16:
             raise ValueError(f"incarnation of {len(self.incarnation)} bytes: 16")
         for level in (self.replicated, self.merged):
-            if not (0 <= level.x < 2**32 and 0 <= level.number <= NUMBER_MAX):
+            if not (0 <= level.run < 2**32 and 0 <= level.number <= NUMBER_MAX):
                 raise ValueError(f"level out of range: {level}")
         if not 0 <= self.lacking <= LACKING_MAX:
             raise ValueError(f"lacking out of range: {self.lacking}")
@@ -89,7 +89,7 @@ class ProgressRecord:
     @property
     def deletable(self) -> Level:
         """Up to where the publisher may delete: merged, and received by every node that is being sent it."""
-        return Level(self.merged.x, max(0, self.merged.number - self.lacking))
+        return Level(self.merged.run, max(0, self.merged.number - self.lacking))
 
 
 class PublisherProgress(NamedTuple):
@@ -102,9 +102,9 @@ class PublisherProgress(NamedTuple):
 
 def encode_progress(record: ProgressRecord) -> bytes:
     sequence = record.sequence % 2**32
-    x, replicated = record.replicated
-    merged_x, merged = record.merged
-    levels = (x, replicated, merged, merged_x, record.lacking)
+    run, replicated = record.replicated
+    merged_run, merged = record.merged
+    levels = (run, replicated, merged, merged_run, record.lacking)
     fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels)
     return sealed(_RECORD.pack(_MAGIC, *fields))
 
@@ -124,10 +124,15 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             expected=VERSION,
             hint=NEWER_HINT,
         )
-    incarnation, sequence, x, replicated, merged, merged_x, lacking = fields
+    incarnation, sequence, run, replicated, merged, merged_run, lacking = fields
     try:
         return ProgressRecord(
-            incarnation, Level(x, replicated), Level(merged_x, merged), PushState(state), sequence, lacking
+            incarnation,
+            Level(run, replicated),
+            Level(merged_run, merged),
+            PushState(state),
+            sequence,
+            lacking,
         )
     except ValueError:
         return None

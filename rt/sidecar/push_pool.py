@@ -47,7 +47,7 @@ class Follower(Protocol):
     def directory(self) -> str:
         """The session directory."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read `.progress`; return whether it changed. Must be quick: it delays all other sessions."""
 
     def release(self) -> None:
@@ -226,13 +226,13 @@ class PushPool:
                     self._look_at = now + GATHER_SECONDS
         if self._watch.polled and now >= self._poll_at:
             looks = [self._look_at_one(number) for number in self._watch.polled]
-            self._watch.pace.note(is_changed=any(looks))
+            self._watch.pace.record(is_changed=any(looks))
             self._poll_at = now + self._watch.pace.seconds
 
     def _look_at_one(self, number: int) -> bool:
         follower = self._followers[number]
         try:
-            return follower.look()
+            return follower.poll()
         except Exception:
             logger.exception("progress_failed path=%s", follower.directory)
             return False

@@ -98,9 +98,7 @@ def replay(
     prepare: Prepare | None = None,
     recover: Step | None = None,
 ) -> None:
-    """Repeat the cuts that a failed `sweep` listed, the first in `run`, the others in `recover`, and
-    check.
-    """
+    """Repeat the cuts of a failed `sweep`, the first in `run`, the others in `recover`, and check."""
     if len(cuts) > 1 and recover is None:
         raise ValueError("a second cut needs recover")
     disk = _prepared(prepare)

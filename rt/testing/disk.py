@@ -55,13 +55,13 @@ class MemoryDisk(Faults):
 
     def open(self, path: str, *, write: bool = False) -> File:
         with self.guard:
-            self.begin("open")
+            self.count_call("open")
             return MemoryFile(self, self._names.file_at(path), write=write)
 
     def create(self, path: str) -> File:
         """Create a file. Its name is durable after `sync_directory`."""
         with self.guard:
-            self.begin("create")
+            self.count_call("create")
             key, node = self._names.find(path)
             if node is not None:
                 raise os_error(errno.EEXIST, path)
@@ -70,7 +70,7 @@ class MemoryDisk(Faults):
     def rename(self, source: str, target: str) -> None:
         """One change of both names. If the change is lost, `target` has its old file again."""
         with self.guard:
-            self.begin("rename")
+            self.count_call("rename")
             old, node = self._names.find(source)
             new, replaced = self._names.find(target)
             if node is None:
@@ -87,30 +87,28 @@ class MemoryDisk(Faults):
     def remove(self, path: str) -> None:
         """Remove the name. Open files stay usable."""
         with self.guard:
-            self.begin("remove")
+            self.count_call("remove")
             self._names.file_at(path)
             self._edit({self._names.find(path)[0]: None})
 
     def make_directory(self, path: str) -> None:
         """Make each missing directory and sync its parent, as `RealDisk` does: two changes each."""
         with self.guard:
-            self.begin("make_directory")
+            self.count_call("make_directory")
             self._make_directory(absolute(path))
 
     def list_directory(self, path: str) -> list[str]:
-        """The names in a directory, oldest first."""
         with self.guard:
-            self.begin("list_directory")
+            self.count_call("list_directory")
             return self._names.names_in(self._names.directory_at(path))
 
     def sync_directory(self, path: str) -> None:
         """Make its names durable. A rename between two directories is durable after the sync of either."""
         with self.guard:
-            self.begin("sync_directory")
+            self.count_call("sync_directory")
             self._sync_directory(self._names.directory_at(path))
 
     def hold_directory(self, path: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """There is always a descriptor."""
         return nullcontext()
 
     def size(self, path: str) -> int | None:
@@ -127,7 +125,7 @@ class MemoryDisk(Faults):
     def lock(self, path: str) -> Lock:
         """Lock the file. The lock is not bound to a thread, and a power cut removes it."""
         with self.guard:
-            self.begin("lock")
+            self.count_call("lock")
             key, node = self._names.find(path)
             if node is None:
                 self._count_change()
@@ -178,7 +176,6 @@ class MemoryDisk(Faults):
             return names, files, self.capacity_bytes
 
     def paths(self) -> list[str]:
-        """Every file, sorted."""
         with self.guard:
             return sorted(self._names.paths_below(ROOT, "/"))
 
@@ -195,7 +192,7 @@ class MemoryDisk(Faults):
             self.used_bytes += len(content) - len(inode.content)
             inode.content[:] = inode.durable[:] = content
             inode.pending.clear()
-            self._names.settle(lambda other: other == key)
+            self._names.make_durable(lambda other: other == key)
 
     def flip_bit(self, path: str, offset: int, bit: int) -> None:
         """Flip one bit, also for readers that have the file open. All of the file is durable then."""
@@ -216,7 +213,7 @@ class MemoryDisk(Faults):
             self.is_off = True
             raise PowerCut(f"the power was cut at change {self.changes}")
 
-    def begin(self, operation: Operation) -> None:
+    def count_call(self, operation: Operation) -> None:
         """Count a call of the program, and raise the fault configured for it."""
         self.require_power()
         if operation in CHANGES:
@@ -257,7 +254,7 @@ class MemoryDisk(Faults):
             self.used_bytes -= len(inode.content)
 
     def _sync_directory(self, directory: DirectoryInode) -> None:
-        self._names.settle(lambda key: key[0] is directory)
+        self._names.make_durable(lambda key: key[0] is directory)
 
     def _with(self, names: NameTable) -> MemoryDisk:
         """Another disk of this size, with the given names."""

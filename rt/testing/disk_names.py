@@ -35,7 +35,6 @@ Edit: TypeAlias = dict[Key, Node | None]
 
 
 def absolute(path: str) -> str:
-    """The absolute path. Relative paths start at the root."""
     return posixpath.normpath(posixpath.join("/", path))
 
 
@@ -80,25 +79,21 @@ class NameTable:
         return key, node
 
     def file_at(self, path: str) -> Inode:
-        """The file of that name. Raises if there is none."""
         _, node = self.find(path)
         if isinstance(node, Inode):
             return node
         raise os_error(errno.ENOENT if node is None else errno.EISDIR, path)
 
     def directory_at(self, path: str) -> DirectoryInode:
-        """The directory of that name. Raises if there is none."""
         _, node = self.find(path)
         if isinstance(node, DirectoryInode):
             return node
         raise os_error(errno.ENOENT if node is None else errno.ENOTDIR, path)
 
     def names_in(self, directory: DirectoryInode) -> list[str]:
-        """The names in a directory, oldest first."""
         return [name for parent, name in self.now if parent is directory]
 
     def paths_below(self, directory: DirectoryInode, prefix: str) -> Iterator[str]:
-        """Every file below a directory."""
         for (parent, name), node in self.now.items():
             if parent is not directory:
                 continue
@@ -126,10 +121,8 @@ class NameTable:
         self._edits.append(edit)
         return [node for node in before if isinstance(node, Inode) and node not in edit.values()]
 
-    def settle(self, is_wanted: Callable[[Key], bool]) -> None:
-        """Make the edits of the selected names durable, with the earlier edits of any other name they
-        touch.
-        """
+    def make_durable(self, is_wanted: Callable[[Key], bool]) -> None:
+        """Make the edits of the selected names durable, with earlier edits of other names they touch."""
         touched: set[Key] = set()
         settled: list[Edit] = []
         left: list[Edit] = []

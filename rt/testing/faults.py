@@ -31,7 +31,6 @@ class PowerCut(BaseException):
 
 
 def os_error(code: int, path: str | None = None) -> OSError:
-    """The error of a system call."""
     return OSError(code, os.strerror(code), path) if path is not None else OSError(code, os.strerror(code))
 
 

@@ -117,7 +117,6 @@ class FaultyDisk(Faults):
         self._disk.sync_directory(path)
 
     def hold_directory(self, path: str) -> AbstractContextManager[None]:
-        """Hold it on the disk below."""
         return self._disk.hold_directory(path)
 
     def size(self, path: str) -> int | None:

@@ -29,8 +29,6 @@ def _lengthen(content: bytearray, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes written at an offset."""
-
     offset: int
     data: bytes
 
@@ -60,8 +58,6 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """A new size: shorter, or extended with zeros."""
-
     size: int
 
     def apply(self, content: bytearray) -> None:
@@ -98,7 +94,6 @@ class Inode:
         self.pending.append(change)
 
     def sync(self) -> None:
-        """Make all of it durable."""
         for change in self.pending:
             change.apply(self.durable)
         self.pending.clear()
@@ -108,7 +103,6 @@ class Inode:
         return Inode(self.content.copy(), self.durable.copy(), self.pending)
 
     def after_power_cut(self, coin: Coin) -> Inode:
-        """The file after a power cut."""
         content = self.durable.copy()
         for change in self.pending:
             change.apply_some(content, coin)

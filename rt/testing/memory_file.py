@@ -14,7 +14,7 @@ from rt.testing.faults import Operation, PowerCut, os_error
 from rt.testing.inode import Inode, Truncate, Write
 
 BUFFERS_MAX: Final = 1024
-"""IOV_MAX of Linux: pwritev(2) refuses more."""
+"""IOV_MAX of Linux: the limit of pwritev(2)."""
 
 
 class Around(Protocol):
@@ -24,7 +24,7 @@ class Around(Protocol):
     changes: int
     used_bytes: int
 
-    def begin(self, operation: Operation) -> None:
+    def count_call(self, operation: Operation) -> None:
         """Count a call of the program, and raise the fault configured for it."""
 
     def require_power(self) -> None:
@@ -53,7 +53,7 @@ class MemoryFile:
     def pread(self, size: int, offset: int) -> bytes:
         with self._disk.guard:
             inode = self._usable(size, offset)
-            self._disk.begin("pread")
+            self._disk.count_call("pread")
             with memoryview(inode.content) as content:
                 return bytes(content[offset : offset + size])
 
@@ -61,31 +61,31 @@ class MemoryFile:
         """Read into a buffer. Returns the number of bytes."""
         with self._disk.guard:
             inode = self._usable(offset)
-            self._disk.begin("pread")
+            self._disk.count_call("pread")
             with memoryview(inode.content) as content:
                 found = content[offset : offset + len(buffer)]
                 buffer[: len(found)] = found
                 return len(found)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write as much as there is room for. Returns the number of bytes."""
+        """Write up to the free space. Returns the number of bytes."""
         with self._disk.guard:
             self._usable(offset, BUFFERS_MAX - len(buffers))
             return self._write_fitting("pwritev", b"".join(buffers), offset)
 
     def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        """Copy from another file, as much as there is room for. Returns the number of bytes."""
+        """Copy from another file, up to the free space. Returns the number of bytes."""
         with self._disk.guard:
             self._usable(offset, source_offset, size)
             data = source.pread(size, source_offset)
             return self._write_fitting("copy_from", data, offset) if data else 0
 
     def _write_fitting(self, operation: Operation, data: bytes, offset: int) -> int:
-        """Write as much of `data` as there is room for, as one change. Returns the number of bytes."""
+        """Write `data` up to the free space, as one change. Returns the number of bytes."""
         if not self._is_writable:
             raise os_error(errno.EBADF)
         try:
-            self._disk.begin(operation)
+            self._disk.count_call(operation)
         except PowerCut:
             # A part of the write was done: a prefix, chosen by the number of the change.
             self._write(data[: random.Random(self._disk.changes).randint(0, len(data))], offset)
@@ -99,7 +99,7 @@ class MemoryFile:
             inode = self._usable(size)
             if not self._is_writable:
                 raise os_error(errno.EINVAL)  # as ftruncate(2), while pwritev(2) returns EBADF
-            self._disk.begin("truncate")
+            self._disk.count_call("truncate")
             self._disk.require_room(size - len(inode.content))
             self._change(Truncate(size))
 
@@ -108,7 +108,7 @@ class MemoryFile:
         with self._disk.guard:
             inode = self._usable()
             try:
-                self._disk.begin("sync")
+                self._disk.count_call("sync")
             except OSError:
                 # As on Linux: the pages count as clean from now on, so no later sync writes them.
                 inode.pending.clear()
@@ -116,7 +116,6 @@ class MemoryFile:
             inode.sync()
 
     def uncache(self, offset: int, size: int) -> None:
-        """Does nothing: there is no cache."""
         with self._disk.guard:
             self._usable(offset, size)
 
@@ -125,12 +124,10 @@ class MemoryFile:
             return len(self._usable().content)
 
     def is_linked(self) -> bool:
-        """Whether it has a name."""
         with self._disk.guard:
             return self._usable().is_linked
 
     def close(self) -> None:
-        """May be called twice."""
         with self._disk.guard:
             self._disk.require_power()
             if not self._is_closed:
@@ -167,11 +164,9 @@ class MemoryLock:
         self._file = MemoryFile(disk, inode, write=True)
 
     def is_linked(self) -> bool:
-        """Whether the file has a name."""
         return self._file.is_linked()
 
     def close(self) -> None:
-        """May be called twice."""
         self._file.close()
         if self._inode is not None:
             self._inode.is_locked = False

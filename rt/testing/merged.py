@@ -17,6 +17,7 @@ range(0, 3)
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +89,7 @@ class MergedLogBuilder:
         *,
         cluster_id: bytes,
         stream: str,
-        x: int = 0,
+        run: int = 0,
         disk: Disk = REAL,
         clock: Callable[[], int] = even_clock,
     ) -> None:
@@ -105,11 +106,10 @@ class MergedLogBuilder:
         if self.writer.last_id is not None:
             self.writer.close()
             raise ValueError(f"{self.path} already holds a log")
-        self.writer.start(SegmentId(x, 0), first=0, created_ns=self._now())
+        self.writer.start(SegmentId(run, 0), first=0, created_ns=self._now())
 
     @property
     def position(self) -> int:
-        """The position of the next message."""
         return self.writer.end
 
     def merge(
@@ -134,7 +134,7 @@ class MergedLogBuilder:
             batches = [batch for batch in batches if batch.offset < end]
         if not batches or batches[0].offset != start or end not in {None, _end(batches)}:
             raise ValueError(
-                f"the range {start} to {end} does not hold whole batches of {segment} of {os.fspath(session)}"
+                f"the range {start} to {end} does not end between batches: {segment} of {os.fspath(session)}"
             )
         return self._merge(source, session, segment, batches, skip)
 
@@ -159,11 +159,11 @@ class MergedLogBuilder:
                 break
         return range(first, self.position)
 
-    def roll(self, x: int | None = None) -> None:
-        """Seal the active segment and start the next, or the first one of another X."""
+    def roll(self, run: int | None = None) -> None:
+        """Seal the active segment and start the next, or the first one of another run."""
         last = self.writer.last_id
         assert last is not None
-        segment = SegmentId(last.x, last.y + 1) if x is None else SegmentId(x, 0)
+        segment = SegmentId(last.run, last.roll + 1) if run is None else SegmentId(run, 0)
         self.writer.start(segment, first=self.position, created_ns=self._now())
 
     def trim(self, before: SegmentId, reason: TrimReason = TrimReason.TIME) -> None:
@@ -224,11 +224,8 @@ class MergedLogBuilder:
         header = read_header(self._disk, path, segment)
         if header is None:
             return []
-        file = self._disk.open(segment_path(path, segment))
-        try:
+        with contextlib.closing(self._disk.open(segment_path(path, segment))) as file:
             scanned = list(scans(file.pread, SessionScanner(header, marks=True)))
-        finally:
-            file.close()
         batches = itertools.chain.from_iterable(scan.batches for scan in scanned)
         marks = list(itertools.chain.from_iterable(scan.marks for scan in scanned))
         chains = [chain_of_segment(encode_segment_header(header)), *(mark.chain for mark in marks)]
@@ -238,7 +235,6 @@ class MergedLogBuilder:
         ]
 
     def _turns(self, session: StrPath, block_bytes: int) -> Iterator[_Turn]:
-        """The turns of a session."""
         source = self._source(session)
         after = (source.segment or SegmentId(0, 0), source.offset)
         for segment in self._segments(session):
@@ -260,12 +256,7 @@ class MergedLogBuilder:
         return dedup_id is not None and batches[0].first > self._wanted.get(dedup_id, 2**62)
 
     def _merge(
-        self,
-        source: _Session,
-        session: StrPath,
-        segment: SegmentId,
-        batches: list[_Batch],
-        skip: int | None,
+        self, source: _Session, session: StrPath, segment: SegmentId, batches: list[_Batch], skip: int | None
     ) -> range:
         first, end = batches[0].first, batches[-1].mark.number
         dedup_id = source.declaration.dedup_id
@@ -285,8 +276,8 @@ class MergedLogBuilder:
             instruction_index=0,
             instruction=self._instruction,
             session_id=source.id,
-            source_x=segment.x,
-            source_y=segment.y,
+            source_run=segment.run,
+            source_roll=segment.roll,
             skip=skip,
             source_offset=batches[0].offset,
             length_bytes=_end(batches) - batches[0].offset,
@@ -307,7 +298,7 @@ class MergedLogBuilder:
             return
         source.declared_in.add(last)
         block = encode_declaration(
-            header._replace(source_offset=0, source_x=0, source_y=0), source.declaration, self._seed
+            header._replace(source_offset=0, source_run=0, source_roll=0), source.declaration, self._seed
         )
         self.writer.append([BatchFrames([block], self.position, 0, 0, is_declaration=True)])
 
@@ -319,16 +310,12 @@ class MergedLogBuilder:
 
     @property
     def _seed(self) -> int:
-        """The seed of the next block."""
         assert self.writer.active is not None
         return batch_seed(self.writer.active.seed, self.writer.offset)
 
     def _bytes(self, session: StrPath, segment: SegmentId, header: BlockHeader) -> bytes:
-        file = self._disk.open(segment_path(os.fspath(session), segment))
-        try:
+        with contextlib.closing(self._disk.open(segment_path(os.fspath(session), segment))) as file:
             return file.pread(header.length_bytes, header.source_offset)
-        finally:
-            file.close()
 
     def _now(self) -> int:
         self._sequenced_ns = max(self._sequenced_ns + 1, self._clock())

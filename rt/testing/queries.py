@@ -39,14 +39,11 @@ class MarbleEvent:
         return round(self.at_s * NS_PER_S)
 
 
-class MarbleError(Exception):
-    """The error of "#"."""
+class MarbleError(Exception): ...
 
 
 def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[MarbleEvent]:
-    """Events at whole seconds, from 0. `values` maps letters to values. Default: the letter; digits are
-    ints.
-    """
+    """Events at whole seconds, from 0. `values` maps letters to values (default: the letter, or an int)."""
     events = []
     for second, mark in enumerate(marbles.replace(" ", "")):
         if mark == "|":
@@ -73,7 +70,7 @@ def run(
 ) -> list[MarbleEvent]:
     """The output of the query, without saves or crashes."""
     rig = _Rig(query, sources or {}, until_s, serializers)
-    rig.begin()
+    rig.start()
     while rig.step():
         pass
     return rig.output
@@ -91,7 +88,7 @@ def check_laws(
     The query runs uninterrupted; with a save after every event, some of which fail; from each of these saves
     to the end; and with a crash after every event. After it has ended, none of its objects may be left.
     """
-    wanted = run(query, sources, until_s=until_s, serializers=serializers)
+    expected = run(query, sources, until_s=until_s, serializers=serializers)
 
     def rig(of: _Rig | None = None, content: Any = None) -> _Rig:
         made = _Rig(query, sources or {}, until_s, serializers, content)
@@ -100,32 +97,32 @@ def check_laws(
         return made
 
     saved = rig()
-    saved.begin()
+    saved.start()
     for number in count():
         content = saved.save(number)
         from_here = rig(saved, content)
-        _same("a run from the checkpoint behind event", number, from_here.finish(), wanted)
+        _same("a run from the checkpoint after event", number, from_here.finish(), expected)
         if not saved.step():
             break
-    _same("a run with saves, event", number, saved.output, wanted)
+    _same("a run with saves, event", number, saved.output, expected)
     crashed = rig()
-    crashed.begin()
+    crashed.start()
     for number in count():
         crashed = rig(crashed, crashed.save(number))
         if not crashed.step():
             break
-    _same("a run with crashes, event", number, crashed.output, wanted)
+    _same("a run with crashes, event", number, crashed.output, expected)
     for each in (saved, crashed):
         assert not (each.is_finished and each.runtime.space.ids()), (
             f"objects are left: {each.runtime.space.ids()}"
         )
-    return wanted
+    return expected
 
 
 def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[MarbleEvent]], last: int) -> int:
     """How many rows a differential checkpoint writes or deletes for the last `last` events of the run."""
     rig = _Rig(query, sources, UNTIL_S, None)
-    rig.begin()
+    rig.start()
     total = sum(map(len, sources.values()))
     while rig.taken < total - last and rig.step():
         pass
@@ -170,11 +167,9 @@ class _Rig:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the query has ended."""
         return self._root.is_finished
 
-    def begin(self) -> None:
-        """Start as a new query."""
+    def start(self) -> None:
         self._root.build(self._query, _Recorder(self))
         self._root.open()
         self._root.start()
@@ -220,7 +215,6 @@ class _Rig:
         return True
 
     def finish(self) -> list[MarbleEvent]:
-        """Run to the end. Returns the output."""
         while self.step():
             pass
         return self.output
@@ -245,8 +239,7 @@ class _Rig:
         return self._store.content()
 
     def record(self, kind: Literal["next", "error", "completed"], value: Any = None) -> None:
-        """Record an output event."""
-        assert not (self.output and self.output[-1].kind != "next"), "something behind the end"
+        assert not (self.output and self.output[-1].kind != "next"), "something after the end"
         self.output.append(MarbleEvent(self._scheduler.now_ns / NS_PER_S, kind, value))
 
 
@@ -269,7 +262,6 @@ class _ColdObservable(Observable[Any]):
         self._events = events
 
     def build(self, group: OperatorGroup, out: Observer[Any]) -> Operator[Any, Any]:
-        """One more subscription."""
         made = _Cold(self._events)
         made.bind(group, out)
         return made
@@ -313,9 +305,9 @@ class _Cold(Operator[Any, Any]):
             self.set_timer(self._start_ns + self._events[self._next].at_ns)
 
 
-def _same(what: str, number: int, got: list[MarbleEvent], wanted: list[MarbleEvent]) -> None:
-    plain = [list(map(_comparable, each)) for each in (got, wanted)]
-    assert plain[0] == plain[1], f"{what} {number}: got {got}, expected {wanted}"
+def _same(what: str, number: int, got: list[MarbleEvent], expected: list[MarbleEvent]) -> None:
+    plain = [list(map(_comparable, each)) for each in (got, expected)]
+    assert plain[0] == plain[1], f"{what} {number}: got {got}, expected {expected}"
 
 
 def _comparable(event: MarbleEvent) -> tuple[object, ...]:

@@ -7,14 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Place(_message.Message):
-    __slots__ = ("x", "y", "offset")
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("run", "roll", "offset")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
-    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("place", "data")
@@ -25,28 +25,28 @@ class Chunk(_message.Message):
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("place", "end", "is_last_of_x", "sealed_ns")
+    __slots__ = ("place", "end", "is_last_of_run", "sealed_ns")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    IS_LAST_OF_X_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_OF_RUN_FIELD_NUMBER: _ClassVar[int]
     SEALED_NS_FIELD_NUMBER: _ClassVar[int]
     place: Place
     end: int
-    is_last_of_x: bool
+    is_last_of_run: bool
     sealed_ns: int
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., end: _Optional[int] = ..., is_last_of_x: _Optional[bool] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., end: _Optional[int] = ..., is_last_of_run: _Optional[bool] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("hello", "life", "chunk", "sealed")
+    __slots__ = ("hello", "run", "chunk", "sealed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     hello: PushHello
-    life: Life
+    run: Run
     chunk: Chunk
     sealed: Sealed
-    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., life: _Optional[_Union[Life, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
 
 class PushHello(_message.Message):
     __slots__ = ("version", "stream", "session", "incarnation", "dedup_id", "cluster")
@@ -64,13 +64,13 @@ class PushHello(_message.Message):
     cluster: bytes
     def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., cluster: _Optional[bytes] = ...) -> None: ...
 
-class Life(_message.Message):
-    __slots__ = ("x", "life")
-    X_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    life: bytes
-    def __init__(self, x: _Optional[int] = ..., life: _Optional[bytes] = ...) -> None: ...
+class Run(_message.Message):
+    __slots__ = ("run", "run_id")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    run_id: bytes
+    def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("start", "opened", "progress")
@@ -78,9 +78,9 @@ class PushReply(_message.Message):
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     start: PushStart
-    opened: LifeOpened
+    opened: RunOpened
     progress: Progress
-    def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[LifeOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class PushStart(_message.Message):
     __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place")
@@ -98,25 +98,25 @@ class PushStart(_message.Message):
     has_place: bool
     def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ...) -> None: ...
 
-class LifeOpened(_message.Message):
-    __slots__ = ("x",)
-    X_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    def __init__(self, x: _Optional[int] = ...) -> None: ...
+class RunOpened(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    def __init__(self, run: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("durable", "durable_number", "merged_x", "merged_number", "merged")
+    __slots__ = ("durable", "durable_number", "merged_run", "merged_number", "merged")
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     DURABLE_NUMBER_FIELD_NUMBER: _ClassVar[int]
-    MERGED_X_FIELD_NUMBER: _ClassVar[int]
+    MERGED_RUN_FIELD_NUMBER: _ClassVar[int]
     MERGED_NUMBER_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     durable: Place
     durable_number: int
-    merged_x: int
+    merged_run: int
     merged_number: int
     merged: Place
-    def __init__(self, durable: _Optional[_Union[Place, _Mapping]] = ..., durable_number: _Optional[int] = ..., merged_x: _Optional[int] = ..., merged_number: _Optional[int] = ..., merged: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+    def __init__(self, durable: _Optional[_Union[Place, _Mapping]] = ..., durable_number: _Optional[int] = ..., merged_run: _Optional[int] = ..., merged_number: _Optional[int] = ..., merged: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("hello", "progress", "acknowledged")
@@ -231,16 +231,16 @@ class PullStart(_message.Message):
     def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Trimmed(_message.Message):
-    __slots__ = ("x", "y", "log_start", "reason")
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("run", "roll", "log_start", "reason")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     LOG_START_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    y: int
+    run: int
+    roll: int
     log_start: int
     reason: int
-    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., log_start: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., log_start: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
 
 class HoldRefused(_message.Message):
     __slots__ = ("name", "why")

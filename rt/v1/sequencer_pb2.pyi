@@ -63,10 +63,10 @@ class Merge(_message.Message):
     def __init__(self, number: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
 class Range(_message.Message):
-    __slots__ = ("session_id", "x", "y", "start", "end", "first", "count", "chain_start", "chain_end")
+    __slots__ = ("session_id", "run", "roll", "start", "end", "first", "count", "chain_start", "chain_end")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -74,65 +74,65 @@ class Range(_message.Message):
     CHAIN_START_FIELD_NUMBER: _ClassVar[int]
     CHAIN_END_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     start: int
     end: int
     first: int
     count: int
     chain_start: int
     chain_end: int
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chain_start: _Optional[int] = ..., chain_end: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chain_start: _Optional[int] = ..., chain_end: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session", "incarnation", "dedup_id", "x", "life", "newest")
+    __slots__ = ("session", "incarnation", "dedup_id", "run", "run_id", "newest")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     session: str
     incarnation: bytes
     dedup_id: str
-    x: int
-    life: bytes
+    run: int
+    run_id: bytes
     newest: int
-    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., x: _Optional[int] = ..., life: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Fence(_message.Message):
-    __slots__ = ("session_id", "x")
+    __slots__ = ("session_id", "run")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ...) -> None: ...
+    run: int
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ("session_id", "x", "y", "offset", "number")
+    __slots__ = ("session_id", "run", "roll", "offset", "number")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     number: int
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Roll(_message.Message):
-    __slots__ = ("number", "x", "y", "sequenced_ns")
+    __slots__ = ("number", "run", "roll", "sequenced_ns")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    x: int
-    y: int
+    run: int
+    roll: int
     sequenced_ns: int
-    def __init__(self, number: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., sequenced_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., sequenced_ns: _Optional[int] = ...) -> None: ...
 
 class Configure(_message.Message):
     __slots__ = ("roll_bytes", "roll_minutes", "session_bytes_max", "retention_minutes", "retention_bytes", "retention_disk_percent", "hold_bytes_max", "sessions_max", "sessions_per_name_max", "session_idle_minutes")
@@ -369,16 +369,16 @@ class Lease(_message.Message):
     def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., token: _Optional[int] = ..., duration_ms: _Optional[int] = ..., request: _Optional[bytes] = ..., renewals: _Optional[int] = ...) -> None: ...
 
 class Cleared(_message.Message):
-    __slots__ = ("epoch", "position", "session_id", "x")
+    __slots__ = ("epoch", "position", "session_id", "run")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
     session_id: int
-    x: int
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., session_id: _Optional[int] = ..., x: _Optional[int] = ...) -> None: ...
+    run: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., session_id: _Optional[int] = ..., run: _Optional[int] = ...) -> None: ...
 
 class Force(_message.Message):
     __slots__ = ("request", "node")
@@ -401,47 +401,47 @@ class NodeDisk(_message.Message):
     def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
-    __slots__ = ("has_segment", "x", "y", "offset", "first", "created_ns", "declared", "chain", "bytes", "next_x")
+    __slots__ = ("has_segment", "run", "roll", "offset", "first", "created_ns", "declared", "chain", "bytes", "next_run")
     HAS_SEGMENT_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    NEXT_X_FIELD_NUMBER: _ClassVar[int]
+    NEXT_RUN_FIELD_NUMBER: _ClassVar[int]
     has_segment: bool
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     first: int
     created_ns: int
     declared: _containers.RepeatedScalarFieldContainer[int]
     chain: int
     bytes: int
-    next_x: int
-    def __init__(self, has_segment: _Optional[bool] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., next_x: _Optional[int] = ...) -> None: ...
+    next_run: int
+    def __init__(self, has_segment: _Optional[bool] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., next_run: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_x", "was_opened", "lives", "has_consumed", "y", "offset", "number", "chain", "done_x", "has_done", "done_y", "done_offset", "done_number", "waits_for", "fenced_end")
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
     IS_SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
-    LAST_X_FIELD_NUMBER: _ClassVar[int]
+    LAST_RUN_FIELD_NUMBER: _ClassVar[int]
     WAS_OPENED_FIELD_NUMBER: _ClassVar[int]
-    LIVES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     HAS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    DONE_X_FIELD_NUMBER: _ClassVar[int]
+    DONE_RUN_FIELD_NUMBER: _ClassVar[int]
     HAS_DONE_FIELD_NUMBER: _ClassVar[int]
-    DONE_Y_FIELD_NUMBER: _ClassVar[int]
+    DONE_ROLL_FIELD_NUMBER: _ClassVar[int]
     DONE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DONE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -451,40 +451,40 @@ class Session(_message.Message):
     incarnation: bytes
     dedup_id: str
     is_superseded: bool
-    last_x: int
+    last_run: int
     was_opened: bool
-    lives: _containers.RepeatedCompositeFieldContainer[SessionLife]
+    runs: _containers.RepeatedCompositeFieldContainer[SessionRun]
     has_consumed: bool
-    y: int
+    roll: int
     offset: int
     number: int
     chain: int
-    done_x: int
+    done_run: int
     has_done: bool
-    done_y: int
+    done_roll: int
     done_offset: int
     done_number: int
     waits_for: int
     fenced_end: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_x: _Optional[int] = ..., was_opened: _Optional[bool] = ..., lives: _Optional[_Iterable[_Union[SessionLife, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_x: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_y: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ...) -> None: ...
 
-class SessionLife(_message.Message):
-    __slots__ = ("x", "life", "is_fenced", "is_closed", "y", "offset", "number")
-    X_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+class SessionRun(_message.Message):
+    __slots__ = ("run", "run_id", "is_fenced", "is_closed", "roll", "offset", "number")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IS_FENCED_FIELD_NUMBER: _ClassVar[int]
     IS_CLOSED_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    life: bytes
+    run: int
+    run_id: bytes
     is_fenced: bool
     is_closed: bool
-    y: int
+    roll: int
     offset: int
     number: int
-    def __init__(self, x: _Optional[int] = ..., life: _Optional[bytes] = ..., is_fenced: _Optional[bool] = ..., is_closed: _Optional[bool] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., is_fenced: _Optional[bool] = ..., is_closed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("dedup_id", "wanted")
@@ -495,9 +495,9 @@ class Watermark(_message.Message):
     def __init__(self, dedup_id: _Optional[str] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class MergedSegment(_message.Message):
-    __slots__ = ("x", "y", "first", "end", "size", "created_ns", "sealed_ns", "trimmed_ns", "reason")
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("run", "roll", "first", "end", "size", "created_ns", "sealed_ns", "trimmed_ns", "reason")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -505,8 +505,8 @@ class MergedSegment(_message.Message):
     SEALED_NS_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_NS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    x: int
-    y: int
+    run: int
+    roll: int
     first: int
     end: int
     size: int
@@ -514,14 +514,14 @@ class MergedSegment(_message.Message):
     sealed_ns: int
     trimmed_ns: int
     reason: int
-    def __init__(self, x: _Optional[int] = ..., y: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
 
 class MergeOrder(_message.Message):
-    __slots__ = ("instruction", "sequenced_ns", "x", "y", "offset", "first_position", "end_position", "blocks", "chain", "bytes", "end", "consumed")
+    __slots__ = ("instruction", "sequenced_ns", "run", "roll", "offset", "first_position", "end_position", "blocks", "chain", "bytes", "end", "consumed")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     END_POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -532,8 +532,8 @@ class MergeOrder(_message.Message):
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     sequenced_ns: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     first_position: int
     end_position: int
@@ -542,15 +542,15 @@ class MergeOrder(_message.Message):
     bytes: int
     end: int
     consumed: _containers.RepeatedCompositeFieldContainer[SessionEnd]
-    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OrderBlock, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OrderBlock, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class OrderBlock(_message.Message):
-    __slots__ = ("head", "is_declaration", "session_id", "x", "y", "start", "end", "chain_end", "count")
+    __slots__ = ("head", "is_declaration", "session_id", "run", "roll", "start", "end", "chain_end", "count")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     IS_DECLARATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHAIN_END_FIELD_NUMBER: _ClassVar[int]
@@ -558,29 +558,29 @@ class OrderBlock(_message.Message):
     head: bytes
     is_declaration: bool
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     start: int
     end: int
     chain_end: int
     count: int
-    def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SessionEnd(_message.Message):
-    __slots__ = ("session_id", "x", "y", "offset", "number", "chain")
+    __slots__ = ("session_id", "run", "roll", "offset", "number", "chain")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     number: int
     chain: int
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins", "connected")
@@ -607,20 +607,20 @@ class Report(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentReport(_message.Message):
-    __slots__ = ("session_id", "x", "y", "marks", "announced", "final")
+    __slots__ = ("session_id", "run", "roll", "marks", "announced", "final")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     marks: bytes
     announced: SessionEnd
     final: SessionEnd
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., marks: _Optional[bytes] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ..., final: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., marks: _Optional[bytes] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ..., final: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class MergedReport(_message.Message):
     __slots__ = ("instruction", "chain", "bytes", "position", "stopped")
@@ -661,18 +661,18 @@ class Differs(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., got: _Optional[int] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("session_id", "x", "y", "offset", "holder")
+    __slots__ = ("session_id", "run", "roll", "offset", "holder")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    X_FIELD_NUMBER: _ClassVar[int]
-    Y_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     holder: str
-    def __init__(self, session_id: _Optional[int] = ..., x: _Optional[int] = ..., y: _Optional[int] = ..., offset: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
 
 class ReportAgain(_message.Message):
     __slots__ = ()

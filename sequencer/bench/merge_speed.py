@@ -189,7 +189,7 @@ def _report(
     for segment in list_segments(REAL, path):
         header = read_header(REAL, path, segment)
         assert header is not None, (path, segment)
-        opened = apply(state, OpenRun(identity.name, identity.origin, None, segment.x, header.life))
+        opened = apply(state, OpenRun(identity.name, identity.origin, None, segment.run, header.run_id))
         assert isinstance(opened, RunOpened), opened
         marks = [_beginning(header), *read_marks(REAL, path, segment)]
         reported.on_marks(

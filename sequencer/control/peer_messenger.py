@@ -78,8 +78,8 @@ class PeerMessenger:
         """The node must fetch bytes that another node holds."""
         fetch = pb.Fetch(
             session_id=request.session_id,
-            x=request.x,
-            y=request.y,
+            run=request.run,
+            roll=request.roll,
             offset=request.offset,
             holder=request.holder,
         )

@@ -81,14 +81,14 @@ class DurableEnds:
     def handle_report(self, report: pb.DataReport) -> None:
         """Raises `rt.FormatError`."""
         for one in report.segments:
-            key = SegmentKey(one.session_id, one.x, one.y)
+            key = SegmentKey(one.session_id, one.run, one.roll)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
             held.add(unpack_marks(one.marks))
             if one.HasField("announced"):
-                self._announced.setdefault(key.session_id, {})[key.x] = one.announced
+                self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
-                self._finals.setdefault(key.session_id, {})[key.x] = one.final
+                self._finals.setdefault(key.session_id, {})[key.run] = one.final
             if len(held.marks) > FINE_MARKS_MAX:
                 self._thin_out(held)
         self._joins = max(self._joins, report.joins)
@@ -109,18 +109,18 @@ class DurableEnds:
     def prune_before(self, end: SessionEnd) -> None:
         """Drop what was merged."""
         segments = self._held.get(end.session_id, {})
-        for key in [key for key in segments if key[1:] < (end.x, end.y)]:
+        for key in [key for key in segments if key[1:] < (end.run, end.roll)]:
             del segments[key]
             self._news.pop(key, None)
-        held = segments.get(SegmentKey(end.session_id, end.x, end.y))
+        held = segments.get(SegmentKey(end.session_id, end.run, end.roll))
         if held is not None:
             below = bisect_left(held.marks, (end.offset,))  # Offsets come first in a mark.
             del held.marks[:below]
             held.reported = max(0, held.reported - below)
         for kind in (self._announced, self._finals):
             ends = kind.get(end.session_id, {})
-            for x in [x for x in ends if x < end.x]:
-                del ends[x]
+            for run in [run for run in ends if run < end.run]:
+                del ends[run]
 
     def remove_session(self, session_id: int) -> None:
         """The session's record was removed from the replicated state."""
@@ -163,11 +163,11 @@ class DurableEnds:
             held.reported += len(marks)
             report.segments.add(
                 session_id=key.session_id,
-                x=key.x,
-                y=key.y,
+                run=key.run,
+                roll=key.roll,
                 marks=pack_marks(marks),
-                announced=self._announced.get(key.session_id, _NONE).get(key.x),
-                final=self._finals.get(key.session_id, _NONE).get(key.x),
+                announced=self._announced.get(key.session_id, _NONE).get(key.run),
+                final=self._finals.get(key.session_id, _NONE).get(key.run),
             )
             if held.reported >= len(held.marks):
                 del self._news[key]

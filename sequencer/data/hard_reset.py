@@ -39,7 +39,7 @@ class DroppedRange(NamedTuple):
 
     session: str
     session_id: int
-    x: int
+    run: int
     first: int
     end: int
 
@@ -75,8 +75,8 @@ class HardResetter:
             self._record(HardResetRecord(cleared.epoch, False, tuple(self._unmerged(state, cleared))))
         for dropped in self.done.dropped:
             logger.warning(
-                "reset_dropped session=%s id=%d x=%d first=%d end=%d",
-                *(dropped.session, dropped.session_id, dropped.x, dropped.first, dropped.end),
+                "reset_dropped session=%s id=%d run=%d first=%d end=%d",
+                *(dropped.session, dropped.session_id, dropped.run, dropped.first, dropped.end),
             )
         with storage_errors(self._sessions, "deleting session replicas"):
             for session_id in self._older(cleared):

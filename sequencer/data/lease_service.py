@@ -79,7 +79,7 @@ class LeaseService:
             )
         identity = self._identify()
         _check_groups(identity, [prefix])
-        with self._caps.taken(identity):
+        with self._caps.counted(identity):
             leases = self._leasing.state().leases
             found = sorted(name for name in leases if name.startswith(prefix))
         rows = (pb.LeaseRow(name=one, owner=leases[one].owner, token=leases[one].token) for one in found)
@@ -101,7 +101,7 @@ class LeaseService:
             raise
         except ValueError as error:
             raise ProtocolViolation(f"leases are asked for as nobody may: {error}") from error
-        with self._caps.taken(identity):
+        with self._caps.counted(identity):
             leased = await self._leasing.run(command)
         return pb.LeaseReply(tokens=leased.tokens).SerializeToString()
 

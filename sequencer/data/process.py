@@ -283,8 +283,8 @@ class DataProcess:
         for session in state.sessions.values():
             self.opener.take_up(session, is_input=session.id in needed)
             if session.life is not None and session.life.end is not None:
-                x, end = session.life.x, session.life.end
-                self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(x, end.y, end.offset)))
+                run, end = session.life.run, session.life.end
+                self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(run, end.roll, end.offset)))
         self.opener.confirm(state.joins)
         self.closed_copies.on_snapshot(state)
         self.intakes.on_snapshot()
@@ -330,10 +330,10 @@ class DataProcess:
                     self.opener.on_merged(end)
             case RunOpened(session_id):
                 self.opener.on_opened(session_id)
-            case RunFenced(session_id, x):
-                self.tasks.spawn(self.opener.finish(session_id, x))
-            case RunClosed(session_id, x, end):
-                self.tasks.spawn(self.fetcher.complete(session_id, LogOffset(x, end.y, end.offset)))
+            case RunFenced(session_id, run):
+                self.tasks.spawn(self.opener.finish(session_id, run))
+            case RunClosed(session_id, run, end):
+                self.tasks.spawn(self.fetcher.complete(session_id, LogOffset(run, end.roll, end.offset)))
             case DiskJoined():
                 assert self.replica.state is not None
                 self.opener.confirm(self.replica.state.joins)

@@ -174,7 +174,7 @@ class Leader:
             self._ask_again(name)  # It was opened, and is about to be applied here.
             return
         self._on_heard([one.session_id])
-        self.board.on_marks(name, SegmentKey(one.session_id, one.x, one.y), unpack_marks(one.marks))
+        self.board.on_marks(name, SegmentKey(one.session_id, one.run, one.roll), unpack_marks(one.marks))
         self._supplying.on_news(one.session_id, name, self._nodes[name].heard_ns)
         if one.HasField("announced"):
             self.board.on_announced(_end(one.announced))
@@ -186,7 +186,7 @@ class Leader:
             self._told.add(one.session_id)
             logger.error(
                 "session_stopped session=%s id=%d at=log.%d.%d offset=%d node=%s got=%s others=%s wanted=%s",
-                *(session.name, session.id, found.key.x, found.key.y, found.offset),
+                *(session.name, session.id, found.key.run, found.key.roll, found.offset),
                 *(found.node, found.got, ",".join(found.others), found.wanted),
             )
 
@@ -198,9 +198,9 @@ class Leader:
             self._is_adrift = True
         elif isinstance(command, MergeInstruction):
             for one in command.ranges:
-                self.board.forget_below(one.session_id, one.x, one.y, one.end)
+                self.board.forget_below(one.session_id, one.run, one.roll, one.end)
         elif isinstance(command, FenceRun | CloseRun):
-            self._proposed_ns.pop((command.session_id, command.x, type(command)), None)
+            self._proposed_ns.pop((command.session_id, command.run, type(command)), None)
         elif isinstance(command, TrimSegments | Configure):
             self._proposed_ns.pop((type(command),), None)
         elif isinstance(command, ExpireLeases):
@@ -282,7 +282,7 @@ class Leader:
         for restore in self._restoring.plan(told, merged, self._speculation.instruction):
             self._propose_at_times(restore, (restore.disk,))
         for close in self._endings.plan_lost(told):
-            self._propose_at_times(close, (close.session_id, close.x, CloseRun))
+            self._propose_at_times(close, (close.session_id, close.run, CloseRun))
         now_ns = self._now_ns()
         heard = [name for name, node in self._nodes.items() if now_ns - node.heard_ns < 2 * FRESH_NS]
         for lack in self._supplying.plan(heard, now_ns):
@@ -325,7 +325,7 @@ class Leader:
 
     def _plan_ends(self) -> None:
         for command in self._endings.plan():
-            self._propose_at_times(command, (command.session_id, command.x, type(command)))
+            self._propose_at_times(command, (command.session_id, command.run, type(command)))
 
     def _plan_decisions(self) -> None:
         """Have what operators asked for carried out, or forgotten when it is too late."""
@@ -420,4 +420,4 @@ class Leader:
 
 
 def _end(message: pb.SessionEnd) -> SessionEnd:
-    return SessionEnd(message.session_id, message.x, message.y, message.offset, message.number)
+    return SessionEnd(message.session_id, message.run, message.roll, message.offset, message.number)

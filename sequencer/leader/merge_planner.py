@@ -82,7 +82,7 @@ class Speculation:
             return applied
         if applied.lives is ahead.lives:
             return ahead
-        lives = tuple(life for life in applied.lives if life.x > _last_done(ahead))
+        lives = tuple(life for life in applied.lives if life.run > _last_done(ahead))
         return replace(applied, lives=lives, consumed=ahead.consumed, done=ahead.done)
 
     def look(self, one: MergeRange) -> ResolvedRange | None:
@@ -197,14 +197,14 @@ def _beginnings(session: Session, board: ReplicationTracker) -> Iterator[tuple[S
     life, consumed = session.life, session.consumed
     assert life is not None
     if consumed is None:
-        key = SegmentKey(session.id, life.x, BEGIN[0])
+        key = SegmentKey(session.id, life.run, BEGIN[0])
         mark = board.mark_at(key, BEGIN[1])
         if mark is not None:
             yield key, mark
         return
     end = consumed.end
-    yield SegmentKey(session.id, life.x, end.y), BatchBoundary(end.offset, end.number, consumed.chain)
-    following = SegmentKey(session.id, life.x, end.y + 1)
+    yield SegmentKey(session.id, life.run, end.roll), BatchBoundary(end.offset, end.number, consumed.chain)
+    following = SegmentKey(session.id, life.run, end.roll + 1)
     mark = board.mark_at(following, SEGMENT_HEADER_BYTES)
     if mark is not None and mark.number == end.number:
         yield following, mark

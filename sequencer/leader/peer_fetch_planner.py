@@ -22,13 +22,13 @@ LOOK_NS: Final = 10**9
 
 
 class FetchRequest(NamedTuple):
-    """`node` lacks what `holder` has of a session, up to an offset of `log.x.y`."""
+    """`node` lacks what `holder` has of a session, up to an offset of `log.X.Y`."""
 
     node: str
     holder: str
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
 
 
@@ -97,8 +97,8 @@ class PeerFetchPlanner:
         if session is None or not _is_open(session) or session_id in self._board.disagreements:
             return []
         assert session.life is not None
-        x = session.life.x
-        tops = {node: self._board.top(node, session_id, x) for node in nodes}
+        run = session.life.run
+        tops = {node: self._board.top(node, session_id, run) for node in nodes}
         holder, top = max(tops.items(), key=lambda one: one[1] or (-1, 0), default=("", None))
         if top is None:
             return []
@@ -106,7 +106,7 @@ class PeerFetchPlanner:
         if is_quiet and session.consumed is not None and session.consumed.end[:2] >= top:
             return []
         return [
-            FetchRequest(node, holder, session_id, x, *top)
+            FetchRequest(node, holder, session_id, run, *top)
             for node, has in tops.items()
             if has is None or has < top
         ]

@@ -50,8 +50,8 @@ class SegmentKey(NamedTuple):
     """A segment of a session."""
 
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
 
 
 @dataclass(slots=True)
@@ -153,8 +153,8 @@ class ReplicationTracker:
     def on_announced(self, end: SessionEnd) -> None:
         """The sender says that this X ends there, on the publisher's disk."""
         known = self._announced.setdefault(end.session_id, {})
-        if known.get(end.x) != end:
-            known[end.x] = end
+        if known.get(end.run) != end:
+            known[end.run] = end
             self.news.add(end.session_id)
 
     def on_final(self, node: str, end: SessionEnd, chain: int | None) -> None:
@@ -163,9 +163,9 @@ class ReplicationTracker:
         Whoever asks for `finals` may go by it alone, before the node's marks have come.
         """
         if chain is not None:
-            key = SegmentKey(end.session_id, end.x, end.y)
+            key = SegmentKey(end.session_id, end.run, end.roll)
             self.on_marks(node, key, [BatchBoundary(end.offset, end.number, chain)])
-        known = self._finals.setdefault(end.session_id, {}).setdefault(end.x, {})
+        known = self._finals.setdefault(end.session_id, {}).setdefault(end.run, {})
         if known.get(node) != end:
             known[node] = end
             self.news.add(end.session_id)
@@ -193,12 +193,12 @@ class ReplicationTracker:
             kind.pop(session_id, None)
         self.news.discard(session_id)
 
-    def forget_below(self, session_id: int, x: int, y: int, offset: int) -> None:
+    def forget_below(self, session_id: int, run: int, roll: int, offset: int) -> None:
         """What is below that place is merged, and never planned again."""
         segments = self._segments.get(session_id, {})
-        for place in [place for place in segments if place < (x, y)]:
+        for place in [place for place in segments if place < (run, roll)]:
             del segments[place]
-        segment = segments.get((x, y))
+        segment = segments.get((run, roll))
         if segment is not None:
             below = bisect_right(segment.offsets, offset - 1)
             for gone in segment.offsets[:below]:
@@ -206,7 +206,7 @@ class ReplicationTracker:
             del segment.offsets[:below]
         for kind in (self._announced, self._finals):
             lives = kind.get(session_id, {})
-            for earlier in [earlier for earlier in lives if earlier < x]:
+            for earlier in [earlier for earlier in lives if earlier < run]:
                 del lives[earlier]
 
     # What the planner asks
@@ -240,13 +240,13 @@ class ReplicationTracker:
                 return boundary.mark
         return None
 
-    def announced(self, session_id: int, x: int) -> SessionEnd | None:
+    def announced(self, session_id: int, run: int) -> SessionEnd | None:
         """Where the sender says that the X ends."""
-        return self._announced.get(session_id, {}).get(x)
+        return self._announced.get(session_id, {}).get(run)
 
-    def finals(self, session_id: int, x: int) -> Mapping[str, SessionEnd]:
+    def finals(self, session_id: int, run: int) -> Mapping[str, SessionEnd]:
         """What nodes hold of a fenced X, by node."""
-        return self._finals.get(session_id, {}).get(x, {})
+        return self._finals.get(session_id, {}).get(run, {})
 
     def number_at(self, key: SegmentKey, offset: int) -> int | None:
         """The number behind the boundary there, if any node holds it."""
@@ -254,21 +254,21 @@ class ReplicationTracker:
         boundary = segment.boundaries.get(offset) if segment is not None else None
         return boundary.mark.number if boundary is not None else None
 
-    def top(self, node: str, session_id: int, x: int) -> tuple[int, int] | None:
+    def top(self, node: str, session_id: int, run: int) -> tuple[int, int] | None:
         """Segment and offset of the furthest boundary that a node reported of an X; None: of no one."""
         tops = (
-            (y, segment.tops[node])
-            for (at, y), segment in self._segments.get(session_id, {}).items()
-            if at == x and node in segment.tops
+            (roll, segment.tops[node])
+            for (at, roll), segment in self._segments.get(session_id, {}).items()
+            if at == run and node in segment.tops
         )
         return max(tops, default=None)
 
-    def tops(self, session_id: int, x: int) -> list[tuple[int, int]]:
+    def tops(self, session_id: int, run: int) -> list[tuple[int, int]]:
         """Segment and offset of what any node reported furthest of each segment of an X."""
         return [
-            (y, max(segment.tops.values()))
-            for (at, y), segment in self._segments.get(session_id, {}).items()
-            if at == x and segment.tops
+            (roll, max(segment.tops.values()))
+            for (at, roll), segment in self._segments.get(session_id, {}).items()
+            if at == run and segment.tops
         ]
 
     def _segment(self, key: SegmentKey) -> _Segment | None:

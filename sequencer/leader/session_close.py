@@ -136,15 +136,15 @@ class SessionCloser:
             self._closed.discard(session_id)
             return None
         left = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
-        for y, offset in board.tops(session_id, life.x):
-            number = board.number_at(SegmentKey(session_id, life.x, y), offset)
-            if number is not None and (y, offset) > left[:2]:
-                left = End(y, offset, number)
-        announced = board.announced(session_id, life.x)
+        for roll, offset in board.tops(session_id, life.run):
+            number = board.number_at(SegmentKey(session_id, life.run, roll), offset)
+            if number is not None and (roll, offset) > left[:2]:
+                left = End(roll, offset, number)
+        announced = board.announced(session_id, life.run)
         is_left = session.is_superseded or session_id in self._given_up
-        if not is_left and (announced is None or (announced.y, announced.offset) > left[:2]):
+        if not is_left and (announced is None or (announced.roll, announced.offset) > left[:2]):
             return None  # A sender has it yet.
-        return CloseRun(session_id, life.x, *left) if left[:2] < life.end[:2] else None
+        return CloseRun(session_id, life.run, *left) if left[:2] < life.end[:2] else None
 
     def _is_ending(self, session_id: int) -> bool:
         session = self._state.sessions.get(session_id)
@@ -164,18 +164,20 @@ class SessionCloser:
             return False
         if not life.is_fenced:
             is_given_up = session.id in self._given_up
-            return (is_given_up or _may_be_fenced(session, life.x, board)) and FenceRun(session.id, life.x)
-        finals = board.finals(session.id, life.x)
+            return (is_given_up or _may_be_fenced(session, life.run, board)) and FenceRun(
+                session.id, life.run
+            )
+        finals = board.finals(session.id, life.run)
         if not are_enough(state, board, finals):
             return False
         if waits(state, session):
             return True
         # A node that was built anew, or trimmed its copy, holds less than what is merged.
         merged = [session.consumed.end] if session.consumed is not None else []
-        return CloseRun(session.id, life.x, *max(merged + [End(*final[2:]) for final in finals.values()]))
+        return CloseRun(session.id, life.run, *max(merged + [End(*final[2:]) for final in finals.values()]))
 
 
-def _may_be_fenced(session: Session, x: int, board: ReplicationTracker) -> bool:
+def _may_be_fenced(session: Session, run: int, board: ReplicationTracker) -> bool:
     """Whether a majority has all that the sender still had of it, or no sender will come.
 
     A life whose sender may still come is not fenced before a majority has all that the sender says it has:
@@ -183,16 +185,16 @@ def _may_be_fenced(session: Session, x: int, board: ReplicationTracker) -> bool:
     """
     if session.is_superseded:
         return True
-    announced = board.announced(session.id, x)
+    announced = board.announced(session.id, run)
     return announced is not None and _has(session, board, announced)
 
 
 def _has(session: Session, board: ReplicationTracker, end: SessionEnd) -> bool:
     if session.consumed is not None and session.consumed.end.number >= end.number:
         return True
-    if (end.y, end.offset) == BEGIN:
+    if (end.roll, end.offset) == BEGIN:
         return True
-    return board.mark_at(SegmentKey(end.session_id, end.x, end.y), end.offset) is not None
+    return board.mark_at(SegmentKey(end.session_id, end.run, end.roll), end.offset) is not None
 
 
 class DiskRestoration:
@@ -239,10 +241,10 @@ class DiskRestoration:
         held: dict[tuple[int, int], tuple[int, int]] = {}
         for session in self._state.sessions.values():
             for life in session.lives:
-                tops = (self._board.top(node, session.id, life.x) for node in nodes)
+                tops = (self._board.top(node, session.id, life.run) for node in nodes)
                 end = max((top for top in tops if top is not None), default=None)
                 if end is not None:
-                    held[session.id, life.x] = end
+                    held[session.id, life.run] = end
         return held
 
     def _is_there(self, node: str, place: tuple[int, int], end: tuple[int, int]) -> bool:

@@ -178,7 +178,7 @@ class CatchUp:
     def _is_here(self, block: BlockWrite) -> bool:
         if self._merging.fetched.find(block) is not None:
             return True
-        copy, segment = self._copies.get(block.session_id), SegmentId(block.x, block.y)
+        copy, segment = self._copies.get(block.session_id), SegmentId(block.run, block.roll)
         return copy is not None and copy.has(segment, block.start, block.end, block.chain_end)
 
     async def _fetch_range(self, wanted: SessionRange) -> int:

@@ -210,7 +210,7 @@ class MergedLog:
             if copy is None:
                 continue
             try:
-                await self._copies.trim(copy, LogOffset(end.x, end.y, end.offset))
+                await self._copies.trim(copy, LogOffset(end.run, end.roll, end.offset))
             except DiskFull as error:
                 logger.warning("trim_deferred session_id=%d error=%r", end.session_id, str(error))
                 self._consumed.put_back(instruction, end)

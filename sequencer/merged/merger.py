@@ -31,7 +31,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, 
 from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.scanner import MergedScanner, Scanner
-from rt.log.write.segment_repair import sound_end
+from rt.log.write.segment_repair import valid_end
 from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged.replica_files import ReplicaFiles
@@ -284,7 +284,12 @@ class Merger:
             return found[-1]
 
         writer = LogWriter.open(
-            self._path, self._identity, disk=self._disk, resume=True, gone=gone, scanner_for=scanner_for
+            self._path,
+            self._identity,
+            disk=self._disk,
+            resume=True,
+            trimmed_elsewhere=gone,
+            scanner_for=scanner_for,
         )
         last = found[-1].last_block if found else None
         # Blocks of the last instruction may be missing, so it is executed again.
@@ -343,7 +348,7 @@ class Merger:
 
     def _is_first_after_reset(self, segment: SegmentId) -> bool:
         """Whether the segment is the first one after a hard reset, so that nothing before it exists."""
-        return self._cleared is not None and segment == SegmentId(self._cleared.x, 0)
+        return self._cleared is not None and segment == SegmentId(self._cleared.run, 0)
 
     # The thread
 
@@ -370,7 +375,7 @@ class Merger:
                         # The replica was trimmed because the cluster is far ahead, or it is corrupt.
                         block = _input_of(order, error.path)
                         self.missing = MissingInput(
-                            block.session_id, SegmentId(block.x, block.y), block.start, block.end
+                            block.session_id, SegmentId(block.run, block.roll), block.start, block.end
                         )
                     self._changed.wait(RETRY_S)
                 continue
@@ -488,7 +493,7 @@ class Merger:
         """Wait for the block's input and return its bytes; None if the merger must stop before."""
         if block.is_declaration:
             return BatchFrames([block.head], position, 0, 0, is_declaration=True)
-        segment = SegmentId(block.x, block.y)
+        segment = SegmentId(block.run, block.roll)
         found = self._wait_for(block, segment)
         if found is None:
             return None
@@ -553,7 +558,7 @@ class Merger:
             finally:
                 file.close()
             if heads != [block.head for block in order.blocks]:
-                sound = sound_end(self._disk, self._path, order.segment, order.end_offset)
+                sound = valid_end(self._disk, self._path, order.segment, order.end_offset)
                 if sound < order.end_offset:
                     raise Corrupt("a merged block fails its checksum", path=path, offset=sound)
         return heads
@@ -615,7 +620,7 @@ def _as_sealed(one: MergedSegment) -> SealedSegment:
 
 def _name_of(block: BlockWrite) -> str:
     """The source file of a block, for errors."""
-    return f"session {block.session_id}, {SegmentId(block.x, block.y).file_name}"
+    return f"session {block.session_id}, {SegmentId(block.run, block.roll).file_name}"
 
 
 def _input_of(order: WritePlan, name: str) -> BlockWrite:

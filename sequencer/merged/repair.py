@@ -122,10 +122,10 @@ class RepairService:
         self, state: SequencerState, directory: str, segment: SegmentId, aside: str, end: int
     ) -> None:
         session = state.sessions.get(int(os.path.basename(directory)))
-        known = None if session is None else session.life_of(segment.x)
+        known = None if session is None else session.life_of(segment.run)
         if session is None or known is None:
             raise Unreachable("that is merged, and nobody keeps it", where=directory, got=segment)
-        life, peers = Run(known.x, known.life), (self._config.stream, self._endpoints, self._tls)
+        life, peers = Run(known.run, known.run_id), (self._config.stream, self._endpoints, self._tls)
         line = line_of(self._replica.epoch)
         await fetch_copy(self._copies, aside, session, life, segment, end, *peers, line)
 

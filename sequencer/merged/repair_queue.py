@@ -23,7 +23,7 @@ from rt.errors import Corrupt, Diverged, LogNotFound, RtError, StorageFailed, Ti
 from rt.log.disk import REAL, Disk, File, RealDisk, storage_errors
 from rt.log.format.constants import Buffer
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, parse_segment_name
-from rt.log.write.segment_repair import mend_segment, sound_end, synced_end
+from rt.log.write.segment_repair import repair_segment, synced_end, valid_end
 from rt.net.grpc_errors import Unreachable
 
 AGAIN_S_MIN: Final = 0.5
@@ -212,7 +212,7 @@ class Repairer:
         while True:
             self._changed.clear()
             for path, patient in list(self._patients.items()):
-                if patient.due_s <= loop.time() and await self._attend(path, patient):
+                if patient.due_s <= loop.time() and await self._resolve_pending_error(path, patient):
                     del self._patients[path]
                     self.damages.discard(path)
             due_s = min((one.due_s for one in self._patients.values()), default=None)
@@ -222,7 +222,7 @@ class Repairer:
             except TimeoutError:
                 pass
 
-    async def _attend(self, path: str, patient: _CorruptFile) -> bool:
+    async def _resolve_pending_error(self, path: str, patient: _CorruptFile) -> bool:
         """Try to mend it; whether it is good, or gone, now."""
         try:
             return await self._mend(path, patient.directory, patient.segment)
@@ -251,7 +251,7 @@ class Repairer:
             try:
                 await self._clear_aside()
                 await self._fetch(directory, segment, self._aside, end)
-                good = await run_to_end(self._pool, partial(sound_end, disk, self._aside, segment, end))
+                good = await run_to_end(self._pool, partial(valid_end, disk, self._aside, segment, end))
                 if good <= sound:
                     raise Corrupt("no peer has good bytes of it", path=path, offset=sound)
                 changed = await run_to_end(self._pool, lambda: self._overwrite(directory, segment, good))
@@ -267,11 +267,11 @@ class Repairer:
     def _look(self, directory: str, segment: SegmentId) -> tuple[int, int]:
         with storage_errors(directory, "looking for damage"):
             end = synced_end(self._disk, directory, segment)
-            return end, sound_end(self._disk, directory, segment, end)
+            return end, valid_end(self._disk, directory, segment, end)
 
     def _overwrite(self, directory: str, segment: SegmentId, end: int) -> int:
         with storage_errors(directory, "mending a segment"):
-            return mend_segment(self._disk, directory, self._aside, segment, end)
+            return repair_segment(self._disk, directory, self._aside, segment, end)
 
     async def _clear_aside(self) -> None:
         await run_to_end(self._pool, partial(shutil.rmtree, self._aside, ignore_errors=True))

@@ -30,7 +30,7 @@ class FetchedRanges:
         if not self._ranges:
             return None
         with self._lock:
-            known = self._ranges.get((block.session_id, SegmentId(block.x, block.y)), ())
+            known = self._ranges.get((block.session_id, SegmentId(block.run, block.roll)), ())
             return next((one for one in known if one.stretch(block) is not None), None)
 
     def forget(self, order: WritePlan) -> None:
@@ -39,7 +39,7 @@ class FetchedRanges:
             return
         with self._lock:
             for block in order.blocks:
-                key = block.session_id, SegmentId(block.x, block.y)
+                key = block.session_id, SegmentId(block.run, block.roll)
                 if key in self._ranges:
                     self._ranges[key] = [one for one in self._ranges[key] if one.range.end > block.end]
                     if not self._ranges[key]:

@@ -97,4 +97,4 @@ def is_merged_whole(copy: SessionReplica, session: Session) -> bool:
     if place is not None and (consumed is None or place > consumed):
         return False
     life = session.life
-    return life is None or not any(x >= life.x for x in (*copy.announced, *copy.finals))
+    return life is None or not any(run >= life.run for run in (*copy.announced, *copy.finals))

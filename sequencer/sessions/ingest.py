@@ -157,11 +157,11 @@ class SessionIngest:
         place = copy.receiver.place if copy is not None else None
         if place is None and session is not None:
             place = consumed_place(session)
-        if session is not None and session.fenced_end and (place is None or place.x < session.fenced_end):
+        if session is not None and session.fenced_end and (place is None or place.run < session.fenced_end):
             place = LogOffset(session.fenced_end, 0, 0)
         if session is not None and session.id in state.closed:
             # It was closed without its publisher: of what it opened nothing more is taken.
-            place = max(place or NOWHERE, LogOffset(session.last_x + 1, 0, 0))
+            place = max(place or NOWHERE, LogOffset(session.last_run + 1, 0, 0))
         return PushStart(state.cluster, self._replica.epoch, self._members, standing.node, place)
 
     async def open_session(self, hello: PushHello, life: Run) -> Session:
@@ -170,7 +170,7 @@ class SessionIngest:
         # If another directory takes over before this is applied, it is refused, and a publisher that is
         # still there comes again: what only was late must not end the newer one.
         newest_id = newest.id if newest is not None else 0
-        command = OpenRun(hello.session, hello.incarnation, hello.dedup_id, life.x, life.life, newest_id)
+        command = OpenRun(hello.session, hello.incarnation, hello.dedup_id, life.run, life.run_id, newest_id)
         self._asked[command] += 1
         try:
             return await self._opened(hello, life, command)
@@ -187,41 +187,43 @@ class SessionIngest:
         while True:
             self._check_ready()
             session = self._session_of(hello)
-            if session is not None and life.x < session.fenced_end:
-                raise _refusal(CommandRejected(f"a reset of the cluster ended X {life.x}", True), hello, life)
+            if session is not None and life.run < session.fenced_end:
+                raise _refusal(
+                    CommandRejected(f"a reset of the cluster ended X {life.run}", True), hello, life
+                )
             if session is not None and self._is_welcome(session, life):
                 return session
             refused = self._refusals.pop(command, None)
             if refused is not None:
                 raise _refusal(refused, hello, life)
-            known = session.life_of(life.x) if session is not None else None
+            known = session.life_of(life.run) if session is not None else None
             why = why_full(self._state(), hello.session) if known is None else None
             if why is not None:
                 raise _refusal(CommandRejected(why, is_full=True), hello, life)
             if known is None and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
-            elif known is not None and known.life != life.life:
-                raise _refusal(CommandRejected(f"X {life.x} is open with another life", True), hello, life)
+            elif known is not None and known.run_id != life.run_id:
+                raise _refusal(CommandRejected(f"X {life.run} is open with another life", True), hello, life)
             await self._wait_for(hello.session)
 
-    def limit(self, session_id: int, x: int) -> End | None:
+    def limit(self, session_id: int, run: int) -> End | None:
         """Where X may not be taken beyond; None: nowhere. Raises what refuses it now."""
         session = self._state().sessions.get(session_id)
         if session is None:
             raise Unreachable(
                 "that session was closed", got=f"session {session_id}", hint="Ask where to go on."
             )
-        life = session.life_of(x)
+        life = session.life_of(run)
         if life is not None and life.end is None:
             if life.is_fenced:
                 raise Unreachable("that X is being closed", where=session.name, hint="Try again.")
             return None
         if life is not None:
             return life.end
-        if session.done is not None and session.done[0] == x:
+        if session.done is not None and session.done[0] == run:
             return session.done[1]
-        raise Unreachable("that X is over", where=session.name, got=f"X {x}", hint="Ask where to go on.")
+        raise Unreachable("that X is over", where=session.name, got=f"X {run}", hint="Ask where to go on.")
 
     async def _wait_for(self, name: str) -> None:
         """Until something of the session changed, or until it is time to propose again."""
@@ -242,9 +244,9 @@ class SessionIngest:
         """Its copy, open."""
         return await self._copies.open_copy(session)
 
-    async def skip_life(self, copy: SessionReplica, session: Session, x: int) -> None:
-        """Go on at the beginning of `x`: everything before it is merged, of which this copy has not all."""
-        await self._copies.skip_to(copy, session, LogOffset(x, 0, 0), None)
+    async def skip_life(self, copy: SessionReplica, session: Session, run: int) -> None:
+        """Go on at the beginning of `run`: everything before it is merged, of which this copy has not all."""
+        await self._copies.skip_to(copy, session, LogOffset(run, 0, 0), None)
 
     async def take(self, copy: SessionReplica, item: Chunk | SegmentSealed) -> None:
         """Store an item that is welcome."""
@@ -292,9 +294,9 @@ class SessionIngest:
 
     def _is_welcome(self, session: Session, life: Run) -> bool:
         """Whether bytes of the life may come: everything before it is merged."""
-        if session.done is not None and session.done[0] == life.x:
+        if session.done is not None and session.done[0] == life.run:
             return True  # What this node still lacks of it.
-        return session.life is not None and (session.life.x, session.life.life) == (life.x, life.life)
+        return session.life is not None and (session.life.run, session.life.run_id) == (life.run, life.run_id)
 
 
 class IngestStream:
@@ -323,11 +325,11 @@ class IngestStream:
         copy.has_stream = True
         receiver = copy.receiver
         place = receiver.place
-        is_over = session.done is not None and place is not None and place.x < life.x
-        is_anew = place is None and 0 < session.fenced_end <= life.x
+        is_over = session.done is not None and place is not None and place.run < life.run
+        is_anew = place is None and 0 < session.fenced_end <= life.run
         if (is_over and not receiver.has_ended) or is_anew:
             # The cluster merged an X of which this node has not all: go on without the rest.
-            await self._intakes.skip_life(copy, session, life.x)
+            await self._intakes.skip_life(copy, session, life.run)
         await copy.store.begin(life)
         self._has_copy.set()
 
@@ -342,8 +344,8 @@ class IngestStream:
             place = copy.receiver.place
             if place is None or item.place.segment < place.segment:
                 return
-        limit = self._intakes.limit(copy.session_id, item.place.x)
-        if limit is not None and isinstance(item, Chunk) and item.end > _place(item.place.x, limit):
+        limit = self._intakes.limit(copy.session_id, item.place.run)
+        if limit is not None and isinstance(item, Chunk) and item.end > _place(item.place.run, limit):
             raise Fenced(
                 "bytes behind the end of an X", where=self.hello.session, got=item.end, expected=limit
             )
@@ -376,8 +378,8 @@ class IngestStream:
                 await self._copy.store.restart()
 
 
-def _place(x: int, end: End) -> LogOffset:
-    return LogOffset(x, end.y, max(end.offset, SEGMENT_HEADER_BYTES))
+def _place(run: int, end: End) -> LogOffset:
+    return LogOffset(run, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
 
 
 def _refusal(refused: CommandRejected, hello: PushHello, life: Run) -> RtError:
@@ -390,4 +392,4 @@ def _refusal(refused: CommandRejected, hello: PushHello, life: Run) -> RtError:
             "/configuration.",
         )
     kind = Fenced if refused.is_fenced else Unreachable
-    return kind(f"the cluster does not open that life: {refused.why}", where=f"{hello.session}, X {life.x}")
+    return kind(f"the cluster does not open that life: {refused.why}", where=f"{hello.session}, X {life.run}")

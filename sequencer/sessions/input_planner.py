@@ -78,7 +78,7 @@ def plan_ranges(
         for block in order.blocks:
             if block.is_declaration or is_here(block):
                 continue
-            segment = SegmentId(block.x, block.y)
+            segment = SegmentId(block.run, block.roll)
             one = SessionRange(
                 block.session_id, segment, block.start, chain_start_of(block.head), block.end, block.chain_end
             )

@@ -74,10 +74,10 @@ def consumed_place(session: Session) -> LogOffset | None:
     """How far a session is merged; None if nothing of it is."""
     if session.consumed is not None and session.life is not None:
         end = session.consumed.end
-        return LogOffset(session.life.x, end.y, end.offset)
+        return LogOffset(session.life.run, end.roll, end.offset)
     if session.done is not None:
-        x, done = session.done
-        return LogOffset(x, done.y, done.offset)
+        run, done = session.done
+        return LogOffset(run, done.roll, done.offset)
     return None
 
 
@@ -92,4 +92,4 @@ def _ends_of(state: SequencerState) -> Iterator[SessionEnd]:
     for session in state.sessions.values():
         place = consumed_place(session)
         if place is not None:
-            yield SessionEnd(session.id, place.x, place.y, place.offset, consumed_number(session) or 0)
+            yield SessionEnd(session.id, place.run, place.roll, place.offset, consumed_number(session) or 0)

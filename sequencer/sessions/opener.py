@@ -63,8 +63,8 @@ class Opener:
             for report in copy.reports(consumed_place(session)):
                 self._reports.segment(report)
             for life in session.lives:
-                if life.is_fenced and life.end is None and life.x not in copy.finals:
-                    self._spawn(self.finish(session.id, life.x))
+                if life.is_fenced and life.end is None and life.run not in copy.finals:
+                    self._spawn(self.finish(session.id, life.run))
         elif self._is_wanted(session, is_input=is_input):
             self._open_soon(session.id)
 
@@ -88,17 +88,17 @@ class Opener:
         """The cluster merged a session up to there."""
         copy = self._copies.get(end.session_id)
         if copy is not None:
-            copy.store.note_merged(LogOffset(end.x, end.y, end.offset), end.number)
+            copy.store.note_merged(LogOffset(end.run, end.roll, end.offset), end.number)
         else:
             self._open_soon(end.session_id)
 
-    async def finish(self, session_id: int, x: int) -> None:
+    async def finish(self, session_id: int, run: int) -> None:
         """X is fenced: say what is final of it."""
         copy = self._copies.get(session_id)
         if copy is None:
             self._open_soon(session_id)  # Which says it then.
         else:
-            await self._copies.finish(copy, x)
+            await self._copies.finish(copy, run)
 
     def confirm(self, joins: int) -> None:
         """Say, once it is so, that all was told which is durable here now that so many disks have joined."""
@@ -149,7 +149,7 @@ class Opener:
         _note_merged(copy, session)
         for life in session.lives:
             if life.is_fenced and life.end is None:
-                await self._copies.finish(copy, life.x)
+                await self._copies.finish(copy, life.run)
 
 
 def _note_merged(copy: SessionReplica, session: Session) -> None:

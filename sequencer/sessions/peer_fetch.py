@@ -70,15 +70,15 @@ class PeerFetcher:
     async def complete(self, session_id: int, end: LogOffset) -> None:
         """Have what this node lacks of an X that ends at `end`, however long that takes."""
         at = 0
-        while self._endpoints and (life := self._life_of(session_id, end.x)) is not None:
+        while self._endpoints and (life := self._life_of(session_id, end.run)) is not None:
             copy = await self._opened(session_id)
-            if copy is None or (end.segment == (end.x, 0) and end.offset <= SEGMENT_HEADER_BYTES):
+            if copy is None or (end.segment == (end.run, 0) and end.offset <= SEGMENT_HEADER_BYTES):
                 return
             endpoint = self._endpoints[at % len(self._endpoints)]
             at += 1
             try:
                 with copy.in_use():
-                    is_whole = await self._complete_from(endpoint, copy, Run(life.x, life.life), end)
+                    is_whole = await self._complete_from(endpoint, copy, Run(life.run, life.run_id), end)
                 if is_whole:
                     return
             except RtError as error:
@@ -101,9 +101,9 @@ class PeerFetcher:
         await fetch_session(self._copies, copy, life, end, self._stream, channel, line=line)
         return False
 
-    def _life_of(self, session_id: int, x: int) -> OpenLife | None:
+    def _life_of(self, session_id: int, run: int) -> OpenLife | None:
         session = self._replica.session(session_id)
-        return None if session is None else session.life_of(x)
+        return None if session is None else session.life_of(run)
 
     # Lives that are open
 
@@ -139,14 +139,14 @@ class PeerFetcher:
 
         with copy.in_use():
             await self._copies.skip_merged(copy, session)
-            place, end = copy.receiver.place, LogOffset(wanted.x, wanted.y, wanted.offset)
-            if place is not None and place.x < life.x and not copy.receiver.has_ended:
-                await self._copies.skip_to(copy, session, LogOffset(life.x, 0, 0), None)
+            place, end = copy.receiver.place, LogOffset(wanted.run, wanted.roll, wanted.offset)
+            if place is not None and place.run < life.run and not copy.receiver.has_ended:
+                await self._copies.skip_to(copy, session, LogOffset(life.run, 0, 0), None)
             if place is None or place < end:
                 logger.info("fetch_started session=%s peer=%s up_to=%s", session.name, wanted.holder, end)
                 source = self._stream, self._channel(member.data)
                 async with self._fetches:
-                    await self._fetch_and_follow(copy, Run(life.x, life.life), end, *source, check)
+                    await self._fetch_and_follow(copy, Run(life.run, life.run_id), end, *source, check)
 
     async def _fetch_and_follow(
         self,
@@ -172,5 +172,5 @@ class PeerFetcher:
         """The life as it was opened; None if it takes no more bytes."""
         session = self._replica.session(wanted.session_id)
         life = None if session is None else session.life
-        is_open = life is not None and life.x == wanted.x and not life.is_fenced and life.end is None
+        is_open = life is not None and life.run == wanted.run and not life.is_fenced and life.end is None
         return life if is_open else None

@@ -265,11 +265,11 @@ async def fetch_session(
             check()
             await copy.store.restart()
             await copy.store.begin(life)
-            place = receiver.place or NOWHERE._replace(x=life.x)
-            if place.x < life.x:
-                place = LogOffset(life.x, 0, 0)
+            place = receiver.place or NOWHERE._replace(run=life.run)
+            if place.run < life.run:
+                place = LogOffset(life.run, 0, 0)
             elif receiver.chain is None and place.offset:
-                place = LogOffset(place.x, place.y + 1, 0)  # The segment there is sealed.
+                place = LogOffset(place.run, place.roll + 1, 0)  # The segment there is sealed.
             chain = receiver.chain or 0
             call: Any = channel.get().stream_stream(PULL_METHOD)()
             try:
@@ -307,7 +307,7 @@ async def _receive(
                 return
             raise
         check()
-        if isinstance(item, Chunk | SegmentSealed) and item.place.x != end.x:
+        if isinstance(item, Chunk | SegmentSealed) and item.place.run != end.run:
             return
         if isinstance(item, Chunk):
             if item.end > end and not follows:

@@ -156,7 +156,7 @@ class SessionReplica:
             if one.id == segment and not one.is_trimmed:
                 identity = writer.identity
                 return SegmentHeader(
-                    identity.kind, one.id, one.first, one.created_ns, identity.origin, one.life
+                    identity.kind, one.id, one.first, one.created_ns, identity.origin, one.run_id
                 )
         return None
 
@@ -212,8 +212,8 @@ class SessionReplica:
             if marks is not None:
                 marks.forget_below(place.offset)
         for ends in (self.announced, self.finals):
-            for x in [x for x in ends if x < place.x]:
-                del ends[x]
+            for run in [run for run in ends if run < place.run]:
+                del ends[run]
 
     def forget_trimmed(self) -> None:
         """What was let go of is no input any more."""
@@ -230,8 +230,8 @@ class SessionReplica:
                 continue
             packed = b"".join(MARK.pack(*mark[:3]) for mark in marks)
             found.append(self._report(segment, packed))
-        for x in {*self.announced, *self.finals} - {one.x for one in found}:
-            found.append(self._report(SegmentId(x, 0), b""))
+        for run in {*self.announced, *self.finals} - {one.run for one in found}:
+            found.append(self._report(SegmentId(run, 0), b""))
         return found
 
     def report(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> pb.SegmentReport:
@@ -241,31 +241,31 @@ class SessionReplica:
     def _report(self, segment: SegmentId, packed: bytes) -> pb.SegmentReport:
         return pb.SegmentReport(
             session_id=self.session_id,
-            x=segment.x,
-            y=segment.y,
+            run=segment.run,
+            roll=segment.roll,
             marks=packed,
-            announced=self.announced.get(segment.x),
-            final=self.finals.get(segment.x),
+            announced=self.announced.get(segment.run),
+            final=self.finals.get(segment.run),
         )
 
     # Ends
 
-    def end_of(self, x: int) -> pb.SessionEnd:
+    def end_of(self, run: int) -> pb.SessionEnd:
         """The end of what is here of an X."""
         receiver = self.receiver
         place = receiver.place
-        if receiver.active is not None and place is not None and place.x == x:
+        if receiver.active is not None and place is not None and place.run == run:
             return self._end(place, receiver.end)
-        sealed = [one for one in receiver.writer.table.segments if one.id.x == x]
+        sealed = [one for one in receiver.writer.table.segments if one.id.run == run]
         if not sealed:
-            return self._end(LogOffset(x, 0, SEGMENT_HEADER_BYTES), 0)
+            return self._end(LogOffset(run, 0, SEGMENT_HEADER_BYTES), 0)
         return self._end(LogOffset(*sealed[-1].id, sealed[-1].size_bytes), sealed[-1].end)
 
     def _end(self, place: LogOffset, number: int) -> pb.SessionEnd:
         return pb.SessionEnd(
             session_id=self.session_id,
-            x=place.x,
-            y=place.y,
+            run=place.run,
+            roll=place.roll,
             offset=place.offset,
             number=number,
             chain=self._chain_at(place),
@@ -468,10 +468,14 @@ class SessionReplicas:
     async def take(self, copy: SessionReplica, item: Chunk | SegmentSealed) -> None:
         """Store what a stream or a peer brings."""
         await copy.store.take(item)
-        if isinstance(item, SegmentSealed) and item.is_last_of_x:
+        if isinstance(item, SegmentSealed) and item.is_last_of_run:
             place = item.place
-            copy.announced[place.x] = pb.SessionEnd(
-                session_id=copy.session_id, x=place.x, y=place.y, offset=place.offset, number=item.end
+            copy.announced[place.run] = pb.SessionEnd(
+                session_id=copy.session_id,
+                run=place.run,
+                roll=place.roll,
+                offset=place.offset,
+                number=item.end,
             )
             self._on_report(copy.report(place.segment, []))
 
@@ -493,17 +497,17 @@ class SessionReplicas:
         await copy.store.run(copy.receiver.skip_to, place, number, keep=keep)
         copy.forget_trimmed()
 
-    async def finish(self, copy: SessionReplica, x: int) -> None:
+    async def finish(self, copy: SessionReplica, run: int) -> None:
         """X is fenced: when all that is here of it is durable, report its end."""
         with copy.in_use():
             await copy.store.run(lambda: None)
-            end = copy.end_of(x)
-            place = LogOffset(x, end.y, end.offset)
+            end = copy.end_of(run)
+            place = LogOffset(run, end.roll, end.offset)
             told = copy.store.progress
             while told.durable < place and end.number:
                 told = await copy.store.next_progress(told)
-            copy.finals[x] = end
-            self._on_report(copy.report(SegmentId(x, end.y), []))
+            copy.finals[run] = end
+            self._on_report(copy.report(SegmentId(run, end.roll), []))
 
     async def trim(self, copy: SessionReplica, place: LogOffset) -> None:
         """Everything before `place` is merged durably: let whole segments before it go, and memory."""
@@ -539,7 +543,7 @@ class SessionReplicas:
         self._on_damaged(
             Corrupt(
                 "a session replica holds other bytes than the merge instruction names",
-                path=segment_path(self.path(block.session_id), SegmentId(block.x, block.y)),
+                path=segment_path(self.path(block.session_id), SegmentId(block.run, block.roll)),
                 offset=block.start,
                 got=got,
                 expected=f"whole up to {block.end}",

@@ -22,7 +22,7 @@ class RunOpened:
     """A life is open: its bytes are welcome."""
 
     session_id: int
-    x: int
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RunFenced:
     """No node takes a further byte of that X. `is_given_up`: an operator wants no more of it."""
 
     session_id: int
-    x: int
+    run: int
     is_given_up: bool = False
 
 
@@ -39,7 +39,7 @@ class RunClosed:
     """The X ends there."""
 
     session_id: int
-    x: int
+    run: int
     end: End
 
 

@@ -57,23 +57,23 @@ def encode_command(command: Command) -> bytes:
         case OpenRun():
             message.open.session, message.open.incarnation = command.session, command.incarnation
             message.open.dedup_id = command.dedup_id or ""
-            message.open.x, message.open.life = command.x, command.life
+            message.open.run, message.open.run_id = command.run, command.run_id
             message.open.newest = command.newest
         case FenceRun():
-            message.fence.session_id, message.fence.x = command.session_id, command.x
+            message.fence.session_id, message.fence.run = command.session_id, command.run
         case CloseRun():
             message.close.CopyFrom(
                 pb.Close(
                     session_id=command.session_id,
-                    x=command.x,
-                    y=command.y,
+                    run=command.run,
+                    roll=command.roll,
                     offset=command.offset,
                     number=command.number,
                 )
             )
         case Roll():
             message.roll.number, message.roll.sequenced_ns = command.number, command.sequenced_ns
-            message.roll.x, message.roll.y = command.x, command.y
+            message.roll.run, message.roll.roll = command.run, command.roll
         case Configure():
             message.configure.CopyFrom(pb.Configure(**command.changes))
         case JoinDisk():
@@ -144,16 +144,16 @@ def decode_command(data: bytes) -> Command:
             case "open":
                 opened = message.open
                 dedup_id = opened.dedup_id or None
-                life = opened.x, opened.life, opened.newest
+                life = opened.run, opened.run_id, opened.newest
                 return OpenRun(opened.session, opened.incarnation, dedup_id, *life)
             case "fence":
-                return FenceRun(message.fence.session_id, message.fence.x)
+                return FenceRun(message.fence.session_id, message.fence.run)
             case "close":
                 close = message.close
-                return CloseRun(close.session_id, close.x, close.y, close.offset, close.number)
+                return CloseRun(close.session_id, close.run, close.roll, close.offset, close.number)
             case "roll":
                 roll = message.roll
-                return Roll(roll.number, roll.x, roll.y, roll.sequenced_ns)
+                return Roll(roll.number, roll.run, roll.roll, roll.sequenced_ns)
             case "configure":
                 wanted = message.configure
                 return Configure(**{field.name: value for field, value in wanted.ListFields()})
@@ -225,8 +225,8 @@ def _held_leases(leases: Iterable[pb.HeldLease]) -> tuple[HeldLease, ...]:
 def _encode_range(one: MergeRange) -> pb.Range:
     return pb.Range(
         session_id=one.session_id,
-        x=one.x,
-        y=one.y,
+        run=one.run,
+        roll=one.roll,
         start=one.start,
         end=one.end,
         first=one.first,
@@ -239,8 +239,8 @@ def _encode_range(one: MergeRange) -> pb.Range:
 def _decode_range(one: pb.Range) -> MergeRange:
     return MergeRange(
         one.session_id,
-        one.x,
-        one.y,
+        one.run,
+        one.roll,
         one.start,
         one.end,
         one.first,

@@ -40,8 +40,8 @@ class MergeRange:
     """
 
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     start: int
     end: int
     first: int
@@ -81,13 +81,13 @@ class MergeInstruction:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A publisher begins session number `x` of a session's incarnation, in the life with that random id."""
+    """A publisher begins run number `run` of a session's incarnation, in the life with that random id."""
 
     session: str
     incarnation: bytes
     dedup_id: str | None
-    x: int
-    life: bytes
+    run: int
+    run_id: bytes
     newest: int = 0
     """The id of the newest incarnation that the proposer knew of the session; 0: none."""
 
@@ -95,10 +95,10 @@ class OpenRun:
         check_session_name(self.session)
         if self.dedup_id is not None:
             check_dedup_id(self.dedup_id)
-        if len(self.incarnation) != INCARNATION_BYTES or len(self.life) != LIFE_BYTES:
-            raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.life)}")
-        if not 0 <= self.x < _UINT32_END or not 0 <= self.newest < _UINT32_END:
-            raise ValueError(f"session number {self.x}")
+        if len(self.incarnation) != INCARNATION_BYTES or len(self.run_id) != LIFE_BYTES:
+            raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.run_id)}")
+        if not 0 <= self.run < _UINT32_END or not 0 <= self.newest < _UINT32_END:
+            raise ValueError(f"session number {self.run}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +106,16 @@ class FenceRun:
     """From where this is applied on no node takes a further byte of the session's X."""
 
     session_id: int
-    x: int
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseRun:
-    """The session's X ends at `offset` of segment `y`, in front of message `number`."""
+    """The session's X ends at `offset` of segment `roll`, in front of message `number`."""
 
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     number: int
 
@@ -127,11 +127,11 @@ class CloseRun:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """An instruction that merges nothing: it seals the merged segment (x, y), and begins the next one."""
+    """An instruction that merges nothing: it seals the merged segment log.X.Y, and begins the next one."""
 
     number: int
-    x: int
-    y: int
+    run: int
+    roll: int
     sequenced_ns: int
 
     def __post_init__(self) -> None:

@@ -49,8 +49,10 @@ def roll(state: SequencerState, command: Roll) -> Outcome:
     if (why := _does_not_follow(state, command)) is not None:
         return CommandRejected(why)
     merged = state.merged
-    if merged.segment != (command.x, command.y) or merged.offset <= SEGMENT_HEADER_BYTES:
-        return CommandRejected(f"log.{command.x}.{command.y} is not the growing merged segment, or is empty")
+    if merged.segment != (command.run, command.roll) or merged.offset <= SEGMENT_HEADER_BYTES:
+        return CommandRejected(
+            f"log.{command.run}.{command.roll} is not the growing merged segment, or is empty"
+        )
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
     begun = _begin_segment(state, command.sequenced_ns)
     assert begun.segment is not None
@@ -100,7 +102,7 @@ def _order(state: SequencerState, command: MergeInstruction, taken: list[Resolve
         merged.total_bytes,
         end_offset,
         tuple(
-            SessionEnd(one.session_id, one.x, one.y, one.end, one.end_number)
+            SessionEnd(one.session_id, one.run, one.roll, one.end, one.end_number)
             for one in (result.one for result in taken)
         ),
     )
@@ -109,7 +111,7 @@ def _order(state: SequencerState, command: MergeInstruction, taken: list[Resolve
 def _is_full(state: SequencerState) -> bool:
     """Whether the present segment is, or a reset wants the log to go on in another one."""
     merged = state.merged
-    if merged.segment is not None and merged.next_x > merged.segment.x:
+    if merged.segment is not None and merged.next_run > merged.segment.run:
         return True
     return SEGMENT_HEADER_BYTES < merged.offset >= state.configuration.roll_bytes
 
@@ -133,9 +135,11 @@ def _begin_segment(state: SequencerState, sequenced_ns: int) -> MergedEnd:
 def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
     """Where the merged log goes on: hard and forced resets raise its X."""
     if last is None:
-        return SegmentId(state.merged.next_x if state.cleared is None else state.cleared.x, 0)
+        return SegmentId(state.merged.next_run if state.cleared is None else state.cleared.run, 0)
     return (
-        SegmentId(state.merged.next_x, 0) if state.merged.next_x > last.x else SegmentId(last.x, last.y + 1)
+        SegmentId(state.merged.next_run, 0)
+        if state.merged.next_run > last.run
+        else SegmentId(last.run, last.roll + 1)
     )
 
 
@@ -156,8 +160,8 @@ def _blocks(
             instruction_index=index,
             instruction=command.number,
             session_id=session.id,
-            source_x=one.x,
-            source_y=one.y,
+            source_run=one.run,
+            source_roll=one.roll,
             skip=result.skip,
             source_offset=one.start,
             length_bytes=one.end - one.start,
@@ -181,8 +185,8 @@ def _blocks(
             BlockWrite(
                 head,
                 session_id=session.id,
-                x=one.x,
-                y=one.y,
+                run=one.run,
+                roll=one.roll,
                 start=one.start,
                 end=one.end,
                 chain_end=one.chain_end,

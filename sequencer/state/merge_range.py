@@ -46,7 +46,7 @@ def take(
             return f"session {session.id}: dedup id {one.first} where {wanted} is wanted"
         skip = min(wanted - one.first, one.count)
         wanted = max(wanted, one.end_number)
-    end = End(one.y, one.end, one.end_number)
+    end = End(one.roll, one.end, one.end_number)
     return ResolvedRange(
         one,
         advanced(replace(session, consumed=ConsumedEnd(end, one.chain_end))),
@@ -59,18 +59,18 @@ def take(
 def _misplaced(state: SequencerState, session: Session, life: ActiveRun, one: MergeRange) -> str | None:
     if waits(state, session):
         return f"an older incarnation, session {session.waits_for}, is not merged whole"
-    if one.x != life.x:
-        return f"session number {one.x} where {life.x} is merged"
+    if one.run != life.run:
+        return f"session number {one.run} where {life.run} is merged"
     consumed = session.consumed
     if consumed is None:
-        if (one.y, one.start) != BEGIN:
-            return f"offset {one.start} of segment {one.y} where session number {one.x} must begin"
+        if (one.roll, one.start) != BEGIN:
+            return f"offset {one.start} of segment {one.roll} where session number {one.run} must begin"
     else:
         done = consumed.end
-        is_next = (one.y, one.start, one.chain_start) == (done.y, done.offset, consumed.chain)
-        is_next_segment = (one.y, one.start) == (done.y + 1, SEGMENT_HEADER_BYTES)
+        is_next = (one.roll, one.start, one.chain_start) == (done.roll, done.offset, consumed.chain)
+        is_next_segment = (one.roll, one.start) == (done.roll + 1, SEGMENT_HEADER_BYTES)
         if not (is_next or is_next_segment) or one.first != done.number:
-            return f"a range from {one.y}.{one.start}, number {one.first}, where {done} must follow"
-    if life.end is not None and (one.end_number > life.end.number or (one.y, one.end) > life.end[:2]):
+            return f"a range from {one.roll}.{one.start}, number {one.first}, where {done} must follow"
+    if life.end is not None and (one.end_number > life.end.number or (one.roll, one.end) > life.end[:2]):
         return f"a range up to {one.end_number} beyond the end {life.end}"
     return None

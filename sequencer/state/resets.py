@@ -47,7 +47,7 @@ def reset(state: SequencerState, command: ResetCluster) -> Outcome:
     )
     if command.forced_by:
         state.force = ForcedQuorum(command.request, command.forced_by)
-        _raise_x(state, command.epoch)
+        _raise_run(state, command.epoch)
         # Nodes that are lost may have given tokens that are not known here.
         state.lease_token = max(state.lease_token, _token_before(command))
     if command.is_hard:
@@ -61,10 +61,10 @@ def _token_before(command: ResetCluster) -> int:
     return (generation_of(epoch_of(command.epoch, 0)) << _LOT_BITS | lot) << _GIVEN_BITS
 
 
-def _raise_x(state: SequencerState, x: int) -> None:
+def _raise_run(state: SequencerState, run: int) -> None:
     if state.merged.segment is None and state.cleared is not None:
-        state.cleared = state.cleared._replace(x=x)
-    state.merged.next_x = x
+        state.cleared = state.cleared._replace(run=run)
+    state.merged.next_run = run
 
 
 def _let_go(state: SequencerState, command: ResetCluster) -> None:
@@ -95,4 +95,4 @@ def _closed(session: Session) -> Session:
     if consumed is not None:
         number = consumed.end.number
     end = consumed.end if consumed is not None and len(session.lives) == 1 else End(*BEGIN, number)
-    return replace(session, lives=(), consumed=None, done=(last.x, end), fenced_end=last.x + 1)
+    return replace(session, lives=(), consumed=None, done=(last.run, end), fenced_end=last.run + 1)

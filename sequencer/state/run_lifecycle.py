@@ -47,15 +47,15 @@ def open_life(state: SequencerState, command: OpenRun) -> Outcome:
 def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
     if session.dedup_id != command.dedup_id:
         return CommandRejected(f"the session's dedup id is {session.dedup_id}, not {command.dedup_id}")
-    known = session.life_of(command.x)
+    known = session.life_of(command.run)
     if known is not None:
-        if known.life == command.life:
-            return RunOpened(session.id, command.x)
-        return CommandRejected(f"session number {command.x} is open with another life", is_fenced=True)
-    if command.x <= session.last_x:
-        why = f"session number {command.x} is over: {session.last_x} was opened"
+        if known.run_id == command.run_id:
+            return RunOpened(session.id, command.run)
+        return CommandRejected(f"session number {command.run} is open with another life", is_fenced=True)
+    if command.run <= session.last_run:
+        why = f"session number {command.run} is over: {session.last_run} was opened"
         # Who brings what is merged already is late, as slow nodes are: its next start says where to go on.
-        is_merged = session.done is not None and session.fenced_end <= command.x <= session.done[0]
+        is_merged = session.done is not None and session.fenced_end <= command.run <= session.done[0]
         return CommandRejected(why, is_fenced=not is_merged)
     if len(session.lives) >= LIVES_MAX:
         return CommandRejected(f"{LIVES_MAX} lives of the session wait to be merged")
@@ -66,9 +66,9 @@ def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Ou
 
 
 def _add_life(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
-    life = ActiveRun(command.x, command.life)
-    state.put(replace(session, last_x=command.x, lives=(*session.lives, life)))
-    return RunOpened(session.id, command.x)
+    life = ActiveRun(command.run, command.run_id)
+    state.put(replace(session, last_run=command.run, lives=(*session.lives, life)))
+    return RunOpened(session.id, command.run)
 
 
 def why_full(state: SequencerState, name: str) -> str | None:
@@ -102,7 +102,7 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
         )
     if not session.life.is_fenced:
         state.put(session.with_life(replace(session.life, is_fenced=True)))
-    return RunFenced(session.id, session.life.x, is_given_up=True)
+    return RunFenced(session.id, session.life.run, is_given_up=True)
 
 
 def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
@@ -116,37 +116,37 @@ def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
 def fence_life(state: SequencerState, command: FenceRun) -> Outcome:
     """Nothing more is taken of a life."""
     session = state.sessions.get(command.session_id)
-    life = session.life_of(command.x) if session is not None else None
+    life = session.life_of(command.run) if session is not None else None
     if session is None or life is None:
-        return CommandRejected(f"session {command.session_id} has no session number {command.x} to fence")
+        return CommandRejected(f"session {command.session_id} has no session number {command.run} to fence")
     state.put(session.with_life(replace(life, is_fenced=True)))
-    return RunFenced(session.id, life.x)
+    return RunFenced(session.id, life.run)
 
 
 def close_life(state: SequencerState, command: CloseRun) -> Outcome:
     """A fenced life ends there."""
     session = state.sessions.get(command.session_id)
     life = session.life if session is not None else None
-    if session is None or life is None or life.x != command.x:
+    if session is None or life is None or life.run != command.run:
         return CommandRejected(
-            f"session number {command.x} of session {command.session_id} is not what is merged"
+            f"session number {command.run} of session {command.session_id} is not what is merged"
         )
-    end = End(command.y, command.offset, command.number)
+    end = End(command.roll, command.offset, command.number)
     # An end that is lost everywhere is followed by a nearer one: see `sequencer.leader.session_close`.
     if not life.is_fenced or (life.end is not None and end[:2] >= life.end[:2]):
         return CommandRejected(
-            f"session number {command.x} is {'closed' if life.is_fenced else 'not fenced'}"
+            f"session number {command.run} is {'closed' if life.is_fenced else 'not fenced'}"
         )
     if waits(state, session):
         return CommandRejected(f"an older incarnation, session {session.waits_for}, is not merged whole")
     if session.consumed is not None:
         done = session.consumed.end
         if end.number < done.number or end[:2] < done[:2]:
-            return CommandRejected(f"session number {command.x} is merged beyond {end}, up to {done}")
+            return CommandRejected(f"session number {command.run} is merged beyond {end}, up to {done}")
         if end.number > done.number and end[:2] == done[:2]:
-            return CommandRejected(f"session number {command.x} has no messages between {done} and {end}")
+            return CommandRejected(f"session number {command.run} has no messages between {done} and {end}")
     state.put(advanced(session.with_life(replace(life, end=end))))
-    return RunClosed(session.id, command.x, end)
+    return RunClosed(session.id, command.run, end)
 
 
 def advanced(session: Session) -> Session:
@@ -158,7 +158,7 @@ def advanced(session: Session) -> Session:
     is_whole = life.end[:2] == BEGIN if consumed is None else consumed.end.number == life.end.number
     if not is_whole:
         return session
-    return replace(session, lives=session.lives[1:], consumed=None, done=(life.x, life.end))
+    return replace(session, lives=session.lives[1:], consumed=None, done=(life.run, life.end))
 
 
 def waits(state: SequencerState, session: Session) -> bool:

@@ -50,9 +50,9 @@ BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
 
 
 class End(NamedTuple):
-    """Where something ends in an X: offset of segment `y`, in front of message `number`."""
+    """Where something ends in an X: offset of segment `roll`, in front of message `number`."""
 
-    y: int
+    roll: int
     offset: int
     number: int
 
@@ -102,8 +102,8 @@ CONFIGURABLE: Final = {
 class ActiveRun:
     """One start of a publisher that is not merged whole yet."""
 
-    x: int
-    life: bytes
+    run: int
+    run_id: bytes
     is_fenced: bool = False
     end: End | None = None
     """Where X ends, once it is closed."""
@@ -129,7 +129,7 @@ class Session:
     """The incarnation of the name that is merged whole before this one is; 0: none."""
     is_superseded: bool = False
     """A newer incarnation of the name was opened: nothing more is opened here."""
-    last_x: int = -1
+    last_run: int = -1
     """The greatest X ever opened."""
     lives: tuple[ActiveRun, ...] = ()
     consumed: ConsumedEnd | None = None
@@ -144,13 +144,13 @@ class Session:
         """The life that is being merged."""
         return self.lives[0] if self.lives else None
 
-    def life_of(self, x: int) -> ActiveRun | None:
-        """The life of session number `x`, if it is not merged whole."""
-        return next((life for life in self.lives if life.x == x), None)
+    def life_of(self, run: int) -> ActiveRun | None:
+        """The life of run number `run`, if it is not merged whole."""
+        return next((life for life in self.lives if life.run == run), None)
 
     def with_life(self, life: ActiveRun) -> Session:
         """With another version of that life."""
-        return replace(self, lives=tuple(life if one.x == life.x else one for one in self.lives))
+        return replace(self, lives=tuple(life if one.run == life.run else one for one in self.lives))
 
 
 class NodeDisk(NamedTuple):
@@ -223,7 +223,7 @@ class ClearedRange(NamedTuple):
     """The first one from then on."""
     session_id: int
     """Sessions below are older."""
-    x: int
+    run: int
     """Of merged segments from then on."""
 
 
@@ -264,7 +264,7 @@ class MergedEnd:
     chain: int = 0
     total_bytes: int = 0
     """Of all merged segments, headers included."""
-    next_x: int = 0
+    next_run: int = 0
     """X of the segment that follows, if it is above this one's."""
 
 

@@ -63,8 +63,8 @@ def encode_state(state: SequencerState) -> bytes:
         message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
     for segment in state.segments:
         message.segments.add(
-            x=segment.id.x,
-            y=segment.id.y,
+            run=segment.id.run,
+            roll=segment.id.roll,
             first=segment.first,
             end=segment.end,
             size=segment.size_bytes,
@@ -152,7 +152,7 @@ def _decode_last_reset(message: pb.Reset) -> LastReset:
 
 
 def _decode_cleared(message: pb.Cleared) -> ClearedRange:
-    return ClearedRange(message.epoch, message.position, message.session_id, message.x)
+    return ClearedRange(message.epoch, message.position, message.session_id, message.run)
 
 
 def _decode_lease(message: pb.Lease) -> LeaseState:
@@ -160,31 +160,31 @@ def _decode_lease(message: pb.Lease) -> LeaseState:
 
 
 def _encode_merged(merged: MergedEnd) -> pb.MergedEnd:
-    x, y = merged.segment or (0, 0)
+    run, roll = merged.segment or (0, 0)
     return pb.MergedEnd(
         has_segment=merged.segment is not None,
-        x=x,
-        y=y,
+        run=run,
+        roll=roll,
         offset=merged.offset,
         first=merged.first,
         created_ns=merged.created_ns,
         declared=sorted(merged.declared),
         chain=merged.chain,
         bytes=merged.total_bytes,
-        next_x=merged.next_x,
+        next_run=merged.next_run,
     )
 
 
 def _decode_merged(message: pb.MergedEnd) -> MergedEnd:
     return MergedEnd(
-        SegmentId(message.x, message.y) if message.has_segment else None,
+        SegmentId(message.run, message.roll) if message.has_segment else None,
         message.offset,
         message.first,
         message.created_ns,
         set(message.declared),
         message.chain,
         message.bytes,
-        message.next_x,
+        message.next_run,
     )
 
 
@@ -204,42 +204,45 @@ def _encode_session(session: Session) -> pb.Session:
         incarnation=session.incarnation,
         dedup_id=session.dedup_id or "",
         is_superseded=session.is_superseded,
-        last_x=max(session.last_x, 0),
-        was_opened=session.last_x >= 0,
+        last_run=max(session.last_run, 0),
+        was_opened=session.last_run >= 0,
         waits_for=session.waits_for,
         fenced_end=session.fenced_end,
     )
     for life in session.lives:
-        y, offset, number = life.end or (0, 0, 0)
-        message.lives.add(
-            x=life.x,
-            life=life.life,
+        roll, offset, number = life.end or (0, 0, 0)
+        message.runs.add(
+            run=life.run,
+            run_id=life.run_id,
             is_fenced=life.is_fenced,
             is_closed=life.end is not None,
-            y=y,
+            roll=roll,
             offset=offset,
             number=number,
         )
     if session.consumed is not None:
         message.has_consumed = True
-        message.y, message.offset, message.number = session.consumed.end
+        message.roll, message.offset, message.number = session.consumed.end
         message.chain = session.consumed.chain
     if session.done is not None:
         message.has_done = True
-        message.done_x = session.done[0]
-        message.done_y, message.done_offset, message.done_number = session.done[1]
+        message.done_run = session.done[0]
+        message.done_roll, message.done_offset, message.done_number = session.done[1]
     return message
 
 
 def _decode_session(message: pb.Session) -> Session:
     lives = (
         ActiveRun(
-            one.x, one.life, one.is_fenced, End(one.y, one.offset, one.number) if one.is_closed else None
+            one.run,
+            one.run_id,
+            one.is_fenced,
+            End(one.roll, one.offset, one.number) if one.is_closed else None,
         )
-        for one in message.lives
+        for one in message.runs
     )
-    consumed = ConsumedEnd(End(message.y, message.offset, message.number), message.chain)
-    done = message.done_x, End(message.done_y, message.done_offset, message.done_number)
+    consumed = ConsumedEnd(End(message.roll, message.offset, message.number), message.chain)
+    done = message.done_run, End(message.done_roll, message.done_offset, message.done_number)
     return Session(
         message.id,
         message.name,
@@ -247,7 +250,7 @@ def _decode_session(message: pb.Session) -> Session:
         message.dedup_id or None,
         message.waits_for,
         message.is_superseded,
-        message.last_x if message.was_opened else -1,
+        message.last_run if message.was_opened else -1,
         tuple(lives),
         consumed if message.has_consumed else None,
         done if message.has_done else None,
@@ -257,7 +260,7 @@ def _decode_session(message: pb.Session) -> Session:
 
 def _decode_segment(message: pb.MergedSegment) -> MergedSegment:
     return MergedSegment(
-        SegmentId(message.x, message.y),
+        SegmentId(message.run, message.roll),
         message.first,
         message.end,
         message.size,

@@ -13,11 +13,11 @@ from rt.v1 import sequencer_pb2 as pb
 
 
 class SessionEnd(NamedTuple):
-    """A place of a session: offset of `log.x.y`, in front of message `number`."""
+    """A place of a session: offset of `log.X.Y`, in front of message `number`."""
 
     session_id: int
-    x: int
-    y: int
+    run: int
+    roll: int
     offset: int
     number: int
 
@@ -29,8 +29,8 @@ class BlockWrite:
     head: bytes
     is_declaration: bool = False
     session_id: int = 0
-    x: int = 0
-    y: int = 0
+    run: int = 0
+    roll: int = 0
     start: int = 0
     end: int = 0
     chain_end: int = 0
@@ -76,8 +76,8 @@ def encode_order(order: WritePlan) -> bytes:
     message = pb.MergeOrder(
         instruction=order.instruction,
         sequenced_ns=order.sequenced_ns,
-        x=order.segment.x,
-        y=order.segment.y,
+        run=order.segment.run,
+        roll=order.segment.roll,
         offset=order.offset,
         first_position=order.first_position,
         end_position=order.end_position,
@@ -90,8 +90,8 @@ def encode_order(order: WritePlan) -> bytes:
             head=block.head,
             is_declaration=block.is_declaration,
             session_id=block.session_id,
-            x=block.x,
-            y=block.y,
+            run=block.run,
+            roll=block.roll,
             start=block.start,
             end=block.end,
             chain_end=block.chain_end,
@@ -99,7 +99,7 @@ def encode_order(order: WritePlan) -> bytes:
         )
     for end in order.consumed:
         message.consumed.add(
-            session_id=end.session_id, x=end.x, y=end.y, offset=end.offset, number=end.number
+            session_id=end.session_id, run=end.run, roll=end.roll, offset=end.offset, number=end.number
         )
     return message.SerializeToString(deterministic=True)
 
@@ -110,16 +110,18 @@ def decode_order(data: bytes) -> WritePlan:
     return WritePlan(
         message.instruction,
         message.sequenced_ns,
-        SegmentId(message.x, message.y),
+        SegmentId(message.run, message.roll),
         message.offset,
         message.first_position,
         message.end_position,
         tuple(
-            BlockWrite(b.head, b.is_declaration, b.session_id, b.x, b.y, b.start, b.end, b.chain_end, b.count)
+            BlockWrite(
+                b.head, b.is_declaration, b.session_id, b.run, b.roll, b.start, b.end, b.chain_end, b.count
+            )
             for b in message.blocks
         ),
         message.chain,
         message.bytes,
         message.end,
-        tuple(SessionEnd(e.session_id, e.x, e.y, e.offset, e.number) for e in message.consumed),
+        tuple(SessionEnd(e.session_id, e.run, e.roll, e.offset, e.number) for e in message.consumed),
     )

@@ -78,11 +78,11 @@ def log_of(case: Case) -> Log:
         return [value for value in case.arguments.get(name, "").split(",") if value]
 
     segments: list[Sealed] = []
-    for y, line in enumerate(case.lines):
+    for roll, line in enumerate(case.lines):
         positions, size, sealed = line.split()
         first, end = map(int, positions.split("-"))
         sealed_ns = int(sealed.removeprefix("sealed=")) * MINUTE_NS
-        segments.append(Sealed(SegmentId(0, y), first, end, int(size), sealed_ns))
+        segments.append(Sealed(SegmentId(0, roll), first, end, int(size), sealed_ns))
     policy = RetentionPolicy(
         case.number("minutes", 0),
         case.number("limit", 0),
@@ -127,12 +127,12 @@ DISKS = st.builds(DiskUse, st.just(1000) | st.integers(0, 2000), st.integers(0, 
 def logs(draw: st.DrawFn) -> Log:
     members = draw(st.sampled_from((1, 3, 5)))
     segments: list[Sealed] = []
-    x, y, end, sealed_ns = 0, 0, draw(st.integers(0, 3)), 0
+    run, roll, end, sealed_ns = 0, 0, draw(st.integers(0, 3)), 0
     for _ in range(draw(st.integers(0, 6))):
         first, end = end, end + draw(st.integers(1, 10))
         sealed_ns += draw(st.integers(1, 60)) * MINUTE_NS
-        segments.append(Sealed(SegmentId(x, y), first, end, draw(st.integers(64, 400)), sealed_ns))
-        x, y = draw(st.sampled_from(((x, y + 1), (x + 1, 0))))
+        segments.append(Sealed(SegmentId(run, roll), first, end, draw(st.integers(64, 400)), sealed_ns))
+        run, roll = draw(st.sampled_from(((run, roll + 1), (run + 1, 0))))
     policy = RetentionPolicy(
         draw(st.sampled_from((0, 1, 30, 60, 300))),
         draw(st.sampled_from((0, 1, 500, 1500))),
@@ -274,6 +274,6 @@ def test_how_full_a_disk_is() -> None:
 
 
 def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:
-    disordered: Sequence[Sealed] = [Sealed(SegmentId(0, y), y, y + 1, 64, 0) for y in (1, 0)]
+    disordered: Sequence[Sealed] = [Sealed(SegmentId(0, roll), roll, roll + 1, 64, 0) for roll in (1, 0)]
     with pytest.raises(AssertionError):
         plan_trim(disordered, 0, RetentionPolicy(), (), (), {}, members=1)

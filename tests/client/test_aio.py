@@ -143,7 +143,7 @@ def test_a_named_subscriber_acknowledges_in_the_middle_of_a_wait(publisher: rt.P
     run(main)
 
 
-def test_a_paused_subscriber_hands_out_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
     async def main() -> None:
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert (await anext(subscriber)).number == 0

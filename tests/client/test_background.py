@@ -76,10 +76,10 @@ class FakeFollower:
         self.is_released = False
         self.fails = False
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         assert threading.current_thread().name == "rt-pushing"
         if self.fails:
-            raise AssertionError("cannot look")
+            raise AssertionError("cannot poll")
         now = self.path.read_bytes()
         is_new = now != self.seen[-1:]
         self.seen.append(now)

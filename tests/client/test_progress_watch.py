@@ -81,7 +81,7 @@ def test_looks_become_rare_while_nothing_changes_and_frequent_when_something_doe
     pace = PollBackoff()
     pauses = [pace.seconds]
     for is_changed in (False, False, False, False, False, True, False):
-        pace.note(is_changed=is_changed)
+        pace.record(is_changed=is_changed)
         pauses.append(pace.seconds)
     least, most = POLL_SECONDS_MIN, POLL_SECONDS_MAX
     assert pauses == [least, 2 * least, 4 * least, 8 * least, most, most, least, 2 * least]

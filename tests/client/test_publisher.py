@@ -64,7 +64,7 @@ def test_messages_come_back_as_they_were_published(tmp_path: Path) -> None:
     assert [messages[0].timestamp_ns, messages[2].timestamp_ns, messages[3].timestamp_ns] == [5, -1, 7]
 
 
-def test_a_restart_goes_on_with_the_next_number_in_the_next_session_number(tmp_path: Path) -> None:
+def test_a_restart_continues_with_the_next_number_in_the_next_session_number(tmp_path: Path) -> None:
     for life in range(3):
         with open_publisher(tmp_path) as publisher:
             assert publisher.publish(b"%d" % life) == life
@@ -212,7 +212,7 @@ def test_messages_of_every_size_come_back(tmp_path: Path, size: int) -> None:
     assert [m.value for m in read(publisher.directory)] == [b"before", value, b"small", value, b"after"]
 
 
-def test_a_message_above_the_limit_is_refused_and_takes_no_number(tmp_path: Path) -> None:
+def test_a_message_above_the_limit_is_refused_and_uses_no_number(tmp_path: Path) -> None:
     over = bytes(MESSAGE_BYTES_MAX + 1)
     with open_publisher(tmp_path) as publisher:
         with pytest.raises(rt.MessageTooLarge, match=f"got {MESSAGE_BYTES_MAX + 1} bytes.*Split"):
@@ -256,7 +256,7 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("name", NO_MESSAGES)
-def test_what_is_no_message_is_refused_and_takes_no_number(tmp_path: Path, name: str) -> None:
+def test_what_is_no_message_is_refused_and_uses_no_number(tmp_path: Path, name: str) -> None:
     call, error = NO_MESSAGES[name]
     with open_publisher(tmp_path) as publisher:
         with pytest.raises(error):
@@ -317,7 +317,7 @@ def test_a_clock_that_goes_back_never_takes_the_timestamps_back(
     assert [m.timestamp_ns for m in read(publisher.directory)] == [100, 100, 120, 120, 120]
 
 
-def test_a_publisher_used_after_close_says_so(tmp_path: Path) -> None:
+def test_a_closed_publisher_raises_closed(tmp_path: Path) -> None:
     publisher = open_publisher(tmp_path)
     publisher.close()
     publisher.close()
@@ -350,7 +350,7 @@ def test_a_forked_child_may_not_write(tmp_path: Path) -> None:
     assert [m.value for m in read(publisher.directory)] == [b"parent's"]
 
 
-def test_a_forked_child_lets_go_of_all_publishers_whatever_becomes_of_one(
+def test_a_forked_child_releases_all_publishers_whatever_becomes_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as opened:
@@ -374,7 +374,7 @@ def test_a_forked_child_lets_go_of_all_publishers_whatever_becomes_of_one(
         monkeypatch.undo()
 
 
-def test_a_dedup_session_goes_on_at_its_sources_number(tmp_path: Path) -> None:
+def test_a_dedup_session_continues_at_its_sources_number(tmp_path: Path) -> None:
     with open_publisher(tmp_path, dedup_id="group") as publisher:
         assert publisher.publish(b"a", number=100) == 100
         assert publisher.publish(b"b") == 101
@@ -394,7 +394,7 @@ def test_a_dedup_session_goes_on_at_its_sources_number(tmp_path: Path) -> None:
 # The disk
 
 
-def test_a_full_disk_takes_no_number_and_works_again_with_space() -> None:
+def test_a_full_disk_uses_no_number_and_works_again_with_space() -> None:
     disk = MemoryDisk(capacity_bytes=20_000)
     with on_memory(disk, batch_bytes=4096) as publisher:
         taken = []
@@ -412,7 +412,7 @@ def test_a_full_disk_takes_no_number_and_works_again_with_space() -> None:
     assert [m.number for m in read(publisher.directory, disk=disk)] == taken == list(range(len(taken)))
 
 
-def test_a_full_disk_in_the_middle_of_many_says_how_many_were_taken(tmp_path: Path) -> None:
+def test_a_full_disk_in_the_middle_of_many_says_how_many_were_accepted(tmp_path: Path) -> None:
     disk = FaultyDisk(rt.log.disk.REAL, capacity_bytes=30_000)
     values = [b"%05d" % number * 100 for number in range(200)]
     options = {"batch_bytes": 4096, "roll_bytes": 8192, "linger_ms": LONG_MS}
@@ -529,7 +529,7 @@ def test_a_failed_fsync_is_final_until_the_publisher_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "rename", "create", "sync_directory"])
-def test_a_disk_error_at_any_place_stops_the_publisher_and_a_new_one_goes_on(operation: str) -> None:
+def test_a_disk_error_at_any_place_stops_the_publisher_and_a_new_one_continues(operation: str) -> None:
     for at in range(1, 6):
         disk = MemoryDisk()
         with on_memory(disk, batch_bytes=4096, roll_bytes=4096) as publisher:

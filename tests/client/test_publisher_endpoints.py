@@ -125,8 +125,8 @@ def test_options_that_do_not_go_together_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def sealed(x: int, y: int, end: int, sealed_ns: int = 0) -> SealedSegment:
-    return SealedSegment(SegmentId(x, y), 0, end, 100, 0, 0, 0, sealed_ns)
+def sealed(run: int, roll: int, end: int, sealed_ns: int = 0) -> SealedSegment:
+    return SealedSegment(SegmentId(run, roll), 0, end, 100, 0, 0, 0, sealed_ns)
 
 
 def test_only_a_prefix_of_merged_segments_goes() -> None:
@@ -146,10 +146,10 @@ def test_only_a_prefix_of_merged_segments_goes() -> None:
     st.integers(0, 200),
     st.integers(0, 60),
 )
-def test_nothing_goes_before_its_time_and_the_time_is_told(
+def test_nothing_goes_before_its_time_and_the_time_is_returned(
     sealed_ns: list[int], merged: int, now_ns: int, persistence_ns: int
 ) -> None:
-    segments = [sealed(0, y, y + 1, at) for y, at in enumerate(sorted(sealed_ns))]
+    segments = [sealed(0, roll, roll + 1, at) for roll, at in enumerate(sorted(sealed_ns))]
     before, wait_ns = trimmable(segments, Level(0, merged), now_ns=now_ns, persistence_ns=persistence_ns)
     gone = [segment for segment in segments if before is not None and segment.id < before]
     due = [
@@ -206,7 +206,7 @@ def test_waiting_for_what_a_majority_does_not_have_times_out_and_may_be_tried_ag
 
 
 @pytest.mark.slow
-def test_a_fenced_publisher_is_told_so_and_its_push_client_stays_down(tmp_path: Path, pki: Path) -> None:
+def test_a_fenced_publisher_gets_an_error_and_its_push_client_stays_down(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             node.refusal = rt.Fenced("a newer incarnation took over")
@@ -267,7 +267,7 @@ def test_a_push_process_that_dies_is_started_again_also_for_a_publisher_that_was
 
 
 @pytest.mark.slow
-def test_what_is_left_at_close_is_pushed_by_the_process_that_goes_on(tmp_path: Path, pki: Path) -> None:
+def test_what_is_left_at_close_is_pushed_by_the_process_that_continues(tmp_path: Path, pki: Path) -> None:
     with three_nodes(pki) as nodes:
         for node in nodes.nodes:
             node.merges = False  # What one of them merges a majority would have.

@@ -92,5 +92,5 @@ def test_a_publisher_killed_again_and_again_loses_nothing_that_was_flushed(tmp_p
     report = verify(publisher.directory)
     assert report.damage == []
     assert {path.name.split(".")[1] for path in Path(publisher.directory).glob("log.*")} == {
-        str(x) for x in range(KILLS + 1)
+        str(run) for run in range(KILLS + 1)
     }

@@ -54,7 +54,7 @@ def test_a_named_subscriber_resumes_where_it_acknowledged(publisher: rt.Publishe
         assert subscriber.position == 9
 
 
-def test_what_was_not_handed_out_cannot_be_acknowledged(publisher: rt.Publisher) -> None:
+def test_what_was_not_delivered_cannot_be_acknowledged(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream", name="sink") as subscriber:
         subscriber.poll(4)
         for position in (5, -1):
@@ -77,7 +77,7 @@ def test_a_damaged_acknowledgement_is_an_error_and_not_the_beginning(
         rt.Subscriber(publisher.directory, "stream", name="sink")
 
 
-def test_a_paused_subscriber_hands_out_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
+def test_a_paused_subscriber_delivers_nothing_and_loses_nothing(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         subscriber.poll(2)
         subscriber.pause()

@@ -100,7 +100,7 @@ def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, sou
         assert take(subscriber, 1) == [b"one"]
 
 
-def test_a_pull_ends_with_its_certificate_and_goes_on_with_the_next_without_a_restart(
+def test_a_pull_ends_with_its_certificate_and_continues_with_the_next_without_a_restart(
     tmp_path: Path, pki: Path, source: PullSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "pki"
@@ -175,7 +175,7 @@ def test_a_certificate_that_all_nodes_refuse_is_an_error(
             next(iter(subscriber))
 
 
-def test_a_copy_that_is_not_the_nodes_log_is_an_error_behind_its_messages(
+def test_a_copy_that_is_not_the_nodes_log_is_an_error_after_its_messages(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"one")
@@ -231,7 +231,7 @@ def test_latest_is_the_end_when_a_node_was_reached(tmp_path: Path, pki: Path, so
             assert subscriber.position == expected + 1
 
 
-def test_a_copy_that_was_deleted_begins_anew_and_says_what_is_missing(
+def test_a_copy_that_was_deleted_starts_again_and_says_what_is_missing(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.publish(b"0", b"1", b"2")
@@ -276,7 +276,7 @@ def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
         assert source.acknowledged[-1] == ("sub", 2)
 
 
-def test_a_subscriber_is_told_that_nothing_is_held_back_for_it_also_while_it_never_waits(
+def test_a_subscriber_gets_an_event_if_its_hold_is_refused_also_while_it_never_waits(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     source.stop()
@@ -299,7 +299,7 @@ def test_a_subscriber_is_told_that_nothing_is_held_back_for_it_also_while_it_nev
 
 @pytest.mark.parametrize("retention", ["follow", "own"])
 @pytest.mark.parametrize("topics", [None, ["b"]])
-def test_what_was_trimmed_while_it_was_away_is_told(
+def test_what_was_trimmed_while_it_was_away_is_reported(
     tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None, retention: str
 ) -> None:
     source.publish(b"0", topic="b")
@@ -370,7 +370,7 @@ with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="su
 """
 
 
-def test_a_killed_subscriber_takes_its_client_along_and_goes_on_where_it_acknowledged(
+def test_a_killed_subscriber_takes_its_client_along_and_continues_where_it_acknowledged(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     tls = tls_of(pki, "sub")
@@ -413,7 +413,7 @@ def flip(path: str, at: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "at"), [("log.0.0", 4000), ("log.0.1", 4000), ("log.0.0", 8)])
-def test_damage_in_the_copy_is_mended_from_a_node_and_every_message_comes(
+def test_damage_in_the_copy_is_repaired_from_a_node_and_every_message_comes(
     tmp_path: Path, pki: Path, source: PullSource, name: str, at: int
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source)
@@ -424,7 +424,7 @@ def test_damage_in_the_copy_is_mended_from_a_node_and_every_message_comes(
     assert Path(path, name).read_bytes() == Path(source.merged, name).read_bytes()
 
 
-def test_damage_that_a_reader_meets_while_the_pull_runs_is_mended(
+def test_damage_that_a_reader_meets_while_the_pull_runs_is_repaired(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source)
@@ -436,7 +436,7 @@ def test_damage_that_a_reader_meets_while_the_pull_runs_is_mended(
         assert take(subscriber, 1) == [b"more"]
 
 
-def test_damage_that_no_node_can_mend_is_an_error_with_file_range_and_next_step(
+def test_damage_that_no_node_can_repair_is_an_error_with_file_range_and_next_step(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
     path = fill_two_segments(tmp_path, pki, source, retention="own")
@@ -454,7 +454,7 @@ def test_damage_that_no_node_can_mend_is_an_error_with_file_range_and_next_step(
 
 
 @pytest.mark.parametrize("has_handler", [True, False])
-def test_what_no_node_has_good_bytes_of_is_told_behind_what_lies_before_it_and_then_waited_for(
+def test_positions_without_good_bytes_on_any_node_are_reported_after_the_messages_before_them_and_waited_for(
     tmp_path: Path, pki: Path, source: PullSource, *, has_handler: bool
 ) -> None:
     for number in range(20):

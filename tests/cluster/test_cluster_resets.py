@@ -211,7 +211,7 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
             lambda: epoch_on_disk(nodes, late) == epoch, "the epoch to be durable, its files untouched"
         )
         nodes.kill(late)
-        assert list_segments(REAL, str(nodes.merged_directory(late)))[0].x < epoch
+        assert list_segments(REAL, str(nodes.merged_directory(late)))[0].run < epoch
         nodes.start(late)
         wait_done(faults, epoch, leader, late)
 

@@ -228,7 +228,7 @@ def test_garbage_and_huge_lengths_harm_nobody(faults: Faults) -> None:
             draw.randbytes(5000),
             chunk(0, 0, 0, draw.randbytes(5000)),
             chunk(2**32 - 1, 2**32 - 1, 2**63, b"x"),
-            pb.PushRequest(life=pb.Life(x=2**32 - 1, life=b"short")).SerializeToString(),
+            pb.PushRequest(run=pb.Run(run=2**32 - 1, run_id=b"short")).SerializeToString(),
         ):
             code = status_of(target, publisher, PUSH_METHOD, first, second)
             assert code not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}, second[:20]
@@ -347,8 +347,8 @@ async def open_streams(nodes: WiredNodes, tls: rt.TLS, faults: Faults) -> None:
     assert grpc.StatusCode.RESOURCE_EXHAUSTED in ended
 
 
-def chunk(x: int, y: int, offset: int, data: bytes) -> bytes:
-    place = pb.Place(x=x, y=y, offset=offset)
+def chunk(run: int, roll: int, offset: int, data: bytes) -> bytes:
+    place = pb.Place(run=run, roll=roll, offset=offset)
     return pb.PushRequest(chunk=pb.Chunk(place=place, data=data)).SerializeToString()
 
 

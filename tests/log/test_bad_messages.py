@@ -46,7 +46,7 @@ def logs(tmp_path: Path) -> list[str]:
     return [merged, twin]
 
 
-def test_readers_name_a_bad_message_and_go_on(logs: list[str]) -> None:
+def test_readers_name_a_bad_message_and_continue(logs: list[str]) -> None:
     told: list[object] = []
     with rt.LogReader(logs[0], on_event=told.append) as reader:
         assert [message.value for message in reader] == [b"0", b"2"]
@@ -55,12 +55,12 @@ def test_readers_name_a_bad_message_and_go_on(logs: list[str]) -> None:
     assert (event.start, event.end) == (1, 2)
 
 
-def test_a_reader_that_is_told_of_no_events_learns_that_no_disk_is_at_fault(logs: list[str]) -> None:
+def test_a_reader_without_an_event_handler_raises_an_error_that_blames_no_disk(logs: list[str]) -> None:
     with rt.LogReader(logs[0]) as reader, pytest.raises(Gap, match=r"cannot be decoded.*No disk is at fault"):
         list(reader)
 
 
-def test_verify_tells_a_bad_message_and_no_damage(logs: list[str]) -> None:
+def test_verify_reports_a_bad_message_and_no_damage(logs: list[str]) -> None:
     report = verify(logs[0])
     assert not report.is_damaged
     (bad,) = report.bad_messages

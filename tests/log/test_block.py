@@ -35,8 +35,8 @@ block_headers = st.builds(
     instruction_index=u32,
     instruction=u64,
     session_id=u32,
-    source_x=u32,
-    source_y=u32,
+    source_run=u32,
+    source_roll=u32,
     skip=u32,
     source_offset=places,
     length_bytes=st.integers(0, NUMBER_MAX // 8 - 1).map(lambda words: 8 * words),
@@ -141,7 +141,7 @@ def test_garbage_is_no_header(data: bytes) -> None:
         (DECLARES._replace(chain_end=2)._asdict(), "declaration with chains 0x0 and 0x2"),
     ],
 )
-def test_a_header_that_says_what_it_must_not_is_refused(fields: dict[str, int], says: str) -> None:
+def test_a_header_that_has_a_forbidden_value_is_refused(fields: dict[str, int], says: str) -> None:
     with pytest.raises(BadBlock, match=says):
         decode_block_header(encode_block_header(HEADER._replace(**fields), SEED), 0, SEED)
 
@@ -193,8 +193,8 @@ def test_a_declaration_keeps_what_orders_it_and_nothing_of_a_source(
         header.instruction_index,
         header.instruction,
         header.session_id,
-        source_x=0,
-        source_y=0,
+        source_run=0,
+        source_roll=0,
         skip=0,
         source_offset=0,
         length_bytes=found.length_bytes,

@@ -175,7 +175,7 @@ def test_a_batch_may_have_up_to_65535_topics(count: int, codec: int) -> None:
     assert heard(decode(buffer, batches, SESSIONS)) == expected
 
 
-def test_a_buffer_may_end_just_behind_a_batch_of_one_topic() -> None:
+def test_a_buffer_may_end_right_after_a_batch_of_one_topic() -> None:
     """Its messages have no topic index: looking for one would reach past the buffer."""
     many = [Said("t", b"", n) for n in range(100)]
     two = [Said("a", b""), Said("b", b"")]
@@ -217,7 +217,7 @@ def test_a_selection_is_that_of_the_list(whole: MessageBatch, data: st.DataObjec
 
 
 @given(some_batches, st.frozensets(topics, max_size=4), st.integers(0, 20), st.integers(0, 20))
-def test_only_the_wanted_topics_are_left(
+def test_only_the_selected_topics_are_left(
     whole: MessageBatch, wanted: frozenset[str], own: int, start: int
 ) -> None:
     wanted |= {*whole.topics[own : own + 1]}
@@ -246,7 +246,7 @@ def test_the_columns_are_those_of_the_messages(whole: MessageBatch) -> None:
 
 
 @given(some_batches, st.integers(0, 10))
-def test_messages_take_their_positions_from_where_they_are_told(whole: MessageBatch, taken: int) -> None:
+def test_messages_take_their_positions_from_the_given_iterator(whole: MessageBatch, taken: int) -> None:
     positions = iter(whole.positions.tolist())
     rows = whole.messages(positions)
     assert [

@@ -89,7 +89,7 @@ def test_one_log_is_no_comparison(tmp_path: Path) -> None:
         compare([publish(tmp_path, 1)])
 
 
-def test_a_log_that_is_behind_is_no_difference(tmp_path: Path) -> None:
+def test_a_log_that_lags_is_no_difference(tmp_path: Path) -> None:
     source = publish(tmp_path, 4)
     behind = copy(source, "behind")
     cut(behind, keep=3)
@@ -199,7 +199,7 @@ def test_what_one_has_trimmed_is_no_difference(tmp_path: Path) -> None:
     for paths in ([source, trimmed], [trimmed, source]):
         found = compare(paths)
         assert found.differences == ()
-        assert found.compared_bytes == sum((source / f"log.0.{y}").stat().st_size for y in (3, 4))
+        assert found.compared_bytes == sum((source / f"log.0.{roll}").stat().st_size for roll in (3, 4))
         assert sorted((log.start, len(log.kept)) for log in found.logs) == [(0, 5), (9, 2)]
 
 
@@ -254,7 +254,7 @@ def test_merged_logs_of_the_same_instructions_are_byte_identical(
     assert (tmp_path / "n1" / "log.0.1").read_bytes() == (tmp_path / "n2" / "log.0.1").read_bytes()
 
 
-def test_a_node_that_is_behind_has_a_prefix(tmp_path: Path, sessions: list[Path]) -> None:
+def test_a_node_that_lags_has_a_prefix(tmp_path: Path, sessions: list[Path]) -> None:
     found = compare([merged(tmp_path / name, sessions, rounds) for name, rounds in (("n1", 4), ("n2", 3))])
     assert found.differences == ()
     assert [log.end for log in found.logs] == [24, 18]

@@ -116,7 +116,7 @@ def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
         publish(publisher, log, 20)
         newest = publisher._writer.last_id
         assert newest is not None
-        assert newest.y >= 2
+        assert newest.roll >= 2
         publisher._writer.trim(SegmentId(0, 1), TrimReason.MERGED)
         publisher._writer.trim(newest, TrimReason.MERGED)
         publish(publisher, log, 3)

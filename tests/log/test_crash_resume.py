@@ -42,7 +42,10 @@ def clock() -> int:
 # A copy of a session: three segments of two lives
 
 RUNS = [[Said("t", b"%d" % n + bytes(n * 400), n)] * (n + 1) for n in range(4)]
-HEADERS = [session_header(x=x, y=y, first=first) for x, y, first in ((0, 0, 0), (0, 1, 10), (1, 0, 18))]
+HEADERS = [
+    session_header(run=run, roll=roll, first=first)
+    for run, roll, first in ((0, 0, 0), (0, 1, 10), (1, 0, 18))
+]
 COPY = [encode_segment_header(header) + session_bytes(header, RUNS) for header in HEADERS]
 SESSION = LogIdentity(LogKind.SESSION, INCARNATION, "feed")
 
@@ -95,7 +98,7 @@ class Receiving:
                 if index == len(COPY):
                     return
                 header, head = HEADERS[index], COPY[index][:64]
-                self.writer.start(header.id, first=header.first, life=header.life, header_bytes=head)
+                self.writer.start(header.id, first=header.first, run_id=header.run_id, header_bytes=head)
                 at = 64
             elif at == len(COPY[index]):
                 self.writer.seal()
@@ -144,7 +147,7 @@ def check_copy(disk: MemoryDisk, log: Log) -> None:
     receiving.close()
     receive(disk, [])
     for header, content in zip(HEADERS, COPY, strict=True):
-        assert disk.read(f"{PATH}/{header.id}") in ({content} if header.id.y else {content, b""})
+        assert disk.read(f"{PATH}/{header.id}") in ({content} if header.id.roll else {content, b""})
     assert verify(PATH, disk=disk).damage == []
 
 
@@ -255,13 +258,13 @@ def merge_once_more(disk: MemoryDisk, log: Log) -> None:
 # Sweeps
 
 
-def test_a_power_cut_at_any_change_of_a_copy_loses_nothing_durable_and_it_goes_on() -> None:
+def test_a_power_cut_at_any_change_of_a_copy_loses_nothing_durable_and_it_continues() -> None:
     """Those that receive in turns and trim are cut below, together with their recovery."""
     assert sweep(receive, check_copy, seeds=range(1)) > 100
 
 
 @pytest.mark.parametrize("in_kernel", [False, True])
-def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_goes_on(
+def test_a_power_cut_at_any_change_of_a_merger_loses_nothing_durable_and_it_continues(
     in_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_kernel:

@@ -73,7 +73,7 @@ class Descriptors:
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_a_want_of_descriptors_is_overload_and_no_failed_disk(code: int) -> None:
+def test_missing_descriptors_are_overload_and_not_a_failed_disk(code: int) -> None:
     found = storage_error(OSError(code, os.strerror(code)), "/a", "opening")
     assert isinstance(found, TooManyFiles)
     assert not isinstance(found, StorageFailed)
@@ -84,14 +84,14 @@ def test_a_want_of_descriptors_is_overload_and_no_failed_disk(code: int) -> None
 
 def grow(writer: LogWriter) -> None:
     """Roll and trim: every kind of file of a log directory is made, replaced or removed."""
-    y = writer.end + 1
-    writer.start(SegmentId(0, y), first=writer.end, created_ns=1)
+    roll = writer.end + 1
+    writer.start(SegmentId(0, roll), first=writer.end, created_ns=1)
     writer.append([BatchFrames([bytes(64)], writer.end + 1, 1, 1)])
     writer.sync()
-    writer.trim(SegmentId(0, max(0, y - 1)), TrimReason.MERGED)
+    writer.trim(SegmentId(0, max(0, roll - 1)), TrimReason.MERGED)
 
 
-def test_whichever_descriptor_is_refused_the_writer_goes_on_where_it_was() -> None:
+def test_whichever_descriptor_is_refused_the_writer_continues_where_it_was() -> None:
     whole = MemoryDisk()
     writer = LogWriter.open("/s", IDENTITY, disk=(counting := Descriptors(whole)))
     writer.start(SegmentId(0, 0), first=0, created_ns=1)
@@ -158,21 +158,21 @@ for free in range(12):
             break
     for _ in range(free):
         os.close(spare.pop())
-    y = writer.active.id.y
+    roll = writer.active.id.roll
     try:
-        writer.start(SegmentId(0, y + 1), first=0)
+        writer.start(SegmentId(0, roll + 1), first=0)
         print("done", free)
     except TooManyFiles:
         print("refused", free)
     for fd in spare:
         os.close(fd)
     spare = []
-    if writer.active.id.y == y:
-        writer.start(SegmentId(0, y + 1), first=0)
+    if writer.active.id.roll == roll:
+        writer.start(SegmentId(0, roll + 1), first=0)
 """
 
 
-def test_a_process_without_descriptors_is_refused_and_goes_on(tmp_path: Path) -> None:
+def test_a_process_without_descriptors_is_refused_and_continues(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 64
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "s")], capture_output=True, text=True, check=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rt.log.format.segment_table import TrimReason
-from rt.log.read.gaps import GapReport, note_skip, read_skips, reason_of
+from rt.log.read.gaps import GapReport, read_skips, reason_of, record_skip
 from rt.testing.disk import MemoryDisk
 
 
@@ -23,7 +23,7 @@ def test_skips_are_kept_in_order_and_the_newest_of_too_many(
     assert read_skips(disk, "/copy") == []
     noted = [GapReport(at, at + 1, TrimReason(1 + at % 3)) for at in range(22)]
     for one in noted:
-        note_skip(disk, "/copy", one)
+        record_skip(disk, "/copy", one)
     assert read_skips(disk, "/copy") == noted[2:]
 
 
@@ -54,8 +54,8 @@ def test_the_newest_skip_that_touches_a_range_says_why() -> None:
         b"[" * 10_000,
     ],
 )
-def test_what_cannot_be_read_explains_nothing_and_is_written_anew(disk: MemoryDisk, content: bytes) -> None:
+def test_what_cannot_be_read_explains_nothing_and_is_written_again(disk: MemoryDisk, content: bytes) -> None:
     disk.write("/copy/skips", content)
     assert read_skips(disk, "/copy") == []
-    note_skip(disk, "/copy", GapReport(1, 2, TrimReason.SIZE))
+    record_skip(disk, "/copy", GapReport(1, 2, TrimReason.SIZE))
     assert read_skips(disk, "/copy") == [GapReport(1, 2, TrimReason.SIZE)]

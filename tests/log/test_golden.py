@@ -104,7 +104,7 @@ def dump_blocks(dump: Dump) -> None:
     while dump.at < len(dump.data):
         dump.title("a block")
         header = dump.fields(BLOCK)
-        end = dump.at + header["byte length of what follows"]
+        end = dump.at + header["bytes that follow the header"]
         if header["kind"] == 2:
             sizes = dump.fields(DECLARATION)
             dump.part(sizes["bytes of the session's name"], "the session's name")
@@ -179,7 +179,7 @@ RUNS = [[Said("trade", b"first"), Said("quote", b"second")], [Said("trade", b"th
 SESSION = session_header(first=1000)
 MERGED = merged_header(first=2**40)
 RANGES = [
-    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=1000, skip=1, x=3, y=1, offset=4096),
+    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=1000, skip=1, run=3, roll=1, offset=4096),
     Range(2, (tuple(RUNS[1]),), number=7),
 ]
 DURABLES = [

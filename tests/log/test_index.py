@@ -70,7 +70,7 @@ def test_an_index_cut_anywhere_keeps_its_whole_entries() -> None:
         assert read(DATA[:size]) == ENTRIES[: size // ENTRY_BYTES]
 
 
-@pytest.mark.parametrize("other", [session_header(y=2), session_header(x=4), merged_header()])
+@pytest.mark.parametrize("other", [session_header(roll=2), session_header(run=4), merged_header()])
 def test_the_index_of_another_segment_is_passed_over(other) -> None:
     assert read(DATA, other.seed) == []
 
@@ -90,7 +90,7 @@ def test_the_index_of_another_segment_is_passed_over(other) -> None:
         forged(0, 64),
     ],
 )
-def test_an_entry_that_says_what_it_cannot_is_passed_over(entry: bytes) -> None:
+def test_an_entry_that_has_an_impossible_value_is_passed_over(entry: bytes) -> None:
     assert read(DATA[:64] + entry + DATA[64:]) == ENTRIES
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.log.format.checksum import batch_seed, crc32c
-from rt.log.scan.small_batches import BatchRuns
+from rt.log.scan.small_batches import ChecksummedRanges
 
 
 @given(
@@ -17,7 +17,7 @@ from rt.log.scan.small_batches import BatchRuns
     damaged=st.sets(st.integers(0, 59), max_size=3),
 )
 @settings(max_examples=60)
-def test_stretches_hold_together_when_each_holds_alone(
+def test_ranges_are_valid_together_exactly_if_each_is_valid_alone(
     sizes: list[int], seed: int, offset: int, damaged: set[int]
 ) -> None:
     draw = random.Random(seed)
@@ -35,19 +35,19 @@ def test_stretches_hold_together_when_each_holds_alone(
                 data[draw.randrange(start, end)] ^= draw.randint(1, 255)
             else:
                 checksums[place] ^= np.uint32(draw.randint(1, 2**32 - 1))
-    stretches = BatchRuns(starts, ends, checksums, offsets)
-    assert stretches.hold(np.frombuffer(bytes(data), "<u8"), seed) == all(is_good)
-    assert stretches.held(memoryview(bytes(data)), seed).tolist() == is_good
+    ranges = ChecksummedRanges(starts, ends, checksums, offsets)
+    assert ranges.are_valid(np.frombuffer(bytes(data), "<u8"), seed) == all(is_good)
+    assert ranges.which_are_valid(memoryview(bytes(data)), seed).tolist() == is_good
 
 
-def test_what_is_good_elsewhere_does_not_hold_here() -> None:
+def test_a_range_that_is_valid_at_another_offset_is_not_valid_here() -> None:
     count, seed = 500, 77
     data = random.Random(1).randbytes(8 * (1 + 4 * count))
     starts = 1 + 4 * np.arange(count)
     offsets = 8 * starts
     checksums = [crc32c(data[8 * a : 8 * a + 32], batch_seed(seed, 8 * a)) for a in starts.tolist()]
-    stretches = BatchRuns(starts, starts + 4, np.array(checksums, np.uint32), offsets)
+    ranges = ChecksummedRanges(starts, starts + 4, np.array(checksums, np.uint32), offsets)
     words = np.frombuffer(data, "<u8")
-    assert stretches.hold(words, seed)
-    assert not stretches._replace(offsets=offsets + 4096).hold(words, seed)
-    assert not stretches.hold(words, seed ^ 1)
+    assert ranges.are_valid(words, seed)
+    assert not ranges._replace(offsets=offsets + 4096).are_valid(words, seed)
+    assert not ranges.are_valid(words, seed ^ 1)

@@ -41,7 +41,7 @@ def test_marks_rise_and_reach_from_start_to_end(feeds: Feeds) -> None:
     assert 600 in {waypoint.position for waypoint in waypoints}
 
 
-def test_only_what_is_near_the_range_is_told(feeds: Feeds) -> None:
+def test_only_what_is_near_the_range_is_listed(feeds: Feeds) -> None:
     whole = list(outline(REAL, feeds.path, 0, 900))
     part = list(outline(REAL, feeds.path, 350, 420))
     assert part[0].position <= 350 < part[1].position

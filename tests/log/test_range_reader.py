@@ -56,7 +56,7 @@ def test_ranges_that_follow_each_other_hold_each_message_once(
 
 
 @given(data=st.data())
-def test_an_interest_leaves_out_nothing_that_is_wanted_and_without_values_gives_the_rest(
+def test_an_interest_leaves_out_nothing_that_is_needed_and_without_values_gives_the_rest(
     feeds: Feeds, rows: list[rt.Message], data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, len(rows)))
@@ -81,7 +81,7 @@ def test_an_interest_leaves_out_nothing_that_is_wanted_and_without_values_gives_
     assert all(topics is None or row.topic in topics for row in got)
 
 
-def test_values_that_nobody_wants_are_not_read(tmp_path: Path) -> None:
+def test_values_that_are_not_needed_are_not_read(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     for _ in range(40):
         feeds.publish("a", [os.urandom(200_000)], "trade", [1])
@@ -212,7 +212,7 @@ def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
     feeds.close()
 
 
-def test_a_torn_tail_behind_the_range_does_not_matter(tmp_path: Path) -> None:
+def test_a_torn_tail_after_the_range_does_not_matter(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.publish("a", [bytes(70_000)], "trade", [1])
     first = feeds.merge()

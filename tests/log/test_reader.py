@@ -31,9 +31,9 @@ def directory_of(root: Path) -> Path:
 def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """9,000 messages of 1 KiB and a few bytes, in several segments and two lives, with index hops."""
     root = tmp_path_factory.mktemp("long")
-    for life in range(2):
+    for run in range(2):
         with open_publisher(root, roll_bytes=3 * 2**20, batch_bytes=32 * 1024) as publisher:
-            for start in range(life * 4500, (life + 1) * 4500, 500):
+            for start in range(run * 4500, (run + 1) * 4500, 500):
                 values = [b"%d" % number + bytes(1024) for number in range(start, start + 500)]
                 stamps = [number * 10 for number in range(start, start + 500)]
                 publisher.publish_many(values, topic=f"t{start // 500 % 4}", timestamps_ns=stamps)
@@ -69,7 +69,7 @@ def test_any_mix_of_reading_and_seeking_gives_each_message_once(
         assert [message.number for message in reader.poll(3)] == list(range(then, min(then + 3, 9000)))
 
 
-def test_an_iteration_that_was_broken_off_does_not_hand_out_anything_twice(
+def test_an_iteration_that_was_broken_off_does_not_deliver_anything_twice(
     long_log: Path,
 ) -> None:
     with rt.LogReader(long_log) as reader:
@@ -159,7 +159,7 @@ def test_position_at_finds_the_first_message_of_a_time(
         assert reader.position_at(timestamp_ns) == position
 
 
-def test_only_the_wanted_topics_are_handed_out_and_the_position_passes_the_others(long_log: Path) -> None:
+def test_only_the_wanted_topics_are_delivered_and_the_position_passes_the_others(long_log: Path) -> None:
     with rt.LogReader(long_log, topics=["t1", "t3"]) as reader:
         assert numbers(reader) == [number for number in range(9000) if number // 500 % 4 in {1, 3}]
         assert reader.position == 9000
@@ -292,7 +292,7 @@ def test_a_reader_that_comes_too_late_is_told_both_positions(tmp_path: Path) -> 
     assert events == [SkipForward(2, first, "time")]
 
 
-def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_go_on_behind_it(tmp_path: Path) -> None:
+def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_continue_behind_it(tmp_path: Path) -> None:
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(1000)] * 20)
         publisher.flush()
@@ -365,7 +365,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_is_never_handed_out_and_everything_before_it_is(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_never_delivered_and_everything_before_it_is(tmp_path: Path) -> None:
     with open_publisher(tmp_path, batch_bytes=4096) as publisher:
         publisher.publish_many([b"%03d" % number + bytes(500) for number in range(40)])
     path = directory_of(tmp_path) / "log.0.0"
@@ -394,7 +394,7 @@ def test_damage_before_a_later_segment_is_an_error_not_a_skip(tmp_path: Path) ->
                 numbers(reader)
 
 
-def test_a_torn_tail_is_told_once_and_a_follower_waits_behind_it(tmp_path: Path) -> None:
+def test_a_torn_tail_is_reported_once_and_a_follower_waits_after_it(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"whole")
         publisher.flush()

@@ -29,7 +29,7 @@ from rt.testing.disk import FaultyDisk, MemoryDisk
 
 PATH = "/copy"
 SESSION = LogIdentity(LogKind.SESSION, INCARNATION, "feed")
-HEADER = session_header(x=0, y=0)
+HEADER = session_header(run=0, roll=0)
 RUNS = [[Said("t", b"%d" % n * 50, 100 - n)] for n in range(5)]
 BODY = session_bytes(HEADER, RUNS)
 SIZE = len(BODY) // 5
@@ -45,7 +45,9 @@ def open_copy(disk: Disk, path: str = PATH, identity: LogIdentity = SESSION) -> 
 
 
 def begin(writer: LogWriter, header: SegmentHeader = HEADER) -> None:
-    writer.start(header.id, first=header.first, life=header.life, header_bytes=encode_segment_header(header))
+    writer.start(
+        header.id, first=header.first, run_id=header.run_id, header_bytes=encode_segment_header(header)
+    )
 
 
 def append(writer: LogWriter, *numbers: int) -> None:
@@ -70,7 +72,7 @@ def copy(disk: MemoryDisk) -> MemoryDisk:
 # Resuming
 
 
-def test_a_copy_goes_on_in_the_segment_that_was_active(copy: MemoryDisk) -> None:
+def test_a_copy_continues_in_the_segment_that_was_active(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         assert (writer.active, writer.offset, writer.end) == (HEADER, 64 + 3 * SIZE, 3)
         assert writer.table.segments == ()
@@ -102,7 +104,7 @@ def test_a_segment_of_a_header_alone_is_resumed(disk: MemoryDisk) -> None:
 def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         writer.seal()
-        writer.start(SegmentId(0, 1), first=3, life=LIFE)
+        writer.start(SegmentId(0, 1), first=3, run_id=LIFE)
     walked: list[SegmentHeader] = []
     scanners: list[SessionScanner] = []
 
@@ -173,7 +175,7 @@ def test_a_directory_of_another_log_is_refused(
 
 
 @pytest.mark.parametrize("harm", ["lost", "torn", "garbage", "longer than the segment"])
-def test_the_index_is_made_anew_whatever_a_crash_left_of_it(
+def test_the_index_is_made_again_whatever_a_crash_left_of_it(
     disk: MemoryDisk, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("write.active_segment", "scan.recovery_scan"):
@@ -201,10 +203,10 @@ def test_the_index_is_made_anew_whatever_a_crash_left_of_it(
         assert disk.read(f"/whole/{name}") == disk.read(f"{PATH}/{name}"), name
 
 
-def test_copies_may_skip_forward_and_a_life_may_begin_anywhere(copy: MemoryDisk) -> None:
+def test_copies_may_skip_forward_and_a_run_may_begin_anywhere(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
-        begin(writer, session_header(x=0, y=4, first=90))
-        begin(writer, session_header(x=1, y=0, first=2))
+        begin(writer, session_header(run=0, roll=4, first=90))
+        begin(writer, session_header(run=1, roll=0, first=2))
     with contextlib.closing(open_copy(copy)) as writer:
         assert (writer.end, writer.active and writer.active.id) == (2, SegmentId(1, 0))
 
@@ -212,15 +214,15 @@ def test_copies_may_skip_forward_and_a_life_may_begin_anywhere(copy: MemoryDisk)
 def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         writer.seal()
-        begin(writer, session_header(x=0, y=4, first=90))
+        begin(writer, session_header(run=0, roll=4, first=90))
         assert verify(PATH, disk=copy).damage != []
         writer.trim(SegmentId(0, 4), TrimReason.MERGED)
     assert verify(PATH, disk=copy).damage == []
 
 
-def test_segments_of_one_life_that_overlap_are_damage(copy: MemoryDisk) -> None:
+def test_segments_of_one_run_that_overlap_are_damage(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
-        begin(writer, session_header(x=0, y=1, first=2))
+        begin(writer, session_header(run=0, roll=1, first=2))
     with pytest.raises(rt.Corrupt, match="numbers do not continue"):
         open_copy(copy)
 
@@ -243,7 +245,7 @@ def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
         begin(writer)
         assert disk.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER)
         assert writer.active == HEADER
-        other = session_header(x=0, y=2)
+        other = session_header(run=0, roll=2)
         with pytest.raises(AssertionError):
             writer.start(SegmentId(0, 1), first=0, header_bytes=encode_segment_header(other))
 
@@ -255,12 +257,12 @@ def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> Non
         assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
     with contextlib.closing(open_copy(copy)) as writer:
         assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
-        writer.start(SegmentId(0, 1), first=3, life=LIFE)
+        writer.start(SegmentId(0, 1), first=3, run_id=LIFE)
         assert [segment.end for segment in writer.table.segments] == [3]
     assert verify(PATH, disk=copy).damage == []
 
 
-def test_sealing_goes_on_when_there_is_space_again(copy: MemoryDisk) -> None:
+def test_sealing_continues_when_there_is_space_again(copy: MemoryDisk) -> None:
     with contextlib.closing(open_copy(copy)) as writer:
         append(writer, 3)
         copy.capacity_bytes = copy.used_bytes
@@ -392,7 +394,7 @@ def test_a_range_with_checksums_is_copied_if_they_hold_and_else_not_one_byte_of_
         writer.append([BatchFrames([b"head", checked, checked, b"tail"], 1, 0, 0)])
         whole = b"head" + 2 * bytes_[5:] + b"tail"
         source.pwritev([bytes([bytes_[-1] ^ 1])], len(bytes_) - 1)
-        with pytest.raises(rt.Corrupt, match="other bytes than were verified") as caught:
+        with pytest.raises(rt.Corrupt, match="differ from those verified") as caught:
             writer.append([BatchFrames([b"head", checked], 2, 0, 0)])
         assert (caught.value.path, caught.value.offset) == ("/source", 5)
         assert (writer.end, writer.offset) == (1, 64 + len(whole))

@@ -30,7 +30,7 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.running_checksum import (
     MERGED_CHAIN_START,
     ChecksummedBoundary,
-    chain_behind,
+    chain_after,
     chain_of_segment,
     merged_chain,
 )
@@ -44,9 +44,9 @@ MERGED = merged_header(first=500)
 RUNS = [[Said("a", b"one", 5), Said("b", b"two", 3)], [Said("", b"x" * 50, 9)], [Said("a", b"", 7)] * 3]
 SESSION = session_bytes(HEADER, RUNS)
 RANGES = [
-    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=7, x=3, offset=4096),
+    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=7, run=3, offset=4096),
     Range(2, (tuple(RUNS[2]),), number=0, skip=1, chain=77),
-    Range(1, (tuple(RUNS[1]), tuple(RUNS[0])), number=11, skip=2, x=3, y=2),
+    Range(1, (tuple(RUNS[1]), tuple(RUNS[0])), number=11, skip=2, run=3, roll=2),
 ]
 BLOCKS = merged_bytes(RANGES, first=500)
 
@@ -110,17 +110,17 @@ def test_a_scanner_makes_no_marks_unless_it_is_asked() -> None:
     assert SessionScanner(HEADER).scan(memoryview(SESSION)).marks == []
 
 
-def test_a_scanner_that_starts_at_a_mark_goes_on_with_its_checksums() -> None:
+def test_a_scanner_that_starts_at_a_mark_continues_with_its_checksums() -> None:
     marks = dumb_marks(HEADER, SESSION)
     for index, mark in enumerate(marks):
         behind = {"offset": mark.offset, "first": mark.number, "chain": mark.chain, "content": mark.content}
         scanner = SessionScanner(HEADER, marks=True, **behind)
         assert scanner.scan(memoryview(SESSION[mark.offset - 64 :])).marks == marks[index + 1 :]
-    with pytest.raises(ValueError, match="need the chain there"):
+    with pytest.raises(ValueError, match="the chain there is missing"):
         SessionScanner(HEADER, offset=marks[0].offset, marks=True)
 
 
-def test_no_mark_is_made_behind_a_bad_batch() -> None:
+def test_no_mark_is_made_after_a_bad_batch() -> None:
     marks = dumb_marks(HEADER, SESSION)
     bad = SESSION[: marks[1].offset - 1 - 64] + b"!" + SESSION[marks[1].offset - 64 :]
     scanner = SessionScanner(HEADER, marks=True)
@@ -131,7 +131,7 @@ def test_no_mark_is_made_behind_a_bad_batch() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(HEADER, life=bytes(8)),
+        replace(HEADER, run_id=bytes(8)),
         replace(HEADER, created_ns=0),
         replace(HEADER, origin=CLUSTER),
         replace(HEADER, id=SegmentId(3, 2)),
@@ -166,7 +166,7 @@ def test_the_merged_chain_stands_at_the_last_whole_block_however_the_bytes_arriv
     assert all(BLOCKS[block.offset - 64 :][:4] == b"RTK1" for block in blocks)
 
 
-def test_the_merged_chain_goes_on_over_segments() -> None:
+def test_the_merged_chain_continues_over_segments() -> None:
     chain = MERGED_CHAIN_START
     for _ in range(2):
         scanner = MergedScanner(MERGED, chain=chain)
@@ -185,7 +185,7 @@ def test_a_scanner_without_a_chain_carries_none_and_has_no_instruction_before_th
 
 def test_the_helpers_say_what_the_scanners_carry() -> None:
     size = int.from_bytes(SESSION[8:12], "little")
-    chain = chain_behind(chain_of_segment(encode_segment_header(HEADER)), memoryview(SESSION)[:64])
+    chain = chain_after(chain_of_segment(encode_segment_header(HEADER)), memoryview(SESSION)[:64])
     assert chain == dumb_marks(HEADER, SESSION[:size])[0].chain
     length = int.from_bytes(BLOCKS[48:56], "little")
     assert merged_chain(5, BLOCKS[:96], BLOCKS[96 : 96 + length]) == dumb_merged_chain(
@@ -207,7 +207,7 @@ def test_a_block_whose_batches_do_not_lead_from_chain_to_chain_is_refused_where_
     data = in_place(DECLARE, block_of(RANGES[0], position=500, **{field: 1}))
     scan = MergedScanner(MERGED, chain=0).scan(memoryview(data))
     assert scan.problem is not None
-    assert "their block says" in scan.problem
+    assert "their block has" in scan.problem
     assert MergedScanner(MERGED).scan(memoryview(data)).problem is None
 
 
@@ -283,19 +283,19 @@ def test_verify_finds_a_block_that_states_another_chain(disk: MemoryDisk, field:
         assert len(list(reader)) == 3  # A reader leaves chains to those who verify.
 
 
-def test_verify_finds_a_block_that_goes_on_from_another_chain_than_the_last_one_led_to(
+def test_verify_finds_a_block_that_continues_from_another_chain(
     disk: MemoryDisk,
 ) -> None:
     data = bytearray(disk.read(PATH))
     at = starts(data)[2]
     seed = batch_seed(decode_segment_header(data, path=PATH).seed, at)
     head = bytes(data[at + 96 : at + 160])
-    block = decode_block_header(data, at, seed)._replace(chain_start=1, chain_end=chain_behind(1, head))
+    block = decode_block_header(data, at, seed)._replace(chain_start=1, chain_end=chain_after(1, head))
     data[at : at + 96] = encode_block_header(block, seed)
     disk.write(PATH, bytes(data))
     problems = verify("/merged", disk=disk).damage
     assert [(problem.path, problem.offset) for problem in problems] == [(PATH, at)]
-    assert "with the chain 0x00000001 after" in problems[0].what
+    assert "with the chain 0x00000001, expected" in problems[0].what
 
 
 def test_a_block_moved_within_its_segment_is_damage(disk: MemoryDisk) -> None:

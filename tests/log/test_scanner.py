@@ -57,9 +57,9 @@ SESSION = session_bytes(HEADER, RUNS)
 SESSION_ENDS = [len(session_bytes(HEADER, RUNS[:count])) for count in range(len(RUNS) + 1)]
 
 RANGES = [
-    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=7, x=3, offset=4096),
+    Range(1, (tuple(RUNS[0]), tuple(RUNS[1])), number=7, run=3, offset=4096),
     Range(2, (tuple(RUNS[2]),), number=0, skip=1),
-    Range(1, (tuple(RUNS[1]), tuple(RUNS[0])), number=11, skip=2, x=3, y=2),
+    Range(1, (tuple(RUNS[1]), tuple(RUNS[0])), number=11, skip=2, run=3, roll=2),
 ]
 BLOCKS = merged_bytes(RANGES, first=500)
 
@@ -126,7 +126,7 @@ def merged_segments(draw: st.DrawFn) -> tuple[SegmentHeader, bytes]:
         session_id = draw(st.sampled_from((1, 2, 3)))
         runs = tuple(map(tuple, draw(st.lists(messages, min_size=1, max_size=3))))
         count = sum(map(len, runs))
-        place = {"x": draw(st.integers(0, 3)), "offset": draw(st.sampled_from([64, 72, 4096]))}
+        place = {"run": draw(st.integers(0, 3)), "offset": draw(st.sampled_from([64, 72, 4096]))}
         skip = draw(st.sampled_from([0, 0, 1, count - 1]))
         ranges.append(Range(session_id, runs, number=numbers[session_id], skip=skip, **place))
         numbers[session_id] += count
@@ -353,9 +353,7 @@ def padded_values(size: int) -> int:
 
 
 @given(segments, st.data())
-def test_nothing_behind_a_bad_frame_is_looked_at(
-    segment: tuple[SegmentHeader, bytes], data: st.DataObject
-) -> None:
+def test_nothing_after_a_bad_frame_is_read(segment: tuple[SegmentHeader, bytes], data: st.DataObject) -> None:
     header, content = segment
     if content:
         place = data.draw(st.integers(0, len(content) - 1))
@@ -384,9 +382,9 @@ def test_garbage_gives_no_batch(data: bytes) -> None:
     "elsewhere",
     [
         replace(HEADER, origin=CLUSTER),
-        replace(HEADER, id=SegmentId(HEADER.id.x + 1, HEADER.id.y)),
-        replace(HEADER, id=SegmentId(HEADER.id.x, HEADER.id.y + 1)),
-        replace(HEADER, id=SegmentId(HEADER.id.y, HEADER.id.x)),
+        replace(HEADER, id=SegmentId(HEADER.id.run + 1, HEADER.id.roll)),
+        replace(HEADER, id=SegmentId(HEADER.id.run, HEADER.id.roll + 1)),
+        replace(HEADER, id=SegmentId(HEADER.id.roll, HEADER.id.run)),
     ],
     ids=["incarnation", "X", "Y", "X and Y changed about"],
 )
@@ -442,7 +440,7 @@ def test_the_blocks_that_are_harmed_below_are_good_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"source_x": 4}, {"source_y": 1}, {"source_offset": 4104}, {"session_id": 2}]
+    "fields", [{"source_run": 4}, {"source_roll": 1}, {"source_offset": 4104}, {"session_id": 2}]
 )
 def test_a_batch_that_comes_from_elsewhere_than_its_block_says_is_refused(fields: dict[str, int]) -> None:
     declare = declaration_block(2, position=500)
@@ -465,7 +463,7 @@ def test_a_block_at_another_position_is_refused_unless_a_filter_may_have_left_so
             assert problem == f"position {position} where 500 must follow"
 
 
-def test_a_filtered_log_goes_on_behind_each_jump() -> None:
+def test_a_filtered_log_continues_after_each_jump() -> None:
     header = merged_header(kind=LogKind.FILTERED, first=500)
     blocks = [DECLARE, *(block_of(PART, position=position) for position in (510, 514, 600))]
     scanner = MergedScanner(header)
@@ -489,7 +487,7 @@ def hostile_block(content: bytes = b"", **fields: Any) -> bytes:
 
 def at_place(offset: int, session_id: int = 1) -> int:
     """The seed of a batch of the source of `PART`."""
-    return batch_seed(segment_seed(declaration_of(session_id).incarnation, PART.x, PART.y), offset)
+    return batch_seed(segment_seed(declaration_of(session_id).incarnation, PART.run, PART.roll), offset)
 
 
 CONTENT = BLOCK[BLOCK_HEADER_BYTES:]
@@ -504,18 +502,18 @@ HOSTILE_BLOCKS: dict[str, tuple[list[bytes], str]] = {
         "session id 1 is not declared",
     ),
     "a block without a batch": ([DECLARE, hostile_block(b"", message_count=0)], "without a batch"),
-    "a block of half a header": ([DECLARE, hostile_block(CONTENT[:32])], "reaches beyond its block"),
+    "a block of half a header": ([DECLARE, hostile_block(CONTENT[:32])], "ends after its block"),
     "a block that ends inside its batch": (
         [DECLARE, hostile_block(CONTENT[: FIRST_BYTES - 8])],
-        "reaches beyond its block",
+        "ends after its block",
     ),
     "a block that ends inside its second batch": (
         [DECLARE, hostile_block(CONTENT[:-8])],
-        "reaches beyond its block",
+        "ends after its block",
     ),
     "a block that ends inside its batch, with the bytes behind it": (
         [DECLARE, hostile_block(CONTENT, length_bytes=len(CONTENT) - 8)],
-        "reaches beyond its block",
+        "ends after its block",
     ),
     "a block that goes on behind its batches": (
         [DECLARE, hostile_block(CONTENT + bytes(64))],
@@ -541,13 +539,13 @@ HOSTILE_BLOCKS: dict[str, tuple[list[bytes], str]] = {
         [DECLARE, hostile_block(CONTENT + b"x", length_bytes=len(CONTENT) + 1)],
         "out of range",
     ),
-    "an id that stands for two sessions": (
+    "an id that is declared for two sessions": (
         [DECLARE, declaration_block(1, position=500, declared=declaration_of(2)), BLOCK],
-        "session id 1 stands for two sessions",
+        "session id 1 is declared for two sessions",
     ),
     "an id that changes its dedup id": (
         [DECLARE, declaration_block(1, position=500, declared=replace(declaration_of(1), dedup_id=None))],
-        "session id 1 stands for two sessions",
+        "session id 1 is declared for two sessions",
     ),
     "an unknown kind": ([DECLARE, hostile_block(CONTENT, kind=3)], "unknown to this rt"),
     "an unknown version": ([DECLARE, hostile_block(CONTENT, version=2)], "version 2"),
@@ -572,7 +570,7 @@ def test_a_hostile_block_is_refused_however_it_arrives(blocks: list[bytes], says
 
 
 @pytest.mark.parametrize("count", range(4))
-def test_no_message_beyond_the_end_of_its_block_is_handed_out(count: int) -> None:
+def test_no_message_beyond_the_end_of_its_block_is_delivered(count: int) -> None:
     """The next block's positions begin there, whatever is wrong with this one."""
     found, _, scan = read_all(MERGED, in_place(DECLARE, hostile_block(CONTENT, message_count=count)))
     assert scan.problem is not None
@@ -730,7 +728,7 @@ def forged_blocks(draw: st.DrawFn) -> bytes:
                 "kind": st.sampled_from([1, 1, 2, 3]),
                 "session_id": st.sampled_from([1, 1, 2]),
                 "skip": number,
-                "source_x": st.sampled_from([3, 3, 4]),
+                "source_run": st.sampled_from([3, 3, 4]),
                 "source_offset": st.sampled_from([4096, 4096, 4104, 2**62 - 1, 2**64 - 1]),
                 "length_bytes": st.one_of(
                     st.sampled_from([0, 8, 64, FIRST_BYTES, len(CONTENT), 2**61, 2**64 - 8]),

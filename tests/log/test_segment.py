@@ -59,7 +59,7 @@ def changed(data: bytes, at: int, kind: str, value: int) -> bytes:
 
 @given(ids)
 def test_a_segment_is_named_by_its_coordinates_in_decimal(segment: SegmentId) -> None:
-    assert segment.file_name == str(segment) == f"log.{segment.x}.{segment.y}"
+    assert segment.file_name == str(segment) == f"log.{segment.run}.{segment.roll}"
     assert parse_segment_name(segment.file_name) == segment
 
 
@@ -181,9 +181,9 @@ def test_a_first_number_out_of_range_is_damage(first: int) -> None:
         decode_segment_header(data, path="log.3.1")
 
 
-def test_a_life_in_a_merged_header_is_damage() -> None:
+def test_a_run_in_a_merged_header_is_damage() -> None:
     data = changed(encode_segment_header(merged_header()), 56, "<Q", 1)
-    with pytest.raises(rt.Corrupt, match="life id in a merged log"):
+    with pytest.raises(rt.Corrupt, match="run id in a merged log"):
         decode_segment_header(data, path="log.0.7")
 
 
@@ -192,8 +192,8 @@ def test_a_life_in_a_merged_header_is_damage() -> None:
     [
         {"origin": bytes(15)},
         {"origin": bytes(17)},
-        {"life": bytes(7)},
-        {"life": b""},
+        {"run_id": bytes(7)},
+        {"run_id": b""},
         {"first": -1},
         {"first": NUMBER_MAX},
         {"id": SegmentId(-1, 0)},
@@ -229,13 +229,13 @@ def test_the_seed_is_the_checksum_of_incarnation_and_coordinates(header: Segment
 
 
 def test_neighbours_have_other_seeds() -> None:
-    x, y = session_header().id
+    run, roll = session_header().id
     seeds = [
         session_header().seed,
-        session_header(x=x + 1).seed,
-        session_header(y=y + 1).seed,
-        replace(session_header(), id=SegmentId(y, x)).seed,
+        session_header(run=run + 1).seed,
+        session_header(roll=roll + 1).seed,
+        replace(session_header(), id=SegmentId(roll, run)).seed,
         replace(session_header(), origin=CLUSTER).seed,
     ]
     assert len(set(seeds)) == len(seeds)
-    assert replace(session_header(), life=bytes(8), first=9, created_ns=0).seed == seeds[0]
+    assert replace(session_header(), run_id=bytes(8), first=9, created_ns=0).seed == seeds[0]

@@ -12,7 +12,7 @@ from rt.log.disk import File
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.catalog import segment_path
-from rt.log.write.segment_repair import check_segment, mend_segment, sound_end, synced_end
+from rt.log.write.segment_repair import check_segment, repair_segment, synced_end, valid_end
 from rt.log.write.writer import LogWriter
 from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
@@ -65,7 +65,7 @@ def test_all_that_was_synced_is_checked_and_no_more(segment: SegmentId) -> None:
 
 
 @given(st.data())
-def test_a_bit_flipped_anywhere_is_found_and_mended_to_the_same_bytes(data: st.DataObject) -> None:
+def test_a_bit_flipped_anywhere_is_found_and_repaired_to_the_same_bytes(data: st.DataObject) -> None:
     disk = written()
     segment = data.draw(st.sampled_from([FIRST, SECOND]))
     path = segment_path(MERGED, segment)
@@ -74,8 +74,8 @@ def test_a_bit_flipped_anywhere_is_found_and_mended_to_the_same_bytes(data: st.D
     flip(disk, path, data.draw(st.integers(0, end - 1)))
     found = problem(disk, segment)
     assert found is not None
-    assert found == sound_end(disk, MERGED, segment, end) < end
-    assert mend_segment(disk, MERGED, GOOD, segment, end) == 1
+    assert found == valid_end(disk, MERGED, segment, end) < end
+    assert repair_segment(disk, MERGED, GOOD, segment, end) == 1
     assert disk.read(path) == good
 
 
@@ -85,29 +85,29 @@ def test_a_segment_that_was_cut_off_is_completed(left: int) -> None:
     path = segment_path(MERGED, FIRST)
     good = disk.read(path)
     disk.write(path, good[:left])
-    assert mend_segment(disk, MERGED, GOOD, FIRST, len(good)) == len(good) - left
+    assert repair_segment(disk, MERGED, GOOD, FIRST, len(good)) == len(good) - left
     assert disk.read(path) == good
 
 
-def test_a_segment_that_is_gone_is_replaced_by_the_copy() -> None:
+def test_a_segment_that_is_missing_is_replaced_by_the_copy() -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     good = disk.read(path)
     disk.remove(path)
     with pytest.raises(FileNotFoundError):
-        mend_segment(disk, MERGED, "/nowhere", FIRST, len(good))
-    mend_segment(disk, MERGED, GOOD, FIRST, len(good))
+        repair_segment(disk, MERGED, "/nowhere", FIRST, len(good))
+    repair_segment(disk, MERGED, GOOD, FIRST, len(good))
     assert disk.read(path) == good
 
 
-def test_a_copy_that_differs_from_what_is_sound_changes_nothing() -> None:
+def test_a_copy_that_differs_from_what_is_valid_changes_nothing() -> None:
     disk = written()
     path = segment_path(MERGED, FIRST)
     flip(disk, path, 5000)
     bad = disk.read(path)
     flip(disk, segment_path(GOOD, FIRST), 70)
     with pytest.raises(Diverged):
-        mend_segment(disk, MERGED, GOOD, FIRST, len(bad))
+        repair_segment(disk, MERGED, GOOD, FIRST, len(bad))
     assert disk.read(path) == bad
 
 
@@ -128,7 +128,7 @@ def test_a_segment_that_the_table_forgot_counts_whole_where_another_follows() ->
 def _mend(disk: MemoryDisk, log: Log) -> None:
     size = disk.size(segment_path(GOOD, FIRST))
     assert size is not None
-    mend_segment(disk, MERGED, GOOD, FIRST, size)
+    repair_segment(disk, MERGED, GOOD, FIRST, size)
     log.append(size)
 
 
@@ -140,7 +140,7 @@ def _is_good_or_still_bad(disk: MemoryDisk, log: Log) -> None:
     assert disk.read(segment_path(MERGED, FIRST)) == good
 
 
-def test_after_a_power_cut_at_any_change_it_can_be_mended_again() -> None:
+def test_after_a_power_cut_at_any_change_it_can_be_repaired_again() -> None:
     good = written()
 
     def prepare(disk: MemoryDisk) -> None:
@@ -160,7 +160,7 @@ def test_a_segment_that_was_trimmed_while_good_bytes_were_fetched_stays_trimmed(
     flip(disk, path, 500)
     writer = LogWriter.open(MERGED, WHOLE, disk=disk, resume=True)
     writer.trim(SECOND, TrimReason.TIME)
-    assert mend_segment(disk, MERGED, GOOD, FIRST, end) == 0
+    assert repair_segment(disk, MERGED, GOOD, FIRST, end) == 0
     assert disk.size(path) == 0
     writer.close()
 
@@ -194,7 +194,7 @@ def test_a_segment_that_is_trimmed_while_it_is_overwritten_stays_trimmed(
         renamed(source, target)
 
     monkeypatch.setattr(disk, "rename" if is_gone else "open", rename if is_gone else open_)
-    assert mend_segment(disk, MERGED, GOOD, FIRST, end) == 0
+    assert repair_segment(disk, MERGED, GOOD, FIRST, end) == 0
     assert disk.size(path) == 0
     assert writer.table.segments[0].reason is TrimReason.TIME
     writer.close()

@@ -43,7 +43,7 @@ def sealed_segments(draw: st.DrawFn, segment: SegmentId) -> SealedSegment:
         end,
         draw(st.integers(0, NUMBER_MAX - 1)),
         *(draw(i64) for _ in range(4)),
-        life=draw(st.binary(min_size=8, max_size=8)),
+        run_id=draw(st.binary(min_size=8, max_size=8)),
     )
     reason = draw(st.sampled_from(TrimReason))
     return kept if reason is TrimReason.NONE else kept.trimmed(reason, draw(i64))
@@ -234,7 +234,7 @@ def test_a_sealed_segment_is_added_once() -> None:
 @given(st.lists(st.booleans(), max_size=12), st.integers(0, 12))
 def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most: int) -> None:
     segments = tuple(
-        replace(TRIMMED if trimmed else KEPT, id=SegmentId(0, y)) for y, trimmed in enumerate(trims)
+        replace(TRIMMED if trimmed else KEPT, id=SegmentId(0, roll)) for roll, trimmed in enumerate(trims)
     )
     table, gone = SegmentTable(IDENTITY, segments).forgotten(most=most)
     trimmed = [segment for segment in segments if segment.is_trimmed]
@@ -245,7 +245,7 @@ def test_only_the_oldest_trimmed_segments_are_forgotten(trims: list[bool], most:
 
 def test_ten_thousand_trimmed_segments_are_remembered() -> None:
     def table_of(count: int) -> SegmentTable:
-        return SegmentTable(IDENTITY, tuple(replace(TRIMMED, id=SegmentId(0, y)) for y in range(count)))
+        return SegmentTable(IDENTITY, tuple(replace(TRIMMED, id=SegmentId(0, roll)) for roll in range(count)))
 
     assert TRIMMED_ENTRIES_MAX == 10_000
     assert table_of(10_000).forgotten() == (table_of(10_000), [])

@@ -17,11 +17,11 @@ from rt.testing.disk import MemoryDisk
 
 PATH = "/merged"
 IDENTITY = LogIdentity(LogKind.MERGED, CLUSTER, "s")
-FIRST, SECOND, THIRD = (SegmentId(0, y) for y in range(3))
+FIRST, SECOND, THIRD = (SegmentId(0, roll) for roll in range(3))
 
 
 def opened(disk: MemoryDisk, gone: tuple[SealedSegment, ...] = ()) -> LogWriter:
-    return LogWriter.open(PATH, IDENTITY, disk=disk, resume=True, gone=gone)
+    return LogWriter.open(PATH, IDENTITY, disk=disk, resume=True, trimmed_elsewhere=gone)
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_what_others_trimmed_is_not_looked_at_and_listed_as_they_have_it(
     disk.write(f"{PATH}/{damaged.file_name}", b"x" * 63)
     with pytest.raises(Corrupt):
         opened(disk)
-    writer = opened(disk, tuple(trimmed(SegmentId(0, y)) for y in range(damaged.y + 1)))
-    assert sizes(disk) == [0 if y <= damaged.y else 64 for y in range(3)]
-    assert said(writer)[: damaged.y + 1] == [(TrimReason.SIZE, 77)] * (damaged.y + 1)
+    writer = opened(disk, tuple(trimmed(SegmentId(0, roll)) for roll in range(damaged.roll + 1)))
+    assert sizes(disk) == [0 if roll <= damaged.roll else 64 for roll in range(3)]
+    assert said(writer)[: damaged.roll + 1] == [(TrimReason.SIZE, 77)] * (damaged.roll + 1)
     if damaged == THIRD:
         assert (writer.active, writer.end, writer.last_id) == (None, 0, THIRD)
         writer.start(SegmentId(0, 7), first=20, created_ns=9)

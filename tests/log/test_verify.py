@@ -56,8 +56,8 @@ def disk() -> MemoryDisk:
     return MemoryDisk()
 
 
-def segment_path(directory: str, x: int, y: int) -> str:
-    return f"{directory}/log.{x}.{y}"
+def segment_path(directory: str, run: int, roll: int) -> str:
+    return f"{directory}/log.{run}.{roll}"
 
 
 def damage(report: Report) -> list[tuple[str, int]]:
@@ -152,7 +152,7 @@ def test_progress_ends_at_the_bytes_there_are(disk: MemoryDisk) -> None:
     seen: list[tuple[int, int]] = []
     verify(DIRECTORY, disk=disk, on_progress=lambda done, total: seen.append((done, total)))
     done, total = seen[-1]
-    assert total == sum(len(disk.read(f"{DIRECTORY}/log.0.{y}")) for y in range(4))
+    assert total == sum(len(disk.read(f"{DIRECTORY}/log.0.{roll}")) for roll in range(4))
     assert 0 <= total - done <= 4 * SEGMENT_HEADER_BYTES
     assert [now for now, _ in seen] == sorted(now for now, _ in seen)
 
@@ -265,10 +265,10 @@ def test_an_index_entry_that_points_elsewhere_is_noted(disk: MemoryDisk) -> None
 
 def test_all_damage_is_told_not_only_the_first(disk: MemoryDisk) -> None:
     publish(disk, 4, size=2000, roll_bytes=8192)
-    for y in (0, 2, 3):
-        disk.flip_bit(segment_path(DIRECTORY, 0, y), 5000, 1)
+    for roll in (0, 2, 3):
+        disk.flip_bit(segment_path(DIRECTORY, 0, roll), 5000, 1)
     report = verify(DIRECTORY, disk=disk)
-    assert damage(report) == [(segment_path(DIRECTORY, 0, y), 64) for y in (0, 2, 3)]
+    assert damage(report) == [(segment_path(DIRECTORY, 0, roll), 64) for roll in (0, 2, 3)]
     assert [segment.message_count for segment in report.segments] == [0, 3, 0, 0]
 
 
@@ -307,20 +307,20 @@ def test_the_newest_segment_missing_is_damage(disk: MemoryDisk) -> None:
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, 1), 0)]
 
 
-@pytest.mark.parametrize("y", [0, 1])
-def test_a_segment_that_was_emptied_but_not_trimmed_is_damage(disk: MemoryDisk, y: int) -> None:
+@pytest.mark.parametrize("roll", [0, 1])
+def test_a_segment_that_was_emptied_but_not_trimmed_is_damage(disk: MemoryDisk, roll: int) -> None:
     publish(disk, 2, size=2000, roll_bytes=8192)
-    disk.write(segment_path(DIRECTORY, 0, y), b"")
-    assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, y), 0)]
+    disk.write(segment_path(DIRECTORY, 0, roll), b"")
+    assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, roll), 0)]
 
 
 def test_a_segment_under_another_name_is_damage(disk: MemoryDisk) -> None:
     publish(disk, 3, size=2000, roll_bytes=8192)
-    first, second = (disk.read(segment_path(DIRECTORY, 0, y)) for y in (0, 1))
+    first, second = (disk.read(segment_path(DIRECTORY, 0, roll)) for roll in (0, 1))
     disk.write(segment_path(DIRECTORY, 0, 0), second)
     disk.write(segment_path(DIRECTORY, 0, 1), first)
     report = verify(DIRECTORY, disk=disk)
-    assert damage(report) == [(segment_path(DIRECTORY, 0, y), 0) for y in (0, 1)]
+    assert damage(report) == [(segment_path(DIRECTORY, 0, roll), 0) for roll in (0, 1)]
     assert report.segments[2].message_count == 3
 
 
@@ -356,7 +356,7 @@ def test_a_segment_that_cannot_be_read_is_damage_and_the_next_is_looked_at(disk:
             continue
         found |= {problem.path for problem in report.damage}
         assert sum(segment.message_count for segment in report.segments) >= 6
-    assert found == {segment_path(DIRECTORY, 0, y) for y in range(3)}
+    assert found == {segment_path(DIRECTORY, 0, roll) for roll in range(3)}
 
 
 def test_a_segment_of_an_unknown_version_is_told(disk: MemoryDisk) -> None:
@@ -374,7 +374,7 @@ def test_a_segment_of_an_unknown_version_is_told(disk: MemoryDisk) -> None:
 # What crashes leave
 
 
-def test_a_torn_tail_is_noted_where_it_begins(disk: MemoryDisk) -> None:
+def test_a_torn_tail_is_reported_where_it_starts(disk: MemoryDisk) -> None:
     publish(disk, 2)
     path = segment_path(DIRECTORY, 0, 0)
     whole = disk.read(path)
@@ -430,7 +430,7 @@ def test_a_hole_between_segments_is_found_without_a_table(disk: MemoryDisk) -> N
 
 
 @pytest.mark.parametrize(
-    "change", [{"end": 4}, {"first": 1}, {"created_ns": 1}, {"timestamp_high_ns": 5}, {"life": b"8 bytes."}]
+    "change", [{"end": 4}, {"first": 1}, {"created_ns": 1}, {"timestamp_high_ns": 5}, {"run_id": b"8 bytes."}]
 )
 def test_a_table_that_contradicts_a_segment_is_damage(disk: MemoryDisk, change: dict[str, Any]) -> None:
     publish(disk, 1)
@@ -457,18 +457,18 @@ def start_at(disk: MemoryDisk, segment: SegmentId, first: int, *, dedup_id: str 
     """Begin a segment whose numbers need not follow."""
     identity = LogIdentity(LogKind.SESSION, bytes(16), "feed", dedup_id)
     writer = LogWriter.open(DIRECTORY, identity, disk=disk)
-    writer.start(segment, first=first, life=b"8 bytes.")
+    writer.start(segment, first=first, run_id=b"8 bytes.")
     writer.sync()
     writer.close()
 
 
-def test_numbers_that_jump_within_x_are_damage(disk: MemoryDisk) -> None:
+def test_numbers_that_jump_within_run_are_damage(disk: MemoryDisk) -> None:
     publish(disk, 1)
     start_at(disk, SegmentId(0, 1), 7)
     assert damage(verify(DIRECTORY, disk=disk)) == [(segment_path(DIRECTORY, 0, 1), 0)]
 
 
-def test_numbers_that_jump_over_x_are_noted(disk: MemoryDisk) -> None:
+def test_numbers_that_jump_over_runs_are_notes(disk: MemoryDisk) -> None:
     publish(disk, 1)
     start_at(disk, SegmentId(1, 0), 7)
     report = verify(DIRECTORY, disk=disk)
@@ -476,7 +476,7 @@ def test_numbers_that_jump_over_x_are_noted(disk: MemoryDisk) -> None:
     assert notes(report) == [(segment_path(DIRECTORY, 1, 0), 0)]
 
 
-def test_numbers_of_a_dedup_session_may_jump_over_x(disk: MemoryDisk) -> None:
+def test_numbers_of_a_dedup_session_may_jump_over_run(disk: MemoryDisk) -> None:
     publish(disk, 1, dedup_id="twins")
     start_at(disk, SegmentId(1, 0), 7, dedup_id="twins")
     assert verify(DIRECTORY, disk=disk).all_problems == []
@@ -511,7 +511,7 @@ def forged_log(disk: MemoryDisk, content: Callable[[int], bytes]) -> None:
         ([0, 8], [0, 1], b"t", 6, False),
     ],
 )
-def test_contents_that_no_reader_would_take_are_bad_messages_and_no_damage(
+def test_contents_that_no_reader_would_accept_are_bad_messages_and_no_damage(
     disk: MemoryDisk, offsets: list[int], topic_offsets: list[int], text: bytes, stamp: int, is_good: bool
 ) -> None:
     forged = columns(offsets, [stamp], [], topic_offsets, text)
@@ -843,8 +843,8 @@ def test_a_log_that_is_being_written_is_never_damaged(tmp_path: Path, fsync: Any
     def write() -> None:
         """Publish one life after another, each while at least one more look is under way."""
         try:
-            for life in range(lives):
-                if life:
+            for run in range(lives):
+                if run:
                     looked.acquire()
                 with rt.Publisher(
                     tmp_path, "s", publisher_id="feed", roll_bytes=300_000, batch_bytes=60_000, fsync=fsync

@@ -152,7 +152,7 @@ def test_what_is_no_host_name_is_refused(pki: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a..b", "a.", "x" * 64])
-def test_a_node_whose_name_nobody_can_dial_is_refused(pki: Path, name: str) -> None:
+def test_a_node_whose_name_no_client_can_dial_is_refused(pki: Path, name: str) -> None:
     with pytest.raises(CertificateError, match="not a host name"):
         issue(pki, Identity("s", "node", name))
 
@@ -163,7 +163,7 @@ def test_the_longest_name_fits(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ca", "CA", "Ca"])
-def test_nobody_is_named_like_the_cas_files(pki: Path, name: str) -> None:
+def test_no_certificate_is_named_like_the_cas_files(pki: Path, name: str) -> None:
     before = listing(pki)
     with pytest.raises(CertificateError, match="reserved"):
         issue(pki, Identity("s", "publisher", name), renew=True)
@@ -243,7 +243,7 @@ def test_keys_are_pkcs8_without_passphrase(pki: Path) -> None:
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
-    with pytest.raises(CertificateError, match="others may write"):
+    with pytest.raises(CertificateError, match="other users may write"):
         init_ca(tmp_path)
     assert listing(tmp_path) == {}
 

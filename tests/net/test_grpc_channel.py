@@ -326,7 +326,7 @@ def test_a_peer_without_a_good_certificate_reaches_no_handler(pki: Path, tmp_pat
         (["rt://s/publisher/..%2f"], "Ask", "identity is not valid"),
     ],
 )
-def test_whoever_may_not_call_is_refused_logged_and_counted(
+def test_a_peer_that_may_not_call_is_refused_logged_and_counted(
     pki: Path, caplog: pytest.LogCaptureFixture, uris: list[str], method: str, words: str
 ) -> None:
     async def run() -> None:
@@ -444,10 +444,10 @@ def test_an_identity_has_its_share_of_streams_and_the_others_theirs(pki: Path) -
 
 def test_caps_count_each_identity_and_forget_it_at_zero() -> None:
     caps = StreamCaps(1)
-    with caps.taken(FEED):
-        with pytest.raises(rt.Overloaded), caps.taken(FEED):
+    with caps.counted(FEED):
+        with pytest.raises(rt.Overloaded), caps.counted(FEED):
             pass
-        with caps.taken(NODE):
+        with caps.counted(NODE):
             assert caps.counts == {FEED.uri: 1, NODE.uri: 1}
     assert not caps.counts
 
@@ -467,7 +467,7 @@ def test_a_message_above_the_limit_is_refused(pki: Path, more: int, good: bool) 
     asyncio.run(run())
 
 
-def test_streams_above_a_connections_limit_wait_and_keep_nobody_else_out(pki: Path) -> None:
+def test_streams_above_a_connections_limit_wait_and_keep_no_other_peer_out(pki: Path) -> None:
     async def run() -> None:
         talk = Talk()
         async with (
@@ -544,7 +544,7 @@ def test_silent_connections_beyond_its_descriptors_do_not_keep_others_out(pki: P
 # --- plaintext --------------------------------------------------------------------------------------------
 
 
-def test_without_tls_a_server_answers_on_loopback_for_whom_it_is_told() -> None:
+def test_without_tls_a_server_answers_on_loopback_as_the_configured_identity() -> None:
     async def run() -> None:
         async with (
             serving(None, insecure_as=lambda: FEED) as server,
@@ -623,7 +623,7 @@ def test_a_rotation_is_picked_up_while_streams_run_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set_back", [False, True])
-def test_calls_end_with_the_certificate_of_their_connection_and_go_on_with_a_newer_one(
+def test_calls_end_with_the_certificate_of_their_connection_and_continue_with_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set_back: bool
 ) -> None:
     init_ca(tmp_path)

@@ -232,7 +232,7 @@ def test_an_error_of_ours_ends_the_call_with_its_status_text_and_item() -> None:
     )
 
 
-def test_anything_else_is_logged_here_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_anything_else_is_logged_here_and_not_sent_to_the_peer(caplog: pytest.LogCaptureFixture) -> None:
     context = answer(KeyError("a secret"))
     assert context.ended is not None
     assert context.ended[0] is grpc.StatusCode.INTERNAL

@@ -20,7 +20,7 @@ from rt.errors import CertificateError
 from rt.net.cert_files import check
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
-from rt.net.k8s_certs import ApiRejected, ClusterApi, Secret, api_of, keep, read_order, why_anew
+from rt.net.k8s_certs import ApiRejected, ClusterApi, Secret, api_of, keep, read_order, why_renew
 
 DAY = timedelta(days=1)
 NO_GRANTS: dict[str, list[str]] = {"dedup": [], "lease": []}
@@ -76,7 +76,7 @@ def test_what_is_missing_is_made_once_by_one_ca() -> None:
     assert "tls.key" in secrets.data["rt-ca"]
 
 
-def test_only_what_ends_soon_or_names_something_else_is_made_anew() -> None:
+def test_only_what_ends_soon_or_names_something_else_is_made_again() -> None:
     secrets, now = Secrets(), datetime.now(UTC)
     kept(secrets, now=now)
     other = [ORDER["certificates"][0] | {"dns": ["n0.y"]}, ORDER["certificates"][1]]
@@ -86,7 +86,7 @@ def test_only_what_ends_soon_or_names_something_else_is_made_anew() -> None:
     assert kept(secrets, now=now + 61 * DAY, certificates=other) == ["rt-0", "feed"]
 
 
-def test_another_ca_in_its_secret_makes_all_certificates_anew(tmp_path: Path) -> None:
+def test_another_ca_in_its_secret_makes_all_certificates_again(tmp_path: Path) -> None:
     secrets = Secrets()
     kept(secrets)
     init_ca(tmp_path)
@@ -98,7 +98,7 @@ def test_another_ca_in_its_secret_makes_all_certificates_anew(tmp_path: Path) ->
     assert secrets.data["feed"]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
 
 
-def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -> None:
+def test_a_pair_that_is_damaged_is_made_again_and_a_ca_that_is_damaged_is_not() -> None:
     secrets = Secrets()
     kept(secrets)
     secrets.data["feed"]["tls.key"] = secrets.data["rt-0"]["tls.key"]
@@ -110,7 +110,7 @@ def test_a_pair_that_is_damaged_is_made_anew_and_a_ca_that_is_damaged_is_not() -
 
 
 @pytest.mark.parametrize("stops_at", ["rt-ca", "rt-0", "feed"])
-def test_what_fails_half_way_goes_on_with_the_same_ca_when_it_is_run_again(stops_at: str) -> None:
+def test_what_fails_half_way_continues_with_the_same_ca_when_it_is_run_again(stops_at: str) -> None:
     class Failing(Secrets):
         def fill(self, name: str, data: Any, *, version: str) -> None:
             if name == stops_at:
@@ -165,10 +165,10 @@ def test_an_order_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 def test_an_empty_secret_and_one_without_its_ca_say_why() -> None:
     wanted = order().certificates[0]
 
-    assert why_anew({}, wanted, ca=b"", renew_days=1, now=datetime.now(UTC)) == "there is none"
+    assert why_renew({}, wanted, ca=b"", renew_days=1, now=datetime.now(UTC)) == "there is none"
     has = {"ca.crt": b"a", "tls.crt": b"b", "tls.key": b"c"}
-    assert why_anew(has, wanted, ca=b"d", renew_days=1, now=datetime.now(UTC)) == "the CA is another one"
-    assert "not valid" in str(why_anew(has, wanted, ca=b"a", renew_days=1, now=datetime.now(UTC)))
+    assert why_renew(has, wanted, ca=b"d", renew_days=1, now=datetime.now(UTC)) == "the CA is another one"
+    assert "not valid" in str(why_renew(has, wanted, ca=b"a", renew_days=1, now=datetime.now(UTC)))
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -272,7 +272,7 @@ def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHT
         api.get("rt-0")
 
 
-def test_outside_of_a_pod_it_says_so(tmp_path: Path) -> None:
+def test_outside_of_a_pod_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(ApiRejected, match="does not run in a pod"):
         api_of({})
     with pytest.raises(ApiRejected, match="no service account"):

@@ -201,13 +201,13 @@ def test_a_peers_certificate_is_read_like_ones_own() -> None:
     assert identity_of(LEAF.certificate) == Identity("s", "publisher", "f1")
 
 
-def test_a_host_name_that_looks_like_a_uri_names_nobody() -> None:
+def test_a_host_name_that_looks_like_a_uri_names_no_identity() -> None:
     posing = x509.SubjectAlternativeName([x509.DNSName("rt://s/operator/x")])
     with pytest.raises(CertificateError, match="must name one identity"):
         identity_of(Holder("x", ROOT, uris=[], extensions=[posing]).certificate)
 
 
-def test_a_common_name_names_nobody() -> None:
+def test_a_common_name_names_no_identity() -> None:
     with pytest.raises(CertificateError, match="must name one identity"):
         identity_of(Holder("rt://s/operator/x", ROOT, uris=[]).certificate)
 
@@ -729,5 +729,5 @@ def test_a_key_too_weak_for_openssl_is_our_error(tmp_path: Path, pki: dict[str, 
     for name, content in (("ca", leaf.pem), ("crt", leaf.pem), ("key", leaf.key_pem)):
         (tmp_path / name).write_bytes(content)
     tls = TLS(tmp_path / "ca", tmp_path / "crt", tmp_path / "key")
-    with pytest.raises(CertificateError, match="OpenSSL refuses"):
+    with pytest.raises(CertificateError, match="OpenSSL rejects"):
         tls.ssl_client_context()

@@ -141,8 +141,8 @@ def test_what_a_pull_server_answers_arrives_as_it_was_said(said: Any) -> None:
 
 
 def as_protobuf(chunk: Chunk) -> pb.Chunk:
-    x, y, offset = chunk.place
-    return pb.Chunk(place=pb.Place(x=x, y=y, offset=offset), data=bytes(chunk.data))
+    run, roll, offset = chunk.place
+    return pb.Chunk(place=pb.Place(run=run, roll=roll, offset=offset), data=bytes(chunk.data))
 
 
 @given(chunks)
@@ -172,7 +172,7 @@ def test_bytes_read_in_place_say_what_protobuf_reads_in_them(chunk: Chunk, data:
         read = pb.PushRequest.FromString(bytes(message))
         assert read.WhichOneof("kind") == "chunk"
         assert as_protobuf(mine).data == read.chunk.data
-        assert mine.place == (read.chunk.place.x, read.chunk.place.y, read.chunk.place.offset)
+        assert mine.place == (read.chunk.place.run, read.chunk.place.roll, read.chunk.place.offset)
 
 
 @given(st.binary(max_size=64))
@@ -192,8 +192,8 @@ def test_garbage_is_refused_or_says_something_that_is_allowed(data: bytes) -> No
 
 BAD_PUSHES = [
     pb.PushRequest(),
-    pb.PushRequest(life=pb.Life(x=1, life=b"short")),
-    pb.PushRequest(chunk=pb.Chunk(place=pb.Place(x=1), data=b"")),
+    pb.PushRequest(run=pb.Run(run=1, run_id=b"short")),
+    pb.PushRequest(chunk=pb.Chunk(place=pb.Place(run=1), data=b"")),
     pb.PushRequest(chunk=pb.Chunk(data=bytes(CHUNK_BYTES_MAX + 1))),
     pb.PushRequest(chunk=pb.Chunk(place=pb.Place(offset=2**63), data=b"x")),
     pb.PushRequest(sealed=pb.Sealed(end=2**63)),

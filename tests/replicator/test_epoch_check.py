@@ -127,7 +127,7 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
 
 def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behind_one(tmp_path: Path) -> None:
     end = LogOffset(0, 0, 128)
-    merged = PushProgress(end, 10, merged=end, merged_x=0, merged_number=10)
+    merged = PushProgress(end, 10, merged=end, merged_run=0, merged_number=10)
 
     async def play() -> None:
         log = SessionSource(publish(REAL, 10, root=str(tmp_path)), "s")

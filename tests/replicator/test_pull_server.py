@@ -191,7 +191,7 @@ def test_a_copy_behind_the_log_start_begins_there(disk: MemoryDisk, grown: Grown
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_a_copy_that_went_on_in_an_x_which_ended_before_is_not_this_log(
+def test_a_copy_that_went_on_in_a_run_which_ended_before_is_not_this_log(
     disk: MemoryDisk, grown: Grown, is_trimmed: bool
 ) -> None:
     """It followed a node without which the cluster was forced to go on, in the next X."""
@@ -200,7 +200,7 @@ def test_a_copy_that_went_on_in_an_x_which_ended_before_is_not_this_log(
     other = Grown(disk, root="/other", path="/forced")
     other.grow(100, 2000, 300)
     fork = other.log.position
-    other.log.roll(x=1)
+    other.log.roll(run=1)
     other.is_first = True
     other.grow(50, 50)
     other.grow(1000, 1000, 1000)

@@ -113,7 +113,9 @@ def test_a_restarted_publisher_goes_on_in_its_next_life(tmp_path: Path) -> None:
                     publisher.flush()
                     await until(lambda: all(node.holds(directory) for node in made))
             assert sorted(made[0].lives) == [0, 1, 2, 3]
-            assert [made[0].sealed[segment].is_last_of_x for segment in sorted(made[0].sealed)] == [True] * 3
+            assert [made[0].sealed[segment].is_last_of_run for segment in sorted(made[0].sealed)] == [
+                True
+            ] * 3
 
     run(test())
 
@@ -526,11 +528,11 @@ def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
     assert levels.replicated == Level(0, 5)
 
 
-def test_a_higher_x_is_further_whatever_its_number() -> None:
+def test_a_higher_run_is_further_whatever_its_number() -> None:
     assert majority_level([Level(2, 0), Level(1, 90), Level(2, 5)], 3) == Level(2, 0)
 
 
-def test_no_node_hears_of_an_x_whose_beginning_could_not_be_synced(tmp_path: Path) -> None:
+def test_no_node_hears_of_a_run_whose_beginning_could_not_be_synced(tmp_path: Path) -> None:
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             publisher.publish(b"a")

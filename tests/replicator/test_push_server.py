@@ -140,7 +140,7 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
             store.note_merged(LogOffset(1, 0, 64), 3)
             while (heard := await client.hear()) != store.progress:
                 assert isinstance(heard, PushProgress)
-            assert (store.progress.merged_x, store.progress.merged_number) == (1, 3)
+            assert (store.progress.merged_run, store.progress.merged_number) == (1, 3)
             await until(
                 lambda: [(marked.segment, mark.number) for marked in node.marks for mark in marked.marks]
             )

@@ -129,7 +129,7 @@ def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLogBuil
         assert receiver.place == end
     give(receiver, [sealed])
     with pytest.raises(ProtocolViolation):
-        give(receiver, [Chunk(second.place._replace(y=second.place.y + 1), second.data)])
+        give(receiver, [Chunk(second.place._replace(roll=second.place.roll + 1), second.data)])
     give(receiver, items[1:])
     assert files_of(disk, COPY) == files_of(disk, MERGED)
     receiver.close()
@@ -318,7 +318,7 @@ def test_a_whole_copy_may_begin_with_any_segment(disk: MemoryDisk, merged: Merge
     receiver.start_at(LogOffset(0, 1, 0), start)
     give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
     whole = files_of(disk, MERGED)
-    assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment.y >= 1}
+    assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment.roll >= 1}
     assert messages(COPY, disk) == messages(MERGED, disk)[start:]
     receiver.close()
 

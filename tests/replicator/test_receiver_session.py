@@ -154,22 +154,24 @@ class TestWhatDoesNotFollow:
             end._replace(offset=end.offset + 8),
             end._replace(offset=end.offset - 8),
             end._replace(offset=0),
-            end._replace(y=end.y + 1, offset=0),
-            end._replace(x=end.x + 1, offset=0),
+            end._replace(roll=end.roll + 1, offset=0),
+            end._replace(run=end.run + 1, offset=0),
         ):
             self.refused(receiver, Chunk(place, first.data))
         receiver.close()
 
-    def test_the_next_x_waits_until_the_last_segment_is_sealed_as_the_last(
+    def test_the_next_run_waits_until_the_last_segment_is_sealed_as_the_last(
         self, disk: MemoryDisk, items: list[Item]
     ) -> None:
         receiver = session_copy(disk)
-        at = next(index for index, item in enumerate(items) if isinstance(item, Run) and item.x > items[0].x)  # type: ignore[union-attr]
+        at = next(
+            index for index, item in enumerate(items) if isinstance(item, Run) and item.run > items[0].run
+        )  # type: ignore[union-attr]
         give(receiver, items[: at - 1])
         last = items[at - 1]
         assert isinstance(last, SegmentSealed)
-        assert last.is_last_of_x
-        give(receiver, [replace(last, is_last_of_x=False), items[at]])
+        assert last.is_last_of_run
+        give(receiver, [replace(last, is_last_of_run=False), items[at]])
         assert not receiver.has_ended
         self.refused(receiver, items[at + 1])
         receiver.seal(last)
@@ -186,7 +188,7 @@ class TestWhatDoesNotFollow:
         further = place._replace(offset=place.offset + 8)
         self.refused(receiver, SegmentSealed(further, receiver.end, True, 0))
         self.refused(receiver, SegmentSealed(place, receiver.end + 1, True, 0))
-        self.refused(receiver, SegmentSealed(place._replace(y=place.y + 1), receiver.end, True, 0))
+        self.refused(receiver, SegmentSealed(place._replace(roll=place.roll + 1), receiver.end, True, 0))
         receiver.close()
 
     def test_a_header_of_another_life_incarnation_or_place_is_refused(
@@ -198,10 +200,10 @@ class TestWhatDoesNotFollow:
         self.refused(receiver, items[0], other[1], error=ClusterMismatch)
         first = items[1]
         assert isinstance(first, Chunk)
-        receiver.begin_life(Run(first.place.x, b"another!"))
+        receiver.begin_life(Run(first.place.run, b"another!"))
         self.refused(receiver, first)
         give(receiver, [items[0]])
-        self.refused(receiver, Chunk(LogOffset(first.place.x, 5, 0), first.data))
+        self.refused(receiver, Chunk(LogOffset(first.place.run, 5, 0), first.data))
         assert files_of(disk, COPY) == {}
         receiver.close()
 
@@ -209,12 +211,12 @@ class TestWhatDoesNotFollow:
         receiver = session_copy(disk)
         give(receiver, items)
         newest = items[-1]
-        x = receiver.writer.last_id.x  # type: ignore[union-attr]
+        run = receiver.writer.last_id.run  # type: ignore[union-attr]
         with pytest.raises(Fenced):
-            receiver.begin_life(Run(x - 1, b"12345678"))
+            receiver.begin_life(Run(run - 1, b"12345678"))
         with pytest.raises(Fenced):
-            receiver.begin_life(Run(x, b"12345678"))
-        receiver.begin_life(Run(x + 1, b"12345678"))
+            receiver.begin_life(Run(run, b"12345678"))
+        receiver.begin_life(Run(run + 1, b"12345678"))
         assert newest is not None
         receiver.close()
 
@@ -225,7 +227,7 @@ class TestWhatDoesNotFollow:
         receiver.close()
 
 
-def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_x_follows() -> None:
+def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_run_follows() -> None:
     disk = MemoryDisk()
     publish(disk, 100, 100, roll_bytes=1 << 20)
     items = items_of(disk, SESSION)
@@ -236,7 +238,7 @@ def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_x_follows() -
     shorter = SegmentSealed(place._replace(offset=place.offset - 64), receiver.end - 1, False, 0)
     receiver.seal(shorter)
     assert receiver.active is not None
-    receiver.seal(replace(shorter, is_last_of_x=True))
+    receiver.seal(replace(shorter, is_last_of_run=True))
     assert receiver.active is None
     assert receiver.place == place
     assert receiver.has_ended
@@ -301,7 +303,7 @@ def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
     lying = b"".join(encode_batch(draft, first=1, seed=seed, codec=codec))
     disk = MemoryDisk()
     receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
-    receiver.begin_life(Run(0, header.life))
+    receiver.begin_life(Run(0, header.run_id))
     chunk = Chunk(LogOffset(0, 0, 0), encode_segment_header(header) + first + lying)
     if fault == "no fault":
         receiver.take(chunk)
@@ -382,7 +384,7 @@ class TestMarks:
         publish(disk, 100, 100, 100, roll_bytes=1 << 20)
         receiver = session_copy(disk)
         items = items_of(disk, SESSION)
-        cut = next(iter(read_marks(disk, SESSION, SegmentId(items[0].x, 0)))).offset  # type: ignore[union-attr]
+        cut = next(iter(read_marks(disk, SESSION, SegmentId(items[0].run, 0)))).offset  # type: ignore[union-attr]
         chunk = items[1]
         assert isinstance(chunk, Chunk)
         give(receiver, [items[0], Chunk(chunk.place, chunk.data[:cut])])
@@ -484,8 +486,8 @@ def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memo
     give(receiver, items_of(disk, SESSION))
     active = receiver.active
     assert active is not None
-    assert active.id.y > 0
-    for segment in (SegmentId(0, 0), SegmentId(0, active.id.y + 1), SegmentId(1, active.id.y)):
+    assert active.id.roll > 0
+    for segment in (SegmentId(0, 0), SegmentId(0, active.id.roll + 1), SegmentId(1, active.id.roll)):
         assert receiver.uncached_with(LogOffset(*segment, 2000)) == 0
     place = LogOffset(*active.id, 700)
     assert receiver.uncached_with(place) == 512

@@ -61,13 +61,13 @@ class Received:
                 case SegmentSealed(place, _, _, _):
                     assert self.place is None or place == self.place or place.segment not in self.segments
                     known = self.sealed.get(place.segment)
-                    assert known is None or (not known.is_last_of_x and item.is_last_of_x)
+                    assert known is None or (not known.is_last_of_run and item.is_last_of_run)
                     self.sealed[place.segment] = item
-                    self.place = LogOffset(place.x, place.y + 1, 0)
-                case Run(x, life):
-                    assert x not in self.lives
-                    assert not [segment for segment in self.segments if segment.x >= x]
-                    self.lives[x] = life
+                    self.place = LogOffset(place.run, place.roll + 1, 0)
+                case Run(run, life):
+                    assert run not in self.lives
+                    assert not [segment for segment in self.segments if segment.run >= run]
+                    self.lives[run] = life
                 case LogTrimmed():
                     self.trimmed.append(item)
         return self
@@ -146,15 +146,15 @@ def test_what_is_handed_out_is_what_the_files_hold_whatever_the_publisher_does(
     for entry in table.segments:
         sealed = received.sealed[entry.id]
         assert (sealed.place.offset, sealed.end) == (entry.size_bytes, entry.end)
-        assert sealed.is_last_of_x == (SegmentId(entry.id.x, entry.id.y + 1) not in files)
-    assert received.lives == {segment.x: life_of(disk, segment) for segment in files}
+        assert sealed.is_last_of_run == (SegmentId(entry.id.run, entry.id.roll + 1) not in files)
+    assert received.lives == {segment.run: life_of(disk, segment) for segment in files}
     publisher.close()
 
 
 def life_of(disk: Disk, segment: SegmentId) -> bytes:
     header = read_header(disk, DIRECTORY, segment)
     assert header is not None
-    return header.life
+    return header.run_id
 
 
 @settings(max_examples=15)
@@ -283,7 +283,7 @@ def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_w
     items = sender_of(disk, start=LogOffset(0, 0, end + 800)).items()
     assert [type(item) for item in items] == [Run, SegmentSealed, Run, Chunk, Chunk]
     assert isinstance(items[1], SegmentSealed)
-    assert (items[1].place, items[1].is_last_of_x) == (LogOffset(0, 0, end), True)
+    assert (items[1].place, items[1].is_last_of_run) == (LogOffset(0, 0, end), True)
 
 
 def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept() -> None:

@@ -60,13 +60,13 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
             match item:
                 case Chunk(place, data):
                     assert place.offset == len(received[place.segment]), SEED
-                    assert place.x == lives[-1], SEED
+                    assert place.run == lives[-1], SEED
                     received[place.segment] += data
                     size += len(data)
                 case SegmentSealed(place):
                     sealed[place.segment] = item
-                case Run(x):
-                    lives.append(x)
+                case Run(run):
+                    lives.append(run)
         return size
 
     for life in range(KILLS):
@@ -97,6 +97,6 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
         assert segment == newest or len(content) == len(received[segment]), SEED
     assert lives == list(range(KILLS)), SEED
     assert {*sealed} == {entry.id for entry in table.segments}, SEED
-    last_of_x = {segment.x: segment for segment in sorted(sealed)}
+    last_of_run = {segment.run: segment for segment in sorted(sealed)}
     for segment, item in sealed.items():
-        assert item.is_last_of_x == (segment == last_of_x[segment.x] and segment.x != KILLS - 1), SEED
+        assert item.is_last_of_run == (segment == last_of_run[segment.run] and segment.run != KILLS - 1), SEED

@@ -21,17 +21,17 @@ from rt.testing.merged import MergedLogBuilder
 CLUSTER = b"c" * 16
 
 
-def chunk(y: int, offset: int = 0) -> Chunk:
-    return Chunk(LogOffset(0, y, offset), b"x" * 100)
+def chunk(roll: int, offset: int = 0) -> Chunk:
+    return Chunk(LogOffset(0, roll, offset), b"x" * 100)
 
 
-def sealed(y: int) -> SegmentSealed:
+def sealed(roll: int) -> SegmentSealed:
     """Segments of 100 bytes and of 10 positions."""
-    return SegmentSealed(LogOffset(0, y, 100), 10 * (y + 1), is_last_of_x=False, sealed_ns=1)
+    return SegmentSealed(LogOffset(0, roll, 100), 10 * (roll + 1), is_last_of_run=False, sealed_ns=1)
 
 
-def trimmed(y: int) -> LogTrimmed:
-    return LogTrimmed(SegmentId(0, y), 10 * y, TrimReason.TIME)
+def trimmed(roll: int) -> LogTrimmed:
+    return LogTrimmed(SegmentId(0, roll), 10 * roll, TrimReason.TIME)
 
 
 def has_up_to(place: LogOffset, end: int) -> PullMerged:

@@ -135,7 +135,7 @@ def test_log_history_leaves_out_what_was_not_asked_for(query: str, wanted: list[
 
     found = body(log_history(asked(**parsed)))
 
-    assert [one["logPath"] for one in found] == [f"s/merged/log.0.{y}" for y in wanted]
+    assert [one["logPath"] for one in found] == [f"s/merged/log.0.{roll}" for roll in wanted]
 
 
 def test_a_stream_without_a_message_has_an_empty_history() -> None:
@@ -451,9 +451,9 @@ def test_bytes_behind_are_those_of_the_messages_that_are_missing(
     sizes: list[tuple[int, int]], trimmed: int, position: int
 ) -> None:
     segments, first = [], 0
-    for y, (count, each) in enumerate(sizes):
-        segment = MergedSegment(SegmentId(0, y), first, first + count, count * each, 1, 2)
-        segments.append(segment.trimmed(TrimReason.TIME, 3) if y < trimmed else segment)
+    for roll, (count, each) in enumerate(sizes):
+        segment = MergedSegment(SegmentId(0, roll), first, first + count, count * each, 1, 2)
+        segments.append(segment.trimmed(TrimReason.TIME, 3) if roll < trimmed else segment)
         first += count
     state = SequencerState(b"\1" * 16, position=first + 3)
     state.segments.extend(segments)

@@ -32,7 +32,7 @@ def feeds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feeds]:
 
 
 def segments(feeds: Feeds) -> list[SegmentId]:
-    return [SegmentId(0, y) for y in range(4)]
+    return [SegmentId(0, roll) for roll in range(4)]
 
 
 def copy_of(path: str, segment: SegmentId) -> SegmentCopy:
@@ -69,7 +69,7 @@ def test_a_session_that_goes_on_elsewhere_is_told(feeds: Feeds) -> None:
     block = first.block._replace(source_offset=first.block.source_offset + 8)
     found[2].drawn[number] = (replace(first, block=block), last)
     (problem,) = join(found)
-    assert "goes on at log.0.0" in problem.what
+    assert "continues at log.0.0" in problem.what
     assert problem.path.endswith("log.0.2")
 
 
@@ -100,8 +100,10 @@ def test_another_declaration_of_a_session_is_told(feeds: Feeds) -> None:
 
 def test_a_dedup_id_has_dense_numbers_across_segments() -> None:
     found = [
-        FoundSegment(SegmentId(0, y), f"log.0.{y}", y, y + 1, dedup={"d": (y * 5, y * 5 + 5)})
-        for y in range(3)
+        FoundSegment(
+            SegmentId(0, roll), f"log.0.{roll}", roll, roll + 1, dedup={"d": (roll * 5, roll * 5 + 5)}
+        )
+        for roll in range(3)
     ]
     assert list(join(found)) == []
     found[2].dedup["d"] = (9, 15)
@@ -128,7 +130,7 @@ def test_a_dedup_group_is_sound_when_the_rest_of_a_segment_had_come_from_elsewhe
         merged.merge(twins[0], segment=SegmentId(0, 1))
         merged.merge_all(twins)
         assert merged.position == 18
-    found = [look(merged.path, SegmentId(0, y)) for y in range(3)]
+    found = [look(merged.path, SegmentId(0, roll)) for roll in range(3)]
     assert [one.problems for one in found] == [[]] * 3
     assert list(join(found)) == []
 
@@ -164,17 +166,17 @@ def test_a_flipped_bit_is_told_with_its_file_whichever_copy_it_is_in(
 def test_a_damaged_copy_is_told_and_another_one_followed_in_its_stead(feeds: Feeds, tmp_path: Path) -> None:
     other = shutil.copytree(feeds.path, tmp_path / "other")
     found = all_found(feeds)
-    for y, spoil in (
+    for roll, spoil in (
         (1, Path.unlink),
         (2, lambda path: path.write_bytes(path.read_bytes()[:-100] + bytes(100))),
     ):
-        spoil(other / f"log.0.{y}")
-        segment = SegmentId(0, y)
+        spoil(other / f"log.0.{roll}")
+        segment = SegmentId(0, roll)
         again = audit_segment(segment, [SegmentCopy(str(other), 10**9), copy_of(feeds.path, segment)])
         assert again is not None
         assert [one.path for one in again.problems] == [str(other / segment.file_name)]
-        assert (again.first, again.end, again.is_whole) == (found[y].first, found[y].end, True)
-        found[y] = again
+        assert (again.first, again.end, again.is_whole) == (found[roll].first, found[roll].end, True)
+        found[roll] = again
     assert list(join(found)) == []
 
 

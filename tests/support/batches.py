@@ -18,7 +18,7 @@ from rt.log.format.batch import CODEC_NONE, BatchDraft, encode_batch
 from rt.log.format.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
 from rt.log.format.checksum import batch_seed, segment_seed
 from rt.log.format.constants import VERSION, padded, padding
-from rt.log.format.running_checksum import chain_behind
+from rt.log.format.running_checksum import chain_after
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
 
 INCARNATION = bytes(range(16))
@@ -47,8 +47,8 @@ class Heard(NamedTuple):
 # Built
 
 
-def session_header(*, x: int = 3, y: int = 1, first: int = 0) -> SegmentHeader:
-    return SegmentHeader(LogKind.SESSION, SegmentId(x, y), first, CREATED_NS, INCARNATION, LIFE)
+def session_header(*, run: int = 3, roll: int = 1, first: int = 0) -> SegmentHeader:
+    return SegmentHeader(LogKind.SESSION, SegmentId(run, roll), first, CREATED_NS, INCARNATION, LIFE)
 
 
 def merged_header(*, kind: LogKind = LogKind.MERGED, first: int = 0) -> SegmentHeader:
@@ -96,8 +96,8 @@ class Range:
     runs: tuple[tuple[Said, ...], ...]
     number: int = 0
     skip: int = 0
-    x: int = 0
-    y: int = 0
+    run: int = 0
+    roll: int = 0
     offset: int = SEGMENT_HEADER_BYTES
     codec: int = CODEC_NONE
     chain: int = 0xC0FFEE
@@ -116,22 +116,22 @@ def declaration_of(session_id: int) -> Declaration:
 def block_of(part: Range, *, position: int, instruction: int = 1, **fields: Any) -> bytes:
     """The block of `part`, not in its place yet (`in_place`); `fields` of its header may be forged."""
     declared = declaration_of(part.session_id)
-    seed = segment_seed(declared.incarnation, part.x, part.y)
+    seed = segment_seed(declared.incarnation, part.run, part.roll)
     content, number, chain = b"", part.number, part.chain
     for run in part.runs:
         place = batch_seed(seed, part.offset + len(content))
         one = batch(run, first=number, seed=place, codec=part.codec)
         content += one
         number += len(run)
-        chain = chain_behind(chain, one[:64])
+        chain = chain_after(chain, one[:64])
     header = BlockHeader(
         version=VERSION,
         kind=BlockKind.BATCHES,
         instruction_index=0,
         instruction=instruction,
         session_id=part.session_id,
-        source_x=part.x,
-        source_y=part.y,
+        source_run=part.run,
+        source_roll=part.roll,
         skip=part.skip,
         source_offset=part.offset,
         length_bytes=len(content),

@@ -88,7 +88,7 @@ class Dump:
 
 
 def _value(raw: bytes, words: str) -> str:
-    if words.startswith(("magic", "padding", "incarnation", "life")) or words == "0":
+    if words.startswith(("magic", "padding", "incarnation", "run id")) or words == "0":
         return ""
     if len(raw) in {1, 2, 4, 8}:
         return f" = {int.from_bytes(raw, 'little', signed='ns since' in words or ', ns' in words)}"

@@ -72,9 +72,9 @@ class Feeds:
         """End the segment."""
         self.log.roll()
 
-    def trim(self, y: int) -> None:
+    def trim(self, roll: int) -> None:
         """Trim the segments before log.0.y."""
-        self.log.trim(SegmentId(0, y))
+        self.log.trim(SegmentId(0, roll))
 
     def rows(self, start: int = 0) -> list[rt.Message]:
         """What is kept, read message by message."""

@@ -80,15 +80,18 @@ class Story:
             ).session_id
             written = story.sessions[session_id] = WrittenSession(INCARNATIONS[which])
             number = 0
-            for y in range(instructions):
+            for roll in range(instructions):
                 count = rng.randrange(2, 6)
                 runs = random_runs(rng, range(number, number + count), f"p{which}")
-                number = written.write(0, y, number, runs)
-        for y in range(instructions):
+                number = written.write(0, roll, number, runs)
+        for roll in range(instructions):
             story.merge(
-                *(one.range_of(id_, 0, y, 0, len(one.marks[0, y]) - 1) for id_, one in story.sessions.items())
+                *(
+                    one.range_of(id_, 0, roll, 0, len(one.marks[0, roll]) - 1)
+                    for id_, one in story.sessions.items()
+                )
             )
-            if y + 1 in rolled:
+            if roll + 1 in rolled:
                 story.orders.append(do_roll(story.state))
         return story
 
@@ -120,8 +123,8 @@ class Story:
         """Write the copies to a disk, durably."""
         for session_id, written in self.sessions.items():
             disk.make_directory(f"/node/{session_id}")
-            for (x, y), data in written.files.items():
-                disk.write(f"/node/{session_id}/{SegmentId(x, y).file_name}", data)
+            for (run, roll), data in written.files.items():
+                disk.write(f"/node/{session_id}/{SegmentId(run, roll).file_name}", data)
 
 
 class FakeSources:

@@ -49,15 +49,15 @@ POSITION: Final = 4_000_400
 def busy_state(*, session: str = HOSTILE) -> SequencerState:
     """41 merged segments, four hours each: 8 trimmed, 32 kept, one that grows; three sessions, two holds."""
     segments = deque[MergedSegment]()
-    for y in range(40):
-        ends = at(4 * HOUR * y), at(4 * HOUR * (y + 1))
-        size = GIB - (y * 7919 % 11) * (GIB // 30)
-        one = MergedSegment(SegmentId(0, y), y * 100_000, (y + 1) * 100_000, size, *ends)
-        if y < 8:
-            reason = TrimReason.SIZE if y < 2 else TrimReason.TIME
+    for roll in range(40):
+        ends = at(4 * HOUR * roll), at(4 * HOUR * (roll + 1))
+        size = GIB - (roll * 7919 % 11) * (GIB // 30)
+        one = MergedSegment(SegmentId(0, roll), roll * 100_000, (roll + 1) * 100_000, size, *ends)
+        if roll < 8:
+            reason = TrimReason.SIZE if roll < 2 else TrimReason.TIME
             one = replace(one, trimmed_ns=ends[1] + 3 * MINUTE, reason=reason)
         segments.append(one)
-    feed = partial(Session, last_x=3, lives=(ActiveRun(3, b"\3" * 8),))
+    feed = partial(Session, last_run=3, lives=(ActiveRun(3, b"\3" * 8),))
     state = SequencerState(
         CLUSTER,
         Configuration(retention_bytes=90 * GIB, roll_minutes=4 * HOUR),
@@ -68,7 +68,7 @@ def busy_state(*, session: str = HOSTILE) -> SequencerState:
         sessions={
             1: feed(1, session, b"\1" * 16, None, consumed=ConsumedEnd(End(4, 64, 12_000), 7)),
             2: feed(2, "quotes", b"\2" * 16, "d1", consumed=ConsumedEnd(End(1, 64, 980), 7)),
-            3: Session(3, "weather", b"\3" * 16, None, last_x=0, done=(0, End(0, 64, 77))),
+            3: Session(3, "weather", b"\3" * 16, None, last_run=0, done=(0, End(0, 64, 77))),
         },
         segments=segments,
         next_session_id=4,

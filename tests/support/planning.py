@@ -69,7 +69,7 @@ class Directory:
     """By X: up to where the publisher has deleted what it was told is merged."""
 
     def end(self, life: Writing) -> End:
-        return self.ends.get(life.x, life.end)
+        return self.ends.get(life.run, life.end)
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Node:
 
     def keeps_input(self, block: BlockWrite) -> bool:
         """Whether it keeps what a block is made of."""
-        return self.keeps((block.session_id, block.x), (block.y, block.start), (block.y, block.end))
+        return self.keeps((block.session_id, block.run), (block.roll, block.start), (block.roll, block.end))
 
     def release(self, place: tuple[int, int], end: End) -> None:
         """Drop session bytes before `end`."""
@@ -191,9 +191,9 @@ class World:
         self.present.append(made)
         self._begin_life(made, 0, 0)
 
-    def _begin_life(self, directory: Directory, x: int, first: int) -> None:
+    def _begin_life(self, directory: Directory, run: int, first: int) -> None:
         salt = self.directories.index(directory) << 32
-        directory.lives.append(Writing(x, first, salt))
+        directory.lives.append(Writing(run, first, salt))
 
     def append(self) -> None:
         life = self.rng.choice(self.present).lives[-1]
@@ -208,8 +208,8 @@ class World:
         life = directory.lives[-1]
         ends = life.ends()
         end = ends[-1 - min(self.rng.choice([0, 0, 1, 2, 100]), len(ends) - 1)]
-        directory.ends[life.x] = end
-        self._begin_life(directory, life.x + self.rng.randint(1, 3), end.number)
+        directory.ends[life.run] = end
+        self._begin_life(directory, life.run + self.rng.randint(1, 3), end.number)
 
     def lose_directory(self) -> None:
         directory = self.rng.choice(self.present)
@@ -277,38 +277,40 @@ class World:
     def _push(self, node: Node, directory: Directory, count: int) -> bool:
         """Bring a node as far as `count` boundaries of a directory, life by life; whether it got any."""
         for life in directory.lives:
-            if not self._is_open(node, directory, life.x):
+            if not self._is_open(node, directory, life.run):
                 self._ask_to_open(directory, life)
                 return False
-            place, end = (directory.session_id, life.x), directory.end(life)
+            place, end = (directory.session_id, life.run), directory.end(life)
             if place in node.fenced:
-                if life.x in directory.ends and self._is_closed(place):
-                    node.announced[place] = SessionEnd(directory.session_id, life.x, *end)
+                if life.run in directory.ends and self._is_closed(place):
+                    node.announced[place] = SessionEnd(directory.session_id, life.run, *end)
                 continue
             held, consumed = node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING)
-            if directory.deleted.get(life.x, NOTHING) > held or self.rng.random() < 0.1:
-                if directory.deleted.get(life.x, NOTHING) > consumed:
+            if directory.deleted.get(life.run, NOTHING) > held or self.rng.random() < 0.1:
+                if directory.deleted.get(life.run, NOTHING) > consumed:
                     return False  # The node does not know yet that this is merged.
                 held = max(held, consumed)
             missing = [one for one in life.ends() if held < one <= end]
             if missing:
                 node.take(place, held, missing[:count][-1])
                 return True
-            if life.x in directory.ends:
-                node.announced[place] = SessionEnd(directory.session_id, life.x, *end)
+            if life.run in directory.ends:
+                node.announced[place] = SessionEnd(directory.session_id, life.run, *end)
         return False
 
     def _is_closed(self, place: tuple[int, int]) -> bool:
         life = self.state.sessions[place[0]].life_of(place[1])
         return life is None or life.end is not None
 
-    def _is_open(self, node: Node, directory: Directory, x: int) -> bool:
-        return self.opened_at.get((directory.session_id, x), node.applied) < node.applied
+    def _is_open(self, node: Node, directory: Directory, run: int) -> bool:
+        return self.opened_at.get((directory.session_id, run), node.applied) < node.applied
 
     def _ask_to_open(self, directory: Directory, life: Writing) -> None:
-        life_id = life.x.to_bytes(8, "little")
+        life_id = life.run.to_bytes(8, "little")
         newest = newest_of(self.state, directory.name)
-        command = OpenRun(directory.name, directory.incarnation, directory.dedup_id, life.x, life_id, newest)
+        command = OpenRun(
+            directory.name, directory.incarnation, directory.dedup_id, life.run, life_id, newest
+        )
         data = encode_command(command)
         if all(one.data != data for one in self.queue):
             self.queue.append(InFlight(data, is_planned=False))
@@ -327,11 +329,11 @@ class World:
     def _apply_on(self, node: Node, count: int) -> None:
         for outcome in self.log[node.applied : node.applied + count]:
             if isinstance(outcome, RunFenced):
-                place = outcome.session_id, outcome.x
+                place = outcome.session_id, outcome.run
                 node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
             if isinstance(outcome, RangesMerged):
                 for one in outcome.order.consumed:
-                    node.consumed[one.session_id, one.x] = End(one.y, one.offset, one.number)
+                    node.consumed[one.session_id, one.run] = End(one.roll, one.offset, one.number)
         node.applied = min(node.applied + count, len(self.log))
 
     def _fetch(self, node: Node, peer: Node) -> None:
@@ -339,7 +341,7 @@ class World:
             return
         for closed in self.log[: node.applied]:
             if isinstance(closed, RunClosed):
-                self._copy(node, peer, (closed.session_id, closed.x), closed.end)
+                self._copy(node, peer, (closed.session_id, closed.run), closed.end)
 
     def _copy(self, node: Node, peer: Node, place: tuple[int, int], end: End) -> None:
         """Have a node copy what a peer keeps of a life and it does not, up to `end`."""
@@ -394,14 +396,14 @@ class World:
     def _release(self, node: Node) -> None:
         for instruction in range(1, node.retention.released(node.durable) + 1):
             for one in self.orders[instruction].consumed:
-                node.release((one.session_id, one.x), End(one.y, one.offset, one.number))
+                node.release((one.session_id, one.run), End(one.roll, one.offset, one.number))
 
     def delete_published(self) -> None:
         """A publisher deletes what it was told is merged."""
         directory = self.rng.choice(self.present)
         for life in directory.lives:
-            ends = [node.consumed.get((directory.session_id, life.x), NOTHING) for node in self.nodes]
-            directory.deleted[life.x] = max(directory.deleted.get(life.x, NOTHING), self.rng.choice(ends))
+            ends = [node.consumed.get((directory.session_id, life.run), NOTHING) for node in self.nodes]
+            directory.deleted[life.run] = max(directory.deleted.get(life.run, NOTHING), self.rng.choice(ends))
 
     def check_supplied(self) -> None:
         """Of every committed range some disk has the bytes: the session's, or those of a merged log."""
@@ -430,14 +432,14 @@ class World:
             node.is_anew = False
             self._forget(node)
         said: list[Callable[[], None]] = []
-        for (session_id, x), held in node.holds.items():
-            for y, marks in self.masters[session_id, x].up_to(held):
+        for (session_id, run), held in node.holds.items():
+            for roll, marks in self.masters[session_id, run].up_to(held):
                 told = unpack_marks(pack_marks(one for one in marks if self.rng.random() <= share))
-                key = SegmentKey(session_id, x, y)
+                key = SegmentKey(session_id, run, roll)
                 said.append(lambda key=key, told=told: self.board.on_marks(node.name, key, told))  # type: ignore[misc]
         for place, end in node.fenced.items():
             final = SessionEnd(*place, *max(end, node.holds.get(place, NOTHING)))
-            marks = self.masters[place].segments[final.y]
+            marks = self.masters[place].segments[final.roll]
             chain = next((one.chain for one in marks if one[:2] == final[3:]), None)
             said.append(lambda final=final, chain=chain: self.board.on_final(node.name, final, chain))  # type: ignore[misc]
         for announced in node.announced.values():
@@ -470,12 +472,12 @@ class World:
         found = self.endings.plan()
         assert set(found) == set(SessionCloser(self.state, self.board).plan())
         on_the_way = [decode_command(one.data) for one in self.queue]
-        ends = {(one.session_id, one.x) for one in on_the_way if isinstance(one, FenceRun | CloseRun)}
+        ends = {(one.session_id, one.run) for one in on_the_way if isinstance(one, FenceRun | CloseRun)}
         for command in found:
-            if (command.session_id, command.x) not in ends:
+            if (command.session_id, command.run) not in ends:
                 self.queue.append(InFlight(encode_command(command), is_planned=True))
         for close in self.endings.plan_lost(self.told):
-            if (close.session_id, close.x) not in ends:
+            if (close.session_id, close.run) not in ends:
                 self.queue.append(InFlight(encode_command(close), is_planned=True))
         for restore in self.restoring.plan(self.told, self.merged, self.speculation.instruction):
             if restore not in on_the_way:
@@ -547,9 +549,9 @@ class World:
     def _note_opening(self, command: OpenRun, opened: RunOpened) -> None:
         directory = next(one for one in self.directories if one.incarnation == command.incarnation)
         directory.session_id = opened.session_id
-        life = next(one for one in directory.lives if one.x == opened.x)
-        self.masters[opened.session_id, opened.x] = life
-        self.opened_at.setdefault((opened.session_id, opened.x), len(self.log) - 1)
+        life = next(one for one in directory.lives if one.run == opened.run)
+        self.masters[opened.session_id, opened.run] = life
+        self.opened_at.setdefault((opened.session_id, opened.run), len(self.log) - 1)
 
     def _note_joining(self, join: JoinDisk) -> None:
         self.joined_at[join.node, join.disk[0]] = len(self.log) - 1
@@ -559,8 +561,8 @@ class World:
 
     # Checks
 
-    def held_by_majority(self, session_id: int, x: int) -> End:
-        place = session_id, x
+    def held_by_majority(self, session_id: int, run: int) -> End:
+        place = session_id, run
         held = (max(node.holds.get(place, NOTHING), node.lost.get(place, NOTHING)) for node in self.nodes)
         return sorted(held, reverse=True)[self.majority - 1]
 
@@ -574,15 +576,15 @@ class World:
 
     def _check_range(self, one: MergeRange, count: int) -> None:
         session = self.state.sessions[one.session_id]
-        life = self.masters[one.session_id, one.x]
-        assert life.mark_at(one.y, one.start) == (one.start, one.first, one.chain_start)
-        assert life.mark_at(one.y, one.end) == (one.end, one.end_number, one.chain_end)
-        assert self.acknowledged[one.session_id, one.x][:2] >= (one.y, one.end)
-        assert one.first == self.reached.get((one.session_id, one.x), life.first)
-        for session_id, x in self.reached:
+        life = self.masters[one.session_id, one.run]
+        assert life.mark_at(one.roll, one.start) == (one.start, one.first, one.chain_start)
+        assert life.mark_at(one.roll, one.end) == (one.end, one.end_number, one.chain_end)
+        assert self.acknowledged[one.session_id, one.run][:2] >= (one.roll, one.end)
+        assert one.first == self.reached.get((one.session_id, one.run), life.first)
+        for session_id, run in self.reached:
             if self.state.sessions[session_id].name == session.name:
-                assert (session_id, x) <= (one.session_id, one.x)
-        self.reached[one.session_id, one.x] = one.end_number
+                assert (session_id, run) <= (one.session_id, one.run)
+        self.reached[one.session_id, one.run] = one.end_number
         if session.dedup_id is None:
             assert count == one.count
             return
@@ -592,8 +594,8 @@ class World:
         self.wanted[session.dedup_id] = max(wanted, one.end_number)
 
     def _check_close(self, close: CloseRun) -> None:
-        acknowledged = self.acknowledged.get((close.session_id, close.x), NOTHING)
-        assert (close.y, close.offset) >= acknowledged[:2], (
+        acknowledged = self.acknowledged.get((close.session_id, close.run), NOTHING)
+        assert (close.roll, close.offset) >= acknowledged[:2], (
             f"{close} drops what was replicated: {acknowledged}"
         )
 
@@ -602,7 +604,7 @@ class World:
         whole = [node for node in self.nodes if node.name not in self._broken()]
         for session in self.state.sessions.values():
             for life in session.lives:
-                place = session.id, life.x
+                place = session.id, life.run
                 end = self.acknowledged.get(place, NOTHING)
                 if life.end is None and not self._is_merged(place, end):
                     without = sum(node.holds.get(place, NOTHING) < end for node in whole)
@@ -673,7 +675,7 @@ class World:
             assert node.merged == self.state.instruction, f"{node.name} never merges {node.merged + 1}"
         for directory in self.present:
             for life in directory.lives:
-                place, end = (directory.session_id, life.x), directory.end(life)
+                place, end = (directory.session_id, life.run), directory.end(life)
                 assert place in self.masters
                 assert self._is_merged(place, end), f"{place}: {end} was written, and is not merged"
         last = {one.id for one in self.state.sessions.values() if not one.is_superseded}

@@ -74,7 +74,7 @@ class PushNode:
             return self.merged_elsewhere or PushProgress()
         last = max(self._scanners)
         place, number = LogOffset(*last, self._scanners[last].offset), self._scanners[last].next
-        merged = (last.x, number, place) if self.merges else (0, 0, NOWHERE)
+        merged = (last.run, number, place) if self.merges else (0, 0, NOWHERE)
         return PushProgress(place, number, *merged)
 
     def forget(self) -> None:
@@ -131,10 +131,10 @@ class PushNode:
                 case Chunk() as chunk:
                     self._take(chunk)
                     await context.write(encode_push_reply(self.progress))
-                case Run(x, life):
-                    self._check(self.lives.setdefault(x, life) == life, f"X {x} has two lives")
+                case Run(run, life):
+                    self._check(self.lives.setdefault(run, life) == life, f"X {run} has two lives")
                     if self.opens_lives:
-                        await context.write(encode_push_reply(OpenReply(x)))
+                        await context.write(encode_push_reply(OpenReply(run)))
                 case SegmentSealed(place, _, _, _) as sealed:
                     self.sealed[place.segment] = sealed
                 case other:
@@ -143,7 +143,7 @@ class PushNode:
     def _take(self, chunk: Chunk) -> None:
         segment = chunk.place.segment
         have = self.segments.setdefault(segment, bytearray())
-        self._check(segment.x in self.lives, f"{segment} before its life")
+        self._check(segment.run in self.lives, f"{segment} before its life")
         self._check(chunk.place.offset == len(have), f"{chunk.place} where {len(have)} must follow")
         have += chunk.data
         scanner = self._scanners.get(segment)

@@ -56,8 +56,15 @@ OTHER = Identity("s", "subscriber", "other")
 def history() -> SequencerState:
     """Ten messages a minute in segments of ten minutes: one trimmed, two sealed, one that grows."""
     segments = [
-        MergedSegment(SegmentId(0, y), y * 100, y * 100 + 100, 1000 + y, at(10 * y), at(10 * y + 10) - 5)
-        for y in range(3)
+        MergedSegment(
+            SegmentId(0, roll),
+            roll * 100,
+            roll * 100 + 100,
+            1000 + roll,
+            at(10 * roll),
+            at(10 * roll + 10) - 5,
+        )
+        for roll in range(3)
     ]
     trimmed = segments[0]
     segments[0] = MergedSegment(
@@ -66,14 +73,14 @@ def history() -> SequencerState:
         reason=TrimReason.TIME,
     )
     merged = MergedEnd(SegmentId(0, 3), 640, 300, at(30), {1}, 0xABCD, 5000)
-    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_x=0, lives=(ActiveRun(0, b"\7" * 8),))
+    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_run=0, lives=(ActiveRun(0, b"\7" * 8),))
     going = Session(
         1,
         "feed",
         b"\1" * 16,
         None,
         is_superseded=True,
-        last_x=4,
+        last_run=4,
         lives=(ActiveRun(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
         consumed=ConsumedEnd(End(1, 64, 40), 7),
         done=(3, End(0, 640, 40)),

@@ -57,15 +57,15 @@ def new_state() -> SequencerState:
 
 def opening(
     name: str = "a",
-    x: int = 0,
+    run: int = 0,
     *,
     incarnation: int = 0,
     life: int | None = None,
     dedup: str | None = None,
     newest: int = 0,
 ) -> OpenRun:
-    life_id = struct.pack("<II", x if life is None else life, incarnation)
-    return OpenRun(name, INCARNATIONS[incarnation], dedup, x, life_id, newest)
+    life_id = struct.pack("<II", run if life is None else life, incarnation)
+    return OpenRun(name, INCARNATIONS[incarnation], dedup, run, life_id, newest)
 
 
 def newest_of(state: SequencerState, name: str) -> int:
@@ -79,13 +79,13 @@ def piece(
     start: int = 64,
     end: int = 128,
     *,
-    x: int = 0,
-    y: int = 0,
+    run: int = 0,
+    roll: int = 0,
     first: int = 0,
     count: int = 10,
     chains: tuple[int, int] | None = None,
 ) -> MergeRange:
-    return MergeRange(session_id, x, y, start, end, first, count, *(chains or (start, end)))
+    return MergeRange(session_id, run, roll, start, end, first, count, *(chains or (start, end)))
 
 
 def merging(
@@ -100,14 +100,14 @@ def merging(
 
 
 def rolling(
-    state: SequencerState, x: int | None = None, y: int | None = None, *, number: int | None = None
+    state: SequencerState, run: int | None = None, roll: int | None = None, *, number: int | None = None
 ) -> Roll:
     """The instruction that seals the growing segment, or that one."""
     growing = state.merged.segment or SegmentId(0, 0)
     return Roll(
         state.instruction + 1 if number is None else number,
-        growing.x if x is None else x,
-        growing.y if y is None else y,
+        growing.run if run is None else run,
+        growing.roll if roll is None else roll,
         state.sequenced_ns + 1,
     )
 
@@ -136,12 +136,12 @@ def do_roll(state: SequencerState) -> WritePlan:
     return must(RangesMerged, apply(state, rolling(state))).order
 
 
-def do_fence(state: SequencerState, session_id: int = 1, x: int = 0) -> None:
-    must(RunFenced, apply(state, FenceRun(session_id, x)))
+def do_fence(state: SequencerState, session_id: int = 1, run: int = 0) -> None:
+    must(RunFenced, apply(state, FenceRun(session_id, run)))
 
 
-def do_close(state: SequencerState, session_id: int, x: int, end: tuple[int, int, int]) -> None:
-    must(RunClosed, apply(state, CloseRun(session_id, x, *end)))
+def do_close(state: SequencerState, session_id: int, run: int, end: tuple[int, int, int]) -> None:
+    must(RunClosed, apply(state, CloseRun(session_id, run, *end)))
 
 
 def refusal(state: SequencerState, command: Command) -> CommandRejected:
@@ -159,7 +159,7 @@ def end_of(session: Session) -> End | None:
 class Writing:
     """A life of a publisher as its marks: what each segment's boundaries are, by Y."""
 
-    x: int
+    run: int
     first: int
     salt: int
     segments: list[list[BatchBoundary]] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Writing:
         self.segments.append([BatchBoundary(64, self.first, self._salted(0))])
 
     def _salted(self, chain: int) -> int:
-        return crc32c(struct.pack("<QII", self.salt, self.x, len(self.segments)), chain)
+        return crc32c(struct.pack("<QII", self.salt, self.run, len(self.segments)), chain)
 
     @property
     def end(self) -> End:
@@ -185,34 +185,38 @@ class Writing:
 
     def ends(self) -> list[End]:
         """All boundaries, in order."""
-        return [End(y, mark.offset, mark.number) for y, marks in enumerate(self.segments) for mark in marks]
+        return [
+            End(roll, mark.offset, mark.number) for roll, marks in enumerate(self.segments) for mark in marks
+        ]
 
-    def mark_at(self, y: int, offset: int) -> BatchBoundary:
-        return next(mark for mark in self.segments[y] if mark.offset == offset)
+    def mark_at(self, roll: int, offset: int) -> BatchBoundary:
+        return next(mark for mark in self.segments[roll] if mark.offset == offset)
 
     def up_to(self, end: End | None) -> Iterator[tuple[int, list[BatchBoundary]]]:
         """Y and marks of what a holder has that holds all up to `end`."""
-        for y, marks in enumerate(self.segments):
-            if end is not None and y <= end.y:
-                yield y, [mark for mark in marks if (y, mark.offset) <= end[:2]]
+        for roll, marks in enumerate(self.segments):
+            if end is not None and roll <= end.roll:
+                yield roll, [mark for mark in marks if (roll, mark.offset) <= end[:2]]
 
 
 @dataclass(slots=True)
 class WrittenSession:
-    """A session of real bytes: whole segments, and the marks of each, by (x, y)."""
+    """A session of real bytes: whole segments, and the marks of each, by (run, roll)."""
 
     incarnation: bytes
     files: dict[tuple[int, int], bytes] = field(default_factory=dict)
     marks: dict[tuple[int, int], list[BatchBoundary]] = field(default_factory=dict)
     runs: dict[tuple[int, int], list[list[Said]]] = field(default_factory=dict)
 
-    def write(self, x: int, y: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
+    def write(self, run: int, roll: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
         """Write a segment with a batch for each of `runs`; the next number."""
-        life = struct.pack("<Q", x + 1)
-        header = SegmentHeader(LogKind.SESSION, SegmentId(x, y), first, CREATED_NS, self.incarnation, life)
+        life = struct.pack("<Q", run + 1)
+        header = SegmentHeader(
+            LogKind.SESSION, SegmentId(run, roll), first, CREATED_NS, self.incarnation, life
+        )
         data = encode_segment_header(header) + session_bytes(header, runs)
-        self.files[x, y] = data
-        self.runs[x, y] = [list(run) for run in runs]
+        self.files[run, roll] = data
+        self.runs[run, roll] = [list(batch) for batch in runs]
         chain = crc32c(data[:64])
         marks = [BatchBoundary(64, first, chain)]
         while marks[-1].offset < len(data):
@@ -220,16 +224,16 @@ class WrittenSession:
             (size,) = struct.unpack_from("<I", data, at + 8)
             chain = crc32c(data[at : at + 64], chain)
             marks.append(BatchBoundary(at + size, number + len(runs[len(marks) - 1]), chain))
-        self.marks[x, y] = marks
+        self.marks[run, roll] = marks
         return marks[-1].number
 
-    def range_of(self, session_id: int, x: int, y: int, start: int, end: int) -> MergeRange:
+    def range_of(self, session_id: int, run: int, roll: int, start: int, end: int) -> MergeRange:
         """Batches `start` to `end` of a segment."""
-        low, high = self.marks[x, y][start], self.marks[x, y][end]
+        low, high = self.marks[run, roll][start], self.marks[run, roll][end]
         return MergeRange(
             session_id,
-            x,
-            y,
+            run,
+            roll,
             low.offset,
             high.offset,
             low.number,
@@ -273,7 +277,7 @@ class DumbMerger:
             data += block.head
             self.chain = crc32c(block.head, self.chain)
             if not block.is_declaration:
-                source = sessions[block.session_id].files[block.x, block.y]
+                source = sessions[block.session_id].files[block.run, block.roll]
                 assert block.end <= len(source)
                 data += source[block.start : block.end]
                 self.position += block.message_count

@@ -336,7 +336,7 @@ def test_rename_never_mixes_files_and_directories_or_buries_a_directory(place: P
     assert place.names() == ["directory", "file", "full"]
 
 
-def test_a_removed_file_is_gone_but_lives_while_open(place: Place) -> None:
+def test_a_removed_file_is_missing_but_lives_while_open(place: Place) -> None:
     place.make("a", b"content")
     file = place.disk.open(place("a"), write=True)
     place.disk.remove(place("a"))
@@ -974,7 +974,7 @@ def test_what_is_written_after_a_power_cut_is_not_durable_before_its_sync() -> N
     assert (left.read("/a"), left.after_power_cut("none").read("/a")) == (b"new", b"old")
 
 
-def test_a_seed_draws_anew_at_each_change() -> None:
+def test_a_seed_draws_again_at_each_change() -> None:
     disk = MemoryDisk()
     for number in range(8):
         put(disk, f"/{number}", b"")

@@ -65,7 +65,7 @@ def test_a_block_holds_as_many_batches_as_fit(disk: MemoryDisk) -> None:
         merged.merge_all([session], block_bytes=100_000)
     declaration, *batches = blocks(disk, "log.0.0")
     assert declaration.kind == BlockKind.DECLARATION
-    assert [(block.source_y, block.message_count) for block in batches] == [(0, 4), (1, 4)]
+    assert [(block.source_roll, block.message_count) for block in batches] == [(0, 4), (1, 4)]
 
 
 def test_a_session_is_declared_once_in_each_segment_that_uses_it(disk: MemoryDisk) -> None:
@@ -74,7 +74,7 @@ def test_a_session_is_declared_once_in_each_segment_that_uses_it(disk: MemoryDis
         merged.merge(sessions[0])
         merged.roll()
         merged.merge_all(sessions)
-    kinds = [[(block.kind, block.session_id) for block in blocks(disk, f"log.0.{y}")] for y in (0, 1)]
+    kinds = [[(block.kind, block.session_id) for block in blocks(disk, f"log.0.{roll}")] for roll in (0, 1)]
     declaration, content = BlockKind.DECLARATION, BlockKind.BATCHES
     assert kinds == [
         [(declaration, 1), (content, 1)],
@@ -108,7 +108,7 @@ def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
     session = publish(disk, "a", 2)
     merged = open_merged(disk)
     for start, end in ((0, None), (65, None), (64, 70), (64, 64)):
-        with pytest.raises(ValueError, match="does not hold whole batches"):
+        with pytest.raises(ValueError, match="does not end between batches"):
             merged.merge(session, start, end)
     merged.merge(session)
     with pytest.raises(ValueError, match="nothing is left"):

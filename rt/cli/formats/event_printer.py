@@ -32,7 +32,7 @@ def in_words(event: Event) -> str:
         case CorruptPositions(start, end, reason):
             behind = "on" if end is None else f"to {end - 1}"
             return f"no node has good bytes of messages from {start} {behind}, which is waited for: {reason}"
-        case Reset(position, merged_x):
-            return f"the stream was reset: epoch {merged_x} starts at position {position}"
+        case Reset(position, merged_run):
+            return f"the stream was reset: epoch {merged_run} starts at position {position}"
         case HoldRefused(name, why):
             return f"the nodes keep no messages for {name}: {why}"

@@ -1,9 +1,12 @@
-"""Comparing log directories that must hold the same bytes: copies of a session or a merged log.
+"""Compare log directories that must have the same bytes: copies of a session or of a merged log.
 
-Laws. Bytes are compared, nothing is decoded. Each log must be a prefix of the longest: a segment that is not
-a log's newest must be as long in every log that keeps it. Of a segment that grows, only what verifies or is
-known to be synced counts; bytes being written are no difference. How far the logs have got, and what each has
-trimmed, is said and is no difference either.
+Invariants:
+- Bytes are compared; nothing is decoded.
+- Each log must be a prefix of the longest. Except a log's newest one, a segment must have the same length in
+  every log that keeps it.
+- In a segment that grows, only bytes that verify or are known to be synced count. Bytes that are being
+  written are no difference.
+- The ends of the logs and their trims are reported, and are no difference.
 """
 
 from __future__ import annotations
@@ -28,15 +31,15 @@ Progress = Callable[[int, int], None]
 """Called with the bytes compared so far, and how many there are."""
 
 PIECE_BYTES = 2**20
-"""One read of each log: two of them fit in a processor's cache."""
+"""Bytes per read of each log: two reads fit in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDifference:
     """The first place where `path` and `other` differ.
 
-    `segment` is None where the directories are no copies of one log at all. `offset` is the first byte that
-    differs, `position` the first one of the batch it lies in, None where that is not known.
+    `segment` is None if the directories are not copies of one log. `offset` is the first byte that differs,
+    and `position` the first one of its batch, None if unknown.
     """
 
     what: str
@@ -57,9 +60,9 @@ class CopyDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How far each log has got and what it keeps, in the order given, and where logs differ.
+    """The status of each log, in the given order, and their differences.
 
-    A log is in at most one difference as `path`: it is not compared beyond it.
+    A log is `path` of at most one difference: it is not compared after it.
     """
 
     logs: tuple[LogStatus, ...]
@@ -70,26 +73,24 @@ class Comparison:
 def compare(
     paths: Sequence[str | os.PathLike[str]], *, disk: Disk = REAL, on_progress: Progress | None = None
 ) -> Comparison:
-    """Compare two or more log directories. `ValueError` for fewer, `rt.LogNotFound` where there is none."""
+    """Compare two or more log directories. Raises `ValueError` for fewer, or `rt.LogNotFound`."""
     if len(paths) < 2:
-        raise ValueError("two log directories or more are needed for a comparison")
+        raise ValueError(f"a comparison needs at least two log directories: got {len(paths)}")
     logs = [read_status(path, disk=disk) for path in paths]
-    work = _Comparing(logs, disk, on_progress)
+    work = _Comparison(logs, disk, on_progress)
     with storage_errors(logs[0].path, "comparing logs"):
         work.run()
     return Comparison(tuple(logs), tuple(work.differences), work.compared_bytes)
 
 
 class _Copy(NamedTuple):
-    """One log's copy of a segment, open."""
-
     log: LogStatus
     file: File
     size_bytes: int
 
 
-class _Comparing:
-    """The state of one comparison. `logs` are those without a difference so far."""
+class _Comparison:
+    """`logs` are those without a difference so far."""
 
     def __init__(self, logs: Sequence[LogStatus], disk: Disk, on_progress: Progress | None) -> None:
         self.logs = list(logs)
@@ -115,7 +116,7 @@ class _Comparing:
         return sorted({segment.id for log in self.logs for segment in log.kept})
 
     def _common_bytes(self, segment: SegmentId) -> int:
-        """How many leading bytes the two longest copies of a segment share."""
+        """The size of the second longest copy of a segment: bytes that can be compared."""
         copies = [found for log in self.logs if (found := self._find(log, segment))]
         sizes = [copy.size_bytes for copy in copies if copy.state is not SegmentState.TRIMMED]
         return sorted(sizes)[-2] if len(sizes) > 1 else 0
@@ -124,17 +125,17 @@ class _Comparing:
 
     def _compare_identities(self) -> None:
         first = self.logs[0]
-        wanted = (first.identity.kind, first.identity.origin)
+        expected = (first.identity.kind, first.identity.origin)
         for log in self.logs[1:]:
-            if (log.identity.kind, log.identity.origin) != wanted:
+            if (log.identity.kind, log.identity.origin) != expected:
                 self._differ(
-                    CopyDifference(f"{_who(log)} and {_who(first)} are two logs", log.path, first.path)
+                    CopyDifference(f"{_name(log)} and {_name(first)} are two logs", log.path, first.path)
                 )
 
     def _compare_lengths(self, segment: SegmentId) -> None:
-        """Sealed copies must be as long as the longest. Missing segments between others must be trimmed.
+        """Sealed copies must be as long as the longest. A missing segment between others must be trimmed.
 
-        A copy that was overtaken by trimming continued after a gap, with less of the segment before it.
+        A copy that fell behind the trimming continued after a gap, and has less of the segment before it.
         """
         known = [(log, found) for log in self.logs if (found := self._find(log, segment))]
         if not known:
@@ -152,7 +153,7 @@ class _Comparing:
         for log in list(self.logs):
             is_between = bool(log.kept) and log.kept[0].id < segment < log.kept[-1].id
             if is_between and self._find(log, segment) is None:
-                self._differ_at("missing, though later segments are there", log, longest_log, segment, 0)
+                self._differ_at("missing, though later segments exist", log, longest_log, segment, 0)
 
     # Bytes
 
@@ -178,12 +179,12 @@ class _Comparing:
         while len(copies) > 1 and copies[1].size_bytes > at:
             size = min(PIECE_BYTES, copies[1].size_bytes - at)
             longest = copies[0]
-            copies = self._still_same(segment, [copy for copy in copies if copy.size_bytes > at], at, size)
+            copies = self._equal(segment, [copy for copy in copies if copy.size_bytes > at], at, size)
             if copies and copies[0] is longest:
                 at += size
                 self._advance(size)
 
-    def _still_same(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
+    def _equal(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
         """The copies whose next `size` bytes, or fewer at their end, equal those of the longest."""
         whole = []
         for copy in copies:
@@ -193,15 +194,15 @@ class _Comparing:
                 whole.append((copy, piece))
             else:
                 self._lost(segment, copy.log, "cut off", at + len(piece))
-        longest, wanted = copies[0], whole[0][1] if whole else b""
+        longest, expected = copies[0], whole[0][1] if whole else b""
         if not whole or whole[0][0] is not longest:
             return [copy for copy, _ in whole]
         same = []
         for copy, piece in whole:
-            if piece == (wanted if len(piece) == len(wanted) else wanted[: len(piece)]):
+            if piece == (expected if len(piece) == len(expected) else expected[: len(piece)]):
                 same.append(copy)
             else:
-                offset = at + _first_difference(piece, wanted)
+                offset = at + _first_difference(piece, expected)
                 self._differ_at("other bytes", copy.log, longest.log, segment, offset)
         return same
 
@@ -264,18 +265,18 @@ class _Comparing:
             file.close()
 
 
-def _who(log: LogStatus) -> str:
+def _name(log: LogStatus) -> str:
     identity = log.identity
     return f"{identity.kind.name.lower()} {identity.name} ({identity.origin.hex()})"
 
 
 def _is_before_gap(log: LogStatus, segment: SegmentStatus) -> bool:
-    """Whether the log continues further on than the segment ends."""
+    """Whether there is a gap between the segment and the next one."""
     following = next((other for other in log.segments if other.id > segment.id), None)
     return following is not None and following.first > segment.end
 
 
-def _first_difference(piece: bytes, wanted: bytes) -> int:
-    """Where `piece` first differs from `wanted`, which is at least as long."""
-    differs = np.frombuffer(piece, np.uint8) != np.frombuffer(wanted, np.uint8, len(piece))
+def _first_difference(piece: bytes, expected: bytes) -> int:
+    """Where `piece` first differs from `expected`, which is at least as long."""
+    differs = np.frombuffer(piece, np.uint8) != np.frombuffer(expected, np.uint8, len(piece))
     return int(np.flatnonzero(differs)[0])

@@ -1,7 +1,7 @@
 """One reading of a log directory that others may be writing: its durable end, its files, its table.
 
 They are read in this order. So the files named by the durable end exist when the directory is listed, and
-every listed segment except the newest is in the table. A later reading overrides this one (`fate`).
+every listed segment except the newest is in the table. A later reading overrides this one (`current_status`).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Progress = Callable[[int, int], None]
 """Called with the bytes verified so far, and their total."""
 
 _INDEX_BYTES_MAX = 16 * 2**20
-"""Limit of an index: 500,000 entries, where a full segment has about a thousand."""
+"""Limit of an index: 500,000 entries. A full segment has about a thousand."""
 _TRIES = 3
 """How often to read a small record that fails: it may be read during a write."""
 
 
-def words(error: RtError) -> str:
-    """The text of an error without its place, which a problem names itself."""
+def text_of(error: RtError) -> str:
+    """The text of an error without its place, which a problem has anyway."""
     if error.got is None and error.expected is None:
         return error.what
     return f"{error.what}: got {error.got}, expected {error.expected}"
 
 
 class DirectoryView:
-    """A log directory at one moment. `problems` are those of files that belong to no single segment."""
+    """`problems` are those of files that belong to no single segment."""
 
     def __init__(self, path: str, disk: Disk, on_progress: Progress | None = None) -> None:
         self.path = path
@@ -62,18 +62,17 @@ class DirectoryView:
         """Whether it is the segment that may grow."""
         return segment == self._newest and segment not in self.listed
 
-    def tell(self, severity: Severity, what: str, file_name: str, offset: int) -> None:
+    def report(self, severity: Severity, what: str, file_name: str, offset: int) -> None:
         """Record a problem of a file that belongs to no single segment."""
         self.problems.append(Problem(severity, what, os.path.join(self.path, file_name), offset))
 
     def advance(self, size: int) -> None:
-        """Count `size` more verified bytes."""
         self._done_bytes += size
         if self._on_progress is not None:
             self._on_progress(self._done_bytes, max(self._total_bytes, self._done_bytes))
 
-    def fate(self, segment: SegmentId) -> tuple[SealedSegment | None, bool]:
-        """What the table says now about a segment, and whether its bytes are trimmed on purpose."""
+    def current_status(self, segment: SegmentId) -> tuple[SealedSegment | None, bool]:
+        """The current table entry of a segment, and whether its bytes are trimmed on purpose."""
         try:
             table = read_table(self.disk, self.path)
         except FormatError:
@@ -86,7 +85,7 @@ class DirectoryView:
         return None, bool(table.segments) and segment < table.segments[0].id
 
     def read_index(self, header: SegmentHeader) -> tuple[dict[int, IndexEntry], list[int]]:
-        """The entries of a segment's index by their offset in the file, and the offsets of bad ones."""
+        """The entries of a segment's index by their offset in the file, and the offsets of the bad ones."""
         entries: dict[int, IndexEntry] = {}
         bad: list[int] = []
         for _ in range(_TRIES):
@@ -103,10 +102,10 @@ class DirectoryView:
         try:
             table = read_table(self.disk, self.path)
         except FormatError as error:
-            self.tell(Severity.DAMAGE, words(error), TABLE_FILE, 0)
+            self.report(Severity.DAMAGE, text_of(error), TABLE_FILE, 0)
             return None
         if table is None:
-            self.tell(Severity.DAMAGE, "the segments table is missing", TABLE_FILE, 0)
+            self.report(Severity.DAMAGE, "the segments table is missing", TABLE_FILE, 0)
         return table
 
     def _identity_of_segments(self) -> LogIdentity | None:
@@ -123,29 +122,30 @@ class DirectoryView:
         for _ in range(_TRIES):
             data = self._read_file(DURABLE_FILE, 2 * RECORD_BYTES)
             if data is None:
-                self.tell(Severity.NOTE, "missing: a torn tail cannot be told from damage", DURABLE_FILE, 0)
+                what = "missing: a torn tail cannot be distinguished from damage"
+                self.report(Severity.NOTE, what, DURABLE_FILE, 0)
                 return None
             records = [(start, data[start : start + RECORD_BYTES]) for start in (0, RECORD_BYTES)]
             bad = [start for start, record in records if any(record) and newest_durable_end(record) is None]
             if not bad:
                 break
         for start in bad:
-            self.tell(Severity.NOTE, "a record of the durable end fails its checksum", DURABLE_FILE, start)
+            self.report(Severity.NOTE, "a record of the durable end fails its checksum", DURABLE_FILE, start)
         return read_durable_end(self.disk, self.path)
 
     def check_durable(self) -> None:
-        """Synced segments must exist. How far the newest one is complete is checked by its frames."""
+        """Report a missing segment that was synced."""
         durable = self.durable
         if durable is None:
             return
         if self.identity is not None and durable.origin != self.identity.origin:
-            self.tell(Severity.NOTE, "the durable end is that of another log", DURABLE_FILE, 0)
+            self.report(Severity.NOTE, "the durable end belongs to another log", DURABLE_FILE, 0)
         elif not self.segments or durable.id > self.segments[-1]:
             what = f"missing, though {durable.offset} bytes of it were synced"
-            self.tell(Severity.DAMAGE, what, durable.id.file_name, 0)
+            self.report(Severity.DAMAGE, what, durable.id.file_name, 0)
 
     def synced_end(self, segment: SegmentId) -> int:
-        """How many bytes of the segment are now known to be synced."""
+        """The bytes of the segment that are now known to be synced."""
         durable = read_durable_end(self.disk, self.path)
         is_ours = durable is not None and self.identity is not None and durable.origin == self.identity.origin
         return durable.offset if durable is not None and is_ours and durable.id == segment else 0

@@ -1,7 +1,7 @@
 """Scan one segment with all checks: frames, checksums, contents, sources, index.
 
-A scan only goes forward, over bytes that verify, and holds one read of the file at a time. The caller decides
-what the place where it stops means.
+A scan only goes forward, over bytes that verify, and keeps one read of the file in memory. The caller decides
+what its end means.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from rt.log.disk import File
+from rt.log.format.batch import BadBatch
 from rt.log.format.block import BlockHeader, BlockKind, Declaration
 from rt.log.format.index import EntryKind, IndexEntry
 from rt.log.format.segment import LogKind, SegmentHeader
-from rt.log.scan.batch_decoder import PlacedBatch
-from rt.log.scan.batch_validation import content_problems
+from rt.log.scan.batch_decoder import PlacedBatch, decode, groups
 from rt.log.scan.directory import READ_BYTES, scans
 from rt.log.scan.lineage import SourceLineage
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
 
-Tell = Callable[[int, str], None]
+Report = Callable[[int, str], None]
 """Called with the offset of a verified frame with wrong contents, and the problem."""
 
 
 @dataclass(slots=True)
 class BatchTotals:
-    """Totals of some batches. The timestamps count only if there are batches."""
+    """The timestamps are valid only if there are batches."""
 
     message_count: int = 0
     batch_count: int = 0
@@ -35,7 +38,6 @@ class BatchTotals:
     timestamp_high_ns: int = -(2**63)
 
     def add(self, batches: Sequence[PlacedBatch]) -> None:
-        """Count `batches`, without the messages they skip."""
         headers = [batch.header for batch in batches]
         self.batch_count += len(headers)
         self.message_count += sum(batch.header.message_count - batch.skip for batch in batches)
@@ -45,7 +47,6 @@ class BatchTotals:
         self.timestamp_high_ns = max(self.timestamp_high_ns, *highs) if highs else self.timestamp_high_ns
 
     def join(self, other: BatchTotals) -> None:
-        """Add the totals of `other`."""
         self.message_count += other.message_count
         self.batch_count += other.batch_count
         self.timestamp_low_ns = min(self.timestamp_low_ns, other.timestamp_low_ns)
@@ -55,7 +56,7 @@ class BatchTotals:
 class SegmentCheck:
     """One pass over one segment.
 
-    `index` are the entries of its index by their offset in the file. `tally` counts complete frames only, so
+    `index` has the entries of its index by their offset in the file. `tally` counts complete frames only, so
     nothing of an incomplete block.
     """
 
@@ -67,10 +68,10 @@ class SegmentCheck:
         name: str,
         sources: SourceLineage,
         index: Mapping[int, IndexEntry],
-        tell: Tell,
-        tell_bad: Tell,
+        report: Report,
+        report_bad: Report,
     ) -> None:
-        """`tell` receives damage, `tell_bad` batches that no reader can decode."""
+        """`report` receives damage, `report_bad` batches that no reader can decode."""
         is_session = header.kind is LogKind.SESSION
         # The merged chain at the segment's start is unknown here; any value allows verifying blocks.
         self.scanner: Scanner = SessionScanner(header) if is_session else MergedScanner(header, chain=0)
@@ -78,7 +79,7 @@ class SegmentCheck:
         self._open = BatchTotals()
         self._boundary = self.scanner.boundary
         self._file = file
-        self._tell, self._tell_bad = tell, tell_bad
+        self._report, self._report_bad = report, report_bad
         self._names = {0: name}
         self._index = {entry.offset: (place, entry) for place, entry in index.items()}
         self._is_merged = not is_session
@@ -94,12 +95,12 @@ class SegmentCheck:
                 return
 
     def can_go_on(self, scan: ScanResult) -> bool:
-        """Whether the bytes that stopped the scan verify now: they were being written."""
+        """Whether the bytes that stopped the scan verify now, because they were being written."""
         data = self._file.pread(max(READ_BYTES, scan.needed), self.scanner.offset)
         return copy(self.scanner).scan(memoryview(data)).consumed > 0
 
     def unmet(self) -> list[int]:
-        """The offsets of index entries that the scan passed without such a frame."""
+        """The offsets of index entries that point to no frame, as far as scanned."""
         passed = self.scanner.boundary
         return [place for place, entry in self._index.values() if entry.offset < passed]
 
@@ -110,8 +111,8 @@ class SegmentCheck:
     def _check(self, scan: ScanResult) -> None:
         if isinstance(self.scanner, MergedScanner):
             self._names = {number: found.session for number, found in self.scanner.sessions.items()}
-        for offset, problem in content_problems(self._data, scan.batches, self._names):
-            self._tell_bad(offset, problem)
+        for offset, problem in _content_problems(self._data, scan.batches, self._names):
+            self._report_bad(offset, problem)
         if isinstance(self.scanner, MergedScanner):
             self._follow_blocks(scan, self.scanner.sessions)
         else:
@@ -146,7 +147,7 @@ class SegmentCheck:
             while blocks and blocks[0].offset < batch.offset:
                 self._enter(*blocks.popleft(), sessions)
             if self._sources is not None and (problem := self._sources.batch(batch.header)):
-                self._tell(batch.offset, problem)
+                self._report(batch.offset, problem)
         for at, block in blocks:
             self._enter(at, block, sessions)
 
@@ -158,4 +159,30 @@ class SegmentCheck:
             self._meet(at, block.first_position, EntryKind.FRAME)
             problem = self._sources and self._sources.enter(block)
         if problem:
-            self._tell(at, problem)
+            self._report(at, problem)
+
+
+def _content_problems(
+    data: bytes, batches: Sequence[PlacedBatch], sessions: Mapping[int, str]
+) -> Iterator[tuple[int, str]]:
+    """Yield the offset of each bad batch in the segment, and the reason. `data` holds all of them."""
+    buffer = np.frombuffer(data, np.uint8)
+    names = dict(sessions)
+    whole = [batch._replace(skip=0) if batch.skip else batch for batch in batches]
+    for group in groups(whole):
+        if _problem(buffer, group, names) is None:
+            continue
+        for batch in group:
+            problem = _problem(buffer, [batch], names)
+            if problem is not None:
+                yield batch.offset, problem
+
+
+def _problem(
+    buffer: npt.NDArray[np.uint8], group: Sequence[PlacedBatch], names: dict[int, str]
+) -> str | None:
+    try:
+        decode(buffer, group, names)
+    except BadBatch as problem:
+        return str(problem)
+    return None

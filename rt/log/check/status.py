@@ -51,14 +51,12 @@ class SegmentStatus:
 
     @property
     def message_count(self) -> int:
-        """How many positions it covers."""
+        """The number of positions."""
         return self.end - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """A log directory at one moment, oldest segment first."""
-
     path: str
     identity: LogIdentity
     durable: DurableEnd | None
@@ -86,7 +84,7 @@ def read_status(path: str | os.PathLike[str], *, disk: Disk = REAL) -> LogStatus
     path = os.path.abspath(os.fspath(path))
     if not is_log_directory(disk, path):
         raise LogNotFound("no log directory", where=path, hint="Name a directory that holds log.X.Y files.")
-    with storage_errors(path, "looking at a log directory"):
+    with storage_errors(path, "reading the status of a log directory"):
         identity = read_identity(disk, path)
         durable = read_durable_end(disk, path)
         catalog = read_catalog(disk, path)

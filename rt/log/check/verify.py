@@ -3,8 +3,7 @@
 Invariants:
 - All damage is reported: a bad frame ends the check of its segment, and the next segment is still checked.
 - The synced size is read before the bytes are read again, and trims are checked afterwards. So a writer at
-  work
-  is never reported as damage.
+  work is never reported as damage.
 - In a live log, what existed at the start is verified.
 - A batch that was published so that no reader can decode it is reported, but is not damage.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 import os
 
 from rt.errors import FormatError, LogNotFound
-from rt.log.check.directory_view import DirectoryView, Progress, words
+from rt.log.check.directory_view import DirectoryView, Progress, text_of
 from rt.log.check.report import Problem, Report, SegmentReport, Severity
 from rt.log.check.segment_check import SegmentCheck
 from rt.log.check.status import SegmentState
@@ -38,20 +37,20 @@ def verify(path: str | os.PathLike[str], *, disk: Disk = REAL, on_progress: Prog
             "no log directory", where=directory, hint="Name a directory that holds log.X.Y files."
         )
     with storage_errors(directory, "verifying a log directory"):
-        look = DirectoryView(directory, disk, on_progress)
-        chain = _Chain(look)
-        reports = [_Segment(look, chain, segment).report() for segment in look.segments]
-        look.check_durable()
+        view = DirectoryView(directory, disk, on_progress)
+        chain = _Chain(view)
+        reports = [_Segment(view, chain, segment).report() for segment in view.segments]
+        view.check_durable()
     found = tuple(report for report in reports if report is not None)
-    return Report(directory, look.identity, look.durable, found, tuple(look.problems))
+    return Report(directory, view.identity, view.durable, found, tuple(view.problems))
 
 
 class _Chain:
-    """State after the segments checked so far: the next segment, its first number, its sources."""
+    """The state after the segments checked so far: the last segment, its end, its sources."""
 
-    def __init__(self, look: DirectoryView) -> None:
+    def __init__(self, view: DirectoryView) -> None:
         self.sources = SourceLineage()
-        self._identity = look.identity
+        self._identity = view.identity
         self._last: SegmentId | None = None
         self._end: int | None = None
         self._is_trimmed = False
@@ -59,23 +58,23 @@ class _Chain:
     def link(self, segment: SegmentId, first: int) -> tuple[Severity, str] | None:
         """The problem if `segment`, which starts at `first`, comes next; None if there is none.
 
-        Numbers are dense within X. In a publisher's own directory they continue over X too. But a copy may
-        have closed X before its publisher did, and a dedup session starts where its source continues. After a
-        trimmed segment a copy may skip forward over what its source has trimmed.
+        Numbers are dense within a run. In a publisher's own directory they continue over runs too. But a copy
+        may have closed a run before its publisher did, and a dedup session starts where its source continues.
+        After a trimmed segment a copy may skip what its source has trimmed.
         """
         last, end = self._last, self._end
         if last is None or self._identity is None:
             return None
         may_skip = self._is_trimmed and (end is None or first >= end)
-        if segment.y != (last.y + 1 if segment.x == last.x else 0):
+        if segment.roll != (last.roll + 1 if segment.run == last.run else 0):
             severity = Severity.NOTE if may_skip else Severity.DAMAGE
             return severity, f"{segment} follows {last}: one between them is missing"
         is_free = self._identity.kind is LogKind.FILTERED or (
-            segment.x != last.x and self._identity.dedup_id is not None
+            segment.run != last.run and self._identity.dedup_id is not None
         )
         if end is None or first == end or is_free:
             return None
-        is_own = segment.x == last.x or self._identity.kind is not LogKind.SESSION
+        is_own = segment.run == last.run or self._identity.kind is not LogKind.SESSION
         severity = Severity.DAMAGE if is_own and not may_skip else Severity.NOTE
         return severity, f"starts at {first} where {end} must follow"
 
@@ -86,18 +85,18 @@ class _Chain:
         """
         self._last, self._end, self._is_trimmed = segment, end, is_trimmed
         if is_trimmed:
-            self.sources.forget()
+            self.sources.reset()
 
 
 class _Segment:
     """One segment of a directory. Problems are reported when found, and dropped if it was trimmed."""
 
-    def __init__(self, look: DirectoryView, chain: _Chain, segment: SegmentId) -> None:
-        self._look = look
+    def __init__(self, view: DirectoryView, chain: _Chain, segment: SegmentId) -> None:
+        self._view = view
         self._chain = chain
         self._id = segment
-        self._path = segment_path(look.path, segment)
-        self._listed = look.listed.get(segment)
+        self._path = segment_path(view.path, segment)
+        self._listed = view.listed.get(segment)
         self._problems: list[Problem] = []
 
     def report(self) -> SegmentReport | None:
@@ -114,14 +113,14 @@ class _Segment:
 
     def _open(self) -> tuple[SegmentHeader | None, File | None]:
         try:
-            header = read_header(self._look.disk, self._look.path, self._id)
-            return header, None if header is None else self._look.disk.open(self._path)
+            header = read_header(self._view.disk, self._view.path, self._id)
+            return header, None if header is None else self._view.disk.open(self._path)
         except FormatError as error:
-            self._tell(0, words(error))
+            self._report(0, text_of(error))
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._tell(0, f"cannot be read: {error}")
+            self._report(0, f"cannot be read: {error}")
         return None, None
 
     def _trimmed(self, entry: SealedSegment) -> SegmentReport:
@@ -140,141 +139,141 @@ class _Segment:
 
     def _without_header(self) -> SegmentReport | None:
         """The file is missing or empty, or its header does not verify."""
-        entry, is_gone = self._look.fate(self._id)
+        entry, is_gone = self._view.current_status(self._id)
         if is_gone:
             self._problems.clear()
-            self._chain.sources.forget()
+            self._chain.sources.reset()
             return None if entry is None else self._trimmed(entry)
-        size = self._look.disk.size(self._path)
+        size = self._view.disk.size(self._path)
         if not self._problems:
-            self._tell(0, "missing" if size is None else "emptied, but not by trimming")
+            self._report(0, "missing" if size is None else "emptied, but not by trimming")
         first, end = (entry.first, entry.end) if entry else (0, 0)
         self._chain.advance(self._id, entry.end if entry else None)
-        self._chain.sources.forget()
+        self._chain.sources.reset()
         return SegmentReport(self._id, self._state, first, end, 0, 0, size or 0, tuple(self._problems))
 
     def _with_header(self, header: SegmentHeader, file: File) -> SegmentReport | None:
         size = file.size()
         self._check_header(header)
-        index, bad = self._look.read_index(header)
-        name = self._look.identity.name if self._look.identity else ""
-        scrub = SegmentCheck(
+        index, bad = self._view.read_index(header)
+        name = self._view.identity.name if self._view.identity else ""
+        check = SegmentCheck(
             file,
             header,
             name=name,
             sources=self._chain.sources,
             index=index,
-            tell=self._tell,
-            tell_bad=self._tell_bad,
+            report=self._report,
+            report_bad=self._report_bad,
         )
         try:
-            self._walk(scrub, file, size)
+            self._walk(check, file, size)
         except OSError as error:
-            self._tell(scrub.scanner.offset, f"cannot be read: {error}")
-        if self._is_damaged and self._look.fate(self._id)[1]:
+            self._report(check.scanner.offset, f"cannot be read: {error}")
+        if self._is_damaged and self._view.current_status(self._id)[1]:
             return self._without_header()
         if self._listed is not None and not self._is_damaged:
-            self._check_listed(self._listed, scrub, size)
-        self._tell_index(header, bad, "fails its checksum")
-        self._tell_index(header, scrub.unmet(), "points to no such frame")
+            self._check_listed(self._listed, check, size)
+        self._report_index(header, bad, "fails its checksum")
+        self._report_index(header, check.unmet(), "points to no such frame")
         if self._is_damaged:
-            self._chain.sources.forget()
-        end = scrub.scanner.next if not self._is_damaged else self._listed.end if self._listed else None
+            self._chain.sources.reset()
+        end = check.scanner.next if not self._is_damaged else self._listed.end if self._listed else None
         self._chain.advance(self._id, end)
         return SegmentReport(
             self._id,
             self._state,
             header.first,
-            scrub.scanner.next,
-            scrub.tally.message_count,
-            scrub.tally.batch_count,
+            check.scanner.next,
+            check.tally.message_count,
+            check.tally.batch_count,
             size,
             tuple(self._problems),
         )
 
     # Frames
 
-    def _walk(self, scrub: SegmentCheck, file: File, size: int) -> None:
+    def _walk(self, check: SegmentCheck, file: File, size: int) -> None:
         """Scan the existing frames, and decide what their end means."""
         goal = max(size, self._known_whole(file))
         while True:
             scan = ScanResult()
-            for scan in scrub.walk(goal):
-                self._look.advance(scan.consumed)
-            if scrub.scanner.boundary >= goal:
+            for scan in check.walk(goal):
+                self._view.advance(scan.consumed)
+            if check.scanner.boundary >= goal:
                 return
             whole = self._known_whole(file)
-            if not scrub.can_go_on(scan):
-                self._judge(scrub, scan, whole, file.size())
+            if not check.can_go_on(scan):
+                self._judge(check, scan, whole, file.size())
                 return
 
     def _known_whole(self, file: File) -> int:
         """Up to where frames must verify: the sealed end, or the durable end of the segment that grows."""
-        entry = self._listed or self._look.fate(self._id)[0]
+        entry = self._listed or self._view.current_status(self._id)[0]
         if entry is not None:
             return entry.size_bytes
-        if any(later > self._id for later in list_segments(self._look.disk, self._look.path)):
+        if any(later > self._id for later in list_segments(self._view.disk, self._view.path)):
             return file.size()
-        return max(self._look.synced_end(self._id), SEGMENT_HEADER_BYTES)
+        return max(self._view.synced_end(self._id), SEGMENT_HEADER_BYTES)
 
-    def _judge(self, scrub: SegmentCheck, scan: ScanResult, whole: int, size: int) -> None:
-        scanner = scrub.scanner
+    def _judge(self, check: SegmentCheck, scan: ScanResult, whole: int, size: int) -> None:
+        scanner = check.scanner
         what = scan.problem or ("cut short" if size > scanner.boundary else "cut off")
         if scanner.boundary < whole:
-            self._tell(scanner.offset, f"{what}; whole up to {whole} once")
+            self._report(scanner.offset, f"{what}; it was complete up to {whole}")
         elif size > scanner.boundary:
             torn = size - scanner.boundary
-            self._tell(scanner.boundary, f"{what}: {torn} bytes torn, or being written", Severity.NOTE)
+            self._report(scanner.boundary, f"{what}: {torn} bytes torn, or being written", Severity.NOTE)
 
     # Headers, table, index
 
     def _check_header(self, header: SegmentHeader) -> None:
-        identity, listed = self._look.identity, self._listed
+        identity, listed = self._view.identity, self._listed
         if identity is not None and (header.kind, header.origin) != (identity.kind, identity.origin):
-            self._tell(0, f"segment of another log: {header.kind.name.lower()} of {header.origin.hex()}")
+            self._report(0, f"segment of another log: {header.kind.name.lower()} of {header.origin.hex()}")
         if listed is not None:
-            said = (listed.first, listed.created_ns, listed.life)
-            if (header.first, header.created_ns, header.life) != said:
-                self._tell(0, "the header differs from what the segments table says")
-        elif self._look.table is not None and not self._look.is_newest(self._id):
-            self._tell(0, "sealed, but the segments table does not list it")
+            expected = (listed.first, listed.created_ns, listed.run_id)
+            if (header.first, header.created_ns, header.run_id) != expected:
+                self._report(0, "the header differs from its entry in the segments table")
+        elif self._view.table is not None and not self._view.is_newest(self._id):
+            self._report(0, "sealed, but the segments table does not list it")
         self._link(header.first)
 
-    def _check_listed(self, listed: SealedSegment, scrub: SegmentCheck, size: int) -> None:
-        tally = scrub.tally
+    def _check_listed(self, listed: SealedSegment, check: SegmentCheck, size: int) -> None:
+        tally = check.tally
         if size != listed.size_bytes:
-            self._tell(listed.size_bytes, f"{size} bytes, but sealed at {listed.size_bytes}")
-        elif scrub.scanner.next != listed.end and not self._is_completed(scrub.scanner.next, listed.end):
-            self._tell(0, f"ends at {scrub.scanner.next}, the segments table says {listed.end}")
+            self._report(listed.size_bytes, f"{size} bytes, but sealed at {listed.size_bytes}")
+        elif check.scanner.next != listed.end and not self._is_completed(check.scanner.next, listed.end):
+            self._report(0, f"ends at {check.scanner.next}, expected {listed.end} from the segments table")
         elif tally.batch_count and not (
             listed.timestamp_low_ns <= tally.timestamp_low_ns
             and tally.timestamp_high_ns <= listed.timestamp_high_ns
         ):
-            self._tell(0, "messages outside the time range that the segments table says")
+            self._report(0, "messages outside the time range in the segments table")
 
     def _is_completed(self, walked: int, end: int) -> bool:
         """Whether a filter may have left out the positions after the last block."""
-        identity = self._look.identity
+        identity = self._view.identity
         return identity is not None and identity.kind is LogKind.FILTERED and walked < end
 
-    def _tell_index(self, header: SegmentHeader, places: list[int], what: str) -> None:
-        path = os.path.join(self._look.path, index_file_name(header.id))
+    def _report_index(self, header: SegmentHeader, places: list[int], what: str) -> None:
+        path = os.path.join(self._view.path, index_file_name(header.id))
         self._problems += [Problem(Severity.NOTE, f"an entry {what}", path, place) for place in places]
 
     def _link(self, first: int) -> None:
         problem = self._chain.link(self._id, first)
         if problem is not None:
-            self._tell(0, problem[1], problem[0])
+            self._report(0, problem[1], problem[0])
 
-    def _tell(self, offset: int, what: str, severity: Severity = Severity.DAMAGE) -> None:
+    def _report(self, offset: int, what: str, severity: Severity = Severity.DAMAGE) -> None:
         self._problems.append(Problem(severity, what, self._path, offset))
 
-    def _tell_bad(self, offset: int, what: str) -> None:
-        self._tell(offset, what, Severity.BAD_MESSAGE)
+    def _report_bad(self, offset: int, what: str) -> None:
+        self._report(offset, what, Severity.BAD_MESSAGE)
 
     @property
     def _state(self) -> SegmentState:
-        return SegmentState.ACTIVE if self._look.is_newest(self._id) else SegmentState.SEALED
+        return SegmentState.ACTIVE if self._view.is_newest(self._id) else SegmentState.SEALED
 
     @property
     def _is_damaged(self) -> bool:

@@ -23,17 +23,15 @@
         topic index    uint16[count]           left out when the batch has one topic
         topic offsets  int32[topics + 1], then the topics' UTF-8
 
-Both checksums start from the seed of the batch's place (`rt.log.format.checksum`). They are two so that a
-scan of
-positions and times need not read the values. With a codec, columns and values are one frame each, together
-smaller than what they hold. A batch has at least the 512th part of the bytes that it holds: what would be
-smaller has a skippable frame behind the values.
+Both checksums start from the seed of the batch's place (`rt.log.format.checksum`). The values have their own,
+so that a scan of positions and times need not read them. With a codec, columns and values are one frame each,
+together smaller than their content. A batch has at least 1/512 of its uncompressed bytes: a skippable frame
+after the values fills it up.
 
-Who checks what. *Scan* is every walk of a log: a receiver before it stores, a reader, `rt log verify`. *Node*
-is a node before it stores what a publisher sends (`replicator.protocol.column_check`). *Decode* is a reader
-when it
-decodes a batch, and `rt log verify` (`rt.log.scan.batch_decoder`). What fails a scan is damage. What passes
-the scan and fails the decoding is a bad message: no disk is at fault. No node stores such a batch.
+Who checks what. *Scan*: a receiver before it stores, a reader, `rt log verify`. *Node*: a node before it
+stores what a publisher sends (`replicator.protocol.column_check`). *Decode*: a reader when it decodes a
+batch, and `rt log verify` (`rt.log.scan.batch_decoder`). A batch that fails the scan is corrupt. One that
+passes the scan and fails the decoding is a bad message: no disk is at fault. No node stores such a batch.
 
     field                            scan                             node and decode
     -----                            ----                             ---------------
@@ -42,23 +40,23 @@ the scan and fails the decoding is a bad message: no disk is at fault. No node s
     total_bytes                      is the sum of the stored sizes
     values_checksum                  holds, if values are read
     flags                            codec 0: sizes are equal         0 or 1
-    topic_count                      1 to message_count, <= 65,535    as many topics are there
-    message_count                    at least 1, fits columns_bytes   as many offsets are there
+    topic_count                      1 to message_count, <= 65,535    the number of topics
+    message_count                    at least 1, fits columns_bytes   the number of offsets
     first                            follows, below the last number
     timestamp_low_ns                                                  lowest of the timestamps
     timestamp_high_ns                                                 highest of the timestamps
     columns_stored, values_stored    codec: less than uncompressed    total_bytes >= a 512th of uncompressed
-    columns_bytes                    fits the counts                  what the frame says and holds
-    values_bytes                     within the limits of a batch     what the frame says and holds
+    columns_bytes                    fits the counts                  the frame's stated and actual size
+    values_bytes                     within the limits of a batch     the frame's stated and actual size
     value offsets                                                     rise from 0 to values_bytes
-    timestamps                                                        give the header's range
+    timestamps                                                        have the header's range
     topic index                                                       below topic_count
     topic offsets                                                     rise from 0 to the end of the columns
     topics                                                            UTF-8 of at most 1,024 bytes
-    zstd frames                                                       whole, window <= 8 MiB, no dictionary
-    behind the frame of values       any bytes: covered by a checksum, read by nothing
+    zstd frames                                                       complete, window <= 8 MiB, no dictionary
+    after the frame of values        any bytes: covered by a checksum, never read
     values                           any bytes
-    padding                          any bytes: covered by a checksum, read by nothing
+    padding                          any bytes: covered by a checksum, never read
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ from rt.log.format.constants import (
 BATCH_HEADER_BYTES: Final = 64
 BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
 BATCH_OVERHEAD_BYTES: Final = 128
-"""What a batch of one message with a short topic costs beside its value, at most."""
+"""The most that a batch of one message with a short topic has besides its value."""
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
@@ -98,22 +96,22 @@ HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
 _ZSTD_LEVEL: Final = 1
 """The fastest regular level: a publisher's thread compresses, and level 3 is half as fast."""
 _ZSTD_WINDOW_BYTES_MAX: Final = 2**23
-"""What RFC 8878 asks of every decoder. The writer's windows are 512 KiB."""
+"""RFC 8878 requires it of every decoder. The writer's windows are 512 KiB."""
 COMPRESSION_RATIO_MAX: Final = 512
-"""Uncompressed columns and values to the bytes of the batch. It bounds what a byte costs a reader."""
+"""Uncompressed columns and values to the bytes of the batch. It bounds a reader's cost for each byte."""
 _SKIPPABLE: Final = struct.Struct("<II")
 _SKIPPABLE_MAGIC: Final = 0x184D2A50
 _WHOLE_BYTES_MAX: Final = 2**20
-"""Above it a frame is checked piece by piece, so that its content is never in memory whole."""
+"""Larger frames are checked piece by piece, so that their content is never in memory completely."""
 _PIECE_BYTES: Final = 2**18
 _BLOCK_BYTES_MEAN_MIN: Final = 2**10
-"""Nodes refuse frames of smaller blocks: no compressor makes them, and each costs a step of a loop."""
+"""Nodes reject frames with smaller blocks: no compressor makes them, and each costs a loop iteration."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 class BatchHeader(NamedTuple):
-    """The 64 bytes a batch starts with, in their order."""
+    """The fields of a batch's 64-byte header, in their order."""
 
     magic: int
     checksum: int
@@ -137,24 +135,19 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """How columns and values are stored."""
         return self.flags & _CODEC_MASK
 
 
 class BadBatch(ValueError):
-    """What is wrong with a batch, in words; the caller knows the file and what to make of it."""
+    """The problem of a batch as text. The caller adds the file and decides what it means."""
 
 
 class UnknownCodec(BadBatch):
-    """The checksums hold, but this rt does not know the flags of the batch."""
+    """The checksums are right, but this rt does not know the flags of the batch."""
 
 
 class BatchDraft(NamedTuple):
-    """Messages ready to be laid out.
-
-    Message i's value is `values[offsets[i]:offsets[i + 1]]`, with `offsets` from 0 to the end of `values`.
-    `topic_index` is None when `topics` has one entry.
-    """
+    """Messages to encode; `offsets` as in the diagram. Without `topic_index` all have the same topic."""
 
     values: bytes
     offsets: npt.NDArray[np.int32]
@@ -166,14 +159,13 @@ class BatchDraft(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """How many messages."""
         return len(self.timestamps_ns)
 
 
 def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC_NONE) -> list[Buffer]:
-    """The bytes of a batch as pieces to be written one behind the other; the values are not copied.
+    """The bytes of a batch, as pieces to be written one after the other; the values are not copied.
 
-    A codec that saves nothing is left out. `BadBatch` for what no reader would take.
+    Does not use a codec that saves nothing. Raises `BadBatch` for messages that no reader would accept.
     """
     columns: Buffer = _columns(draft)
     values: Buffer = draft.values
@@ -211,10 +203,10 @@ def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC
 
 
 def check_header(header: tuple[int, ...]) -> None:
-    """Raise `BadBatch` unless the sizes and counts of a `BatchHeader` agree and keep the limits.
+    """Raise `BadBatch` unless the sizes and counts of a `BatchHeader` agree and are within the limits.
 
-    Says nothing about checksums. After it, `total_bytes` may be trusted to bound what is read, and the sizes
-    to bound what is decompressed. It runs for each batch: fastest on a plain tuple of the header's fields.
+    Checks no checksum. Afterwards `total_bytes` safely bounds a read, and the other sizes bound a
+    decompression. It runs for each batch, and is fastest on a plain tuple of the header's fields.
     """
     magic, _, total, _, flags, topics, count, first, _, _, columns_in, values_in, columns, values = header
     if magic != BATCH_MAGIC:
@@ -236,13 +228,13 @@ def check_header(header: tuple[int, ...]) -> None:
         if columns_in != columns or values_in != values:
             raise BadBatch("sizes differ although nothing is compressed")
     elif columns_in + values_in >= columns + values:
-        raise BadBatch(f"{columns} + {values} bytes were compressed to no less")
+        raise BadBatch(f"compressing {columns} + {values} bytes saved nothing")
 
 
 def check_codec(header: BatchHeader) -> None:
-    """`UnknownCodec` or `BadBatch` unless the batch may be expanded, as far as its header says.
+    """Raise `UnknownCodec` or `BadBatch` if the batch cannot be expanded, as far as its header tells.
 
-    The header was checked. Afterwards the cost of expanding the batch is bounded by its bytes and the limits.
+    The caller checked the header. Afterwards the batch's size and the limits bound the cost of expanding it.
     """
     if header.flags not in {CODEC_NONE, CODEC_ZSTD}:
         raise UnknownCodec(f"unknown to this rt: flags {header.flags:#06x}")
@@ -257,23 +249,16 @@ def check_codec(header: BatchHeader) -> None:
 def expand(
     data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, values: bool = True
 ) -> tuple[bytes, list[BatchHeader]]:
-    """Batches, each at its place in `data`, as uncompressed ones one behind the other, and their headers.
+    """Uncompress batches, each at its place in `data`, into joined bytes. Also returns their new headers.
 
-    The checksums of an expanded batch are those of the stored one and no longer hold. Without `values`, which
-    need not be in `data` then, the expanded batches have none, and their headers say so. `UnknownCodec` and
-    `BadBatch` as they say; the memory used is bounded by what the headers, already checked, announce.
+    An expanded batch keeps the checksums of the stored one, which are then wrong. Without `values`, which
+    need not be in `data` then, the expanded batches and their headers have none. Raises `UnknownCodec` or
+    `BadBatch`. The sizes in the headers, which the caller checked, bound the memory.
     """
     for _, header in batches:
         check_codec(header)
     if not values:
-        without = [(at, header._replace(values_stored=0, values_bytes=0)) for at, header in batches]
-        return _expand(data, without, with_values=False)
-    return _expand(data, batches, with_values=True)
-
-
-def _expand(
-    data: memoryview, batches: Sequence[tuple[int, BatchHeader]], *, with_values: bool
-) -> tuple[bytes, list[BatchHeader]]:
+        batches = [(at, header._replace(values_stored=0, values_bytes=0)) for at, header in batches]
     decompressor = _decompressor()
     parts: list[Buffer] = []
     headers: list[BatchHeader] = []
@@ -281,24 +266,24 @@ def _expand(
         columns_at = at + BATCH_HEADER_BYTES
         values_at = columns_at + padded(header.columns_stored)
         columns: Buffer = data[columns_at : columns_at + header.columns_stored]
-        values: Buffer = data[values_at : values_at + header.values_stored]
+        stored: Buffer = data[values_at : values_at + header.values_stored]
         if header.flags == CODEC_ZSTD:
             columns = _decompress(decompressor, columns, header.columns_bytes)
-            if with_values:
-                values = _decompress(decompressor, values, header.values_bytes, is_alone=False)
+            if values:
+                stored = _decompress(decompressor, stored, header.values_bytes, is_alone=False)
         plain = header._replace(
             flags=CODEC_NONE,
             columns_stored=header.columns_bytes,
             values_stored=header.values_bytes,
             total_bytes=BATCH_HEADER_BYTES + padded(header.columns_bytes) + padded(header.values_bytes),
         )
-        parts += (HEADER.pack(*plain), columns, padding(len(columns)), values, padding(len(values)))
+        parts += (HEADER.pack(*plain), columns, padding(len(columns)), stored, padding(len(stored)))
         headers.append(plain)
     return b"".join(parts), headers
 
 
 def expand_columns(header: BatchHeader, batch: memoryview) -> Buffer:
-    """The uncompressed columns of a batch, which may lack its values. `UnknownCodec`, `BadBatch`."""
+    """The uncompressed columns of a batch, whose values may be missing. Raises `UnknownCodec`, `BadBatch`."""
     check_codec(header)
     stored = batch[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + header.columns_stored]
     if header.flags == CODEC_NONE:
@@ -307,9 +292,9 @@ def expand_columns(header: BatchHeader, batch: memoryview) -> Buffer:
 
 
 def check_values(header: BatchHeader, batch: memoryview) -> None:
-    """`UnknownCodec` or `BadBatch` unless a reader can expand the values of a whole batch.
+    """Raise `UnknownCodec` or `BadBatch` if a reader cannot expand the values of a complete batch.
 
-    The values are not kept: whatever their size, it takes less than 10 MiB of memory.
+    Needs less than 10 MiB of memory for values of any size.
     """
     check_codec(header)
     if header.flags == CODEC_NONE:
@@ -327,7 +312,7 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 
 
 def _filler(columns: bytes, values: bytes, plain_bytes: int) -> bytes:
-    """The skippable frame (RFC 8878, section 3.1.2) that a batch needs to be as large as it must be."""
+    """A skippable frame (RFC 8878, section 3.1.2) that brings a batch to its minimum size; empty if large."""
     stored_bytes = BATCH_HEADER_BYTES + padded(len(columns)) + len(values)
     missing = -(-plain_bytes // COMPRESSION_RATIO_MAX) - stored_bytes
     if missing <= 0:
@@ -339,7 +324,7 @@ def _filler(columns: bytes, values: bytes, plain_bytes: int) -> bytes:
 def _decompress(
     decompressor: zstandard.ZstdDecompressor, data: Buffer, size: int, *, is_alone: bool = True
 ) -> bytes:
-    """Exactly `size` bytes, the content of the frame that `data` begins with; `is_alone`: and ends with."""
+    """The content, `size` bytes, of the frame at the start of `data`; `is_alone`: nothing may follow it."""
     try:
         _check_frame(data, size)
         plain = decompressor.decompress(data, max_output_size=size, allow_extra_data=not is_alone)
@@ -351,7 +336,7 @@ def _decompress(
 
 
 def _check_frame(data: Buffer, size: int) -> zstandard.FrameParameters:
-    """The frame's own claims, checked before it is decompressed: zstd would allocate what they say."""
+    """Check the sizes in the frame's header before decompression, because zstd would allocate them."""
     frame = zstandard.get_frame_parameters(data)
     if frame.content_size != size:
         raise BadBatch(f"a frame of {frame.content_size} bytes where {size} are announced")
@@ -361,11 +346,11 @@ def _check_frame(data: Buffer, size: int) -> zstandard.FrameParameters:
 
 
 def _check_pieces(decompressor: zstandard.ZstdDecompressor, data: memoryview, size: int) -> None:
-    """`BadBatch` for what `_decompress` refuses, and for frames of very small blocks. In pieces."""
+    """As `_decompress`, in pieces. Also raises `BadBatch` for frames with very small blocks."""
     piece, found = bytearray(_PIECE_BYTES), 0
     try:
-        _check_blocks(_check_frame(data, size), data, size)
-        with decompressor.stream_reader(data) as reader:
+        end = _frame_end(_check_frame(data, size), data, size)
+        with decompressor.stream_reader(data[:end]) as reader:  # It would read bytes after the frame too.
             while count := reader.readinto(piece):
                 found += count
     except zstandard.ZstdError as error:
@@ -374,8 +359,8 @@ def _check_pieces(decompressor: zstandard.ZstdDecompressor, data: memoryview, si
         raise BadBatch(f"a frame that holds {found} bytes where {size} are announced")
 
 
-def _check_blocks(frame: zstandard.FrameParameters, data: memoryview, size: int) -> None:
-    """`BadBatch` unless all blocks of the frame are in `data` (RFC 8878, section 3.1.1.2)."""
+def _frame_end(frame: zstandard.FrameParameters, data: memoryview, size: int) -> int:
+    """Where the frame ends (RFC 8878, section 3.1.1.2). Raises `BadBatch` if it is not complete in `data`."""
     at = zstandard.frame_header_size(data)
     for _ in range(size // _BLOCK_BYTES_MEAN_MIN + 16):
         head = int.from_bytes(data[at : at + 3], "little")
@@ -384,8 +369,10 @@ def _check_blocks(frame: zstandard.FrameParameters, data: memoryview, size: int)
             break
     else:
         raise BadBatch("a frame of very small blocks")
-    if at + 4 * frame.has_checksum > len(data):
+    end = at + 4 * frame.has_checksum
+    if end > len(data):
         raise BadBatch("a frame that is cut short")
+    return end
 
 
 def _columns(draft: BatchDraft) -> bytes:

@@ -1,8 +1,8 @@
-"""Blocks: what a merged log is made of. A header, then a run of one session's batches as they were written.
+"""Blocks of a merged log: a header, then consecutive batches of one session, copied verbatim.
 
     offset  bytes  field
          0      4  magic "RTK1"
-         4      4  checksum: CRC-32C of bytes 8-95, seeded with (cluster id, X, Y, offset) of this block
+         4      4  checksum: CRC-32C of bytes 8-95, seeded with (cluster id, X, Y, offset) of the block
          8      2  version
         10      2  kind: 1 batches, 2 declaration
         12      4  index in the instruction
@@ -12,23 +12,21 @@
         32      4  source Y
         36      4  messages to skip at the start (dedup)
         40      8  source offset
-        48      8  byte length of what follows
-        56      8  first position: that of the first message which is not skipped
+        48      8  bytes that follow the header
+        56      8  first position: that of the first message that is not skipped
         64      8  message count after the skip
         72      8  sequencing time, ns since the Unix epoch
-        80      4  checksum of what follows (declaration), 0 (batches: they carry their own)
+        80      4  checksum of the bytes that follow (declaration), 0 (batches have their own)
         84      4  chain start: the source segment's chain before these batches, 0 in a declaration
-        88      4  chain end: the source segment's chain behind these batches, 0 in a declaration
+        88      4  chain end: the source segment's chain after these batches, 0 in a declaration
         92      4  0
 
-The seed is that of the place where the block stands, as with batches (`rt.log.format.checksum`); so a block
-which is
-whole but stands in another cluster's log, in another segment or elsewhere in its own does not verify. The
-chains (`rt.log.format.running_checksum`) prove that the batches are those which followed each other in the
-source.
+The seed depends on the block's place, as with batches (`rt.log.format.checksum`): a valid block that is in
+another cluster's log, in another segment or elsewhere in its own does not verify. The chains
+(`rt.log.format.running_checksum`) prove that the batches followed each other in the source.
 
 The position of message i of the block (counted with the skipped ones) is first position + i - skip. A
-declaration carries no messages; it says, before a session id is used in a segment, who that is, so that every
+declaration has no messages. It names a session id before the id is first used in a segment, so that every
 segment can be read alone:
 
          0     16  incarnation
@@ -36,9 +34,9 @@ segment can be read alone:
         18      2  bytes of the dedup id, 0 if it is no dedup session
         20         the name, the dedup id (UTF-8), padded to 8
 
-Every field comes from the merge instruction and the source bytes: nothing of the node that merges. In a
-declaration skip, source X, Y, offset and chains are 0. A new kind of block, or a use for the zeros, needs a
-new version of the segment: an older rt would take such a block for a torn tail.
+Every field comes from the merge instruction and the source bytes, none from the node that merges. In a
+declaration skip, source X, Y, offset and chains are 0. A new kind of block, or a use of the zeros, needs a
+new version of the segment: an older rt would treat such a block as a torn tail.
 """
 
 from __future__ import annotations
@@ -62,8 +60,6 @@ DECLARATION_BYTES_MAX: Final = padded(_DECLARATION.size + 2 * SESSION_NAME_BYTES
 
 
 class BlockKind(IntEnum):
-    """What follows a block header."""
-
     BATCHES = 1
     DECLARATION = 2
 
@@ -72,19 +68,19 @@ _KINDS: Final = frozenset(BlockKind)
 
 
 class BadBlock(ValueError):
-    """What is wrong with a block, in words; the caller knows the file and what to make of it."""
+    """The problem of a block as text. The caller adds the file and decides what it means."""
 
 
 class BlockHeader(NamedTuple):
-    """The 96 bytes a block starts with, without magic and checksum."""
+    """The fields of a block's 96-byte header, without magic and checksum."""
 
     version: int
     kind: int
     instruction_index: int
     instruction: int
     session_id: int
-    source_x: int
-    source_y: int
+    source_run: int
+    source_roll: int
     skip: int
     source_offset: int
     length_bytes: int
@@ -103,7 +99,7 @@ class BlockHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Who a session id is, from here to the end of the segment."""
+    """The session of a session id, up to the end of the segment."""
 
     session: str
     incarnation: bytes
@@ -118,21 +114,20 @@ class Declaration:
 
 
 def encode_block_header(header: BlockHeader, seed: int) -> bytes:
-    """The 96 bytes of a block header; `seed` is the `batch_seed` of its place in the merged segment."""
+    """`seed` is the `batch_seed` of the block's place in the merged segment."""
     unsealed = _HEADER.pack(BLOCK_MAGIC, 0, *header, _NOTHING)
     return unsealed[:4] + crc32c(unsealed[8:], seed).to_bytes(4, "little") + unsealed[8:]
 
 
 def chain_start_of(head: Buffer) -> int:
-    """The chain before the batches of a block, of a header that was made here."""
+    """The chain start in an encoded block header, which is not verified."""
     return BlockHeader(*_HEADER.unpack_from(head)[2:-1]).chain_start
 
 
 def decode_block_header(data: Buffer, start: int, seed: int) -> BlockHeader:
-    """Read the header at `start`; `BadBlock` if the checksum, the version or a bound fails.
+    """Read the header at `start`. Raises `BadBlock` if the checksum, the version or a bound is wrong.
 
-    `seed` is the `batch_seed` of the place in the merged segment where the block must stand.
-    After it, the length of a declaration may be trusted to bound what is read.
+    `seed` is as in `encode_block_header`. Afterwards the length of a declaration safely bounds a read.
     """
     magic, checksum, *fields, nothing = _HEADER.unpack_from(data, start)
     if magic != BLOCK_MAGIC:
@@ -154,17 +149,14 @@ def decode_block_header(data: Buffer, start: int, seed: int) -> BlockHeader:
 
 
 def encode_declaration(header: BlockHeader, declaration: Declaration, seed: int) -> bytes:
-    """A whole declaration block; `header` gives instruction, session id, position and time.
-
-    `seed` is that of its place, as in `encode_block_header`.
-    """
+    """A declaration block; `header` has its instruction, session id, position and time; `seed` as above."""
     name, dedup = declaration.session.encode(), (declaration.dedup_id or "").encode()
     content = _DECLARATION.pack(declaration.incarnation, len(name), len(dedup)) + name + dedup
     content += padding(len(content))
     whole = header._replace(
         kind=BlockKind.DECLARATION,
-        source_x=0,
-        source_y=0,
+        source_run=0,
+        source_roll=0,
         skip=0,
         source_offset=0,
         length_bytes=len(content),
@@ -177,7 +169,7 @@ def encode_declaration(header: BlockHeader, declaration: Declaration, seed: int)
 
 
 def decode_declaration(header: BlockHeader, content: Buffer) -> Declaration:
-    """Read what follows a declaration's header; `BadBlock` if it does not verify."""
+    """Decode the bytes after a declaration's header. Raises `BadBlock` if they do not verify."""
     if header.kind != BlockKind.DECLARATION or len(content) != header.length_bytes:
         raise BadBlock(f"no declaration: kind {header.kind}, {len(content)} of {header.length_bytes} bytes")
     if len(content) < _DECLARATION.size or crc32c(content) != header.content_checksum:

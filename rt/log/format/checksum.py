@@ -1,10 +1,11 @@
 """CRC-32C (Castagnoli), and the seed that ties a batch or a block to its place.
 
-`crc32c(data, start)` is the library's own: the checksum of `data`, going on from that of what came before.
+`crc32c(data, start)` is the library's own: it continues the checksum `start` with `data`.
 
-Law: the checksums of a batch start from the checksum of (incarnation, X, Y, offset), so that a batch which is
-whole but stands in another file, or elsewhere in its own, does not verify. The same holds for the header of a
-block and (cluster id, X, Y, offset).
+Invariants:
+- The checksums of a batch start from the checksum of (incarnation, X, Y, offset). So a valid batch in another
+  file, or elsewhere in its own, does not verify.
+- The same is true of a block's header with (cluster id, X, Y, offset).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OFFSET = struct.Struct("<Q")
 
 
 def around(data: Buffer) -> int:
-    """The CRC-32C of all of `data` but its bytes 12-15, where this checksum itself is kept."""
+    """The CRC-32C of `data` without its bytes 12-15, which store this checksum."""
     view = memoryview(data)
     return crc32c(view[16:], crc32c(view[:12]))
 
@@ -32,9 +33,9 @@ def sealed(data: bytes) -> bytes:
     return data[:12] + around(data).to_bytes(4, "little") + data[16:]
 
 
-def segment_seed(origin: bytes, x: int, y: int) -> int:
-    """The part of a seed that all batches, or blocks, of one segment share; `origin` as in its header."""
-    return crc32c(_PLACE.pack(origin, x, y))
+def segment_seed(origin: bytes, run: int, roll: int) -> int:
+    """The part of the seed that all batches or blocks of a segment share; `origin` as in its header."""
+    return crc32c(_PLACE.pack(origin, run, roll))
 
 
 def batch_seed(segment: int, offset: int) -> int:

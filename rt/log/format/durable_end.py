@@ -1,7 +1,7 @@
 """The durable end: how far the active segment of a directory is known to be synced.
 
-The file `durable` holds two 64-byte records, written in turn with pwrite after each fsync of the segment and
-not synced themselves: a lost one only makes the known end smaller, a torn one leaves the other.
+The file `durable` has two 64-byte records, written alternately with pwrite after each fsync of the segment.
+They are not synced: a lost record only makes the known end smaller, a torn one leaves the other.
 
     offset  bytes  field
          0      8  magic "RTDURBLE"
@@ -36,7 +36,7 @@ _MAGIC = b"RTDURBLE"
 
 @dataclass(frozen=True, slots=True)
 class DurableEnd:
-    """Bytes of segment `id` below `offset` are synced; the message behind them has number `end`."""
+    """Bytes of segment `id` below `offset` are synced; the next number or position after them is `end`."""
 
     sequence: int
     id: SegmentId
@@ -46,21 +46,20 @@ class DurableEnd:
 
 
 def encode_durable_end(record: DurableEnd) -> bytes:
-    """The 64 bytes of a record."""
-    x, y = record.id
-    fields = (VERSION, 0, 0, record.sequence, x, y, record.offset, record.end, record.origin)
+    run, roll = record.id
+    fields = (VERSION, 0, 0, record.sequence, run, roll, record.offset, record.end, record.origin)
     return sealed(_RECORD.pack(_MAGIC, *fields))
 
 
 def record_place(sequence: int) -> int:
-    """Where in the file the record with this sequence goes."""
+    """The offset in the file of the record with this sequence."""
     return (sequence % 2) * RECORD_BYTES
 
 
 def newest_durable_end(data: bytes) -> DurableEnd | None:
     """The newer valid record of a `durable` file's bytes; None if neither is valid.
 
-    `rt.UnknownVersion` if a newer rt wrote one of them: what it holds for synced is not to be forgotten.
+    Raises `rt.UnknownVersion` if a newer rt wrote one of them, so that its synced end is not ignored.
     """
     records = (_decode(data[start : start + RECORD_BYTES]) for start in (0, RECORD_BYTES))
     return max((record for record in records if record), key=lambda record: record.sequence, default=None)
@@ -69,7 +68,7 @@ def newest_durable_end(data: bytes) -> DurableEnd | None:
 def _decode(data: bytes) -> DurableEnd | None:
     if len(data) < RECORD_BYTES:
         return None
-    magic, version, _, checksum, sequence, x, y, offset, end, origin = _RECORD.unpack(data)
+    magic, version, _, checksum, sequence, run, roll, offset, end, origin = _RECORD.unpack(data)
     if magic != _MAGIC or checksum != around(data):
         return None
     if version != VERSION:
@@ -80,4 +79,4 @@ def _decode(data: bytes) -> DurableEnd | None:
             expected=VERSION,
             hint=NEWER_HINT,
         )
-    return DurableEnd(sequence, SegmentId(x, y), offset, end, origin)
+    return DurableEnd(sequence, SegmentId(run, roll), offset, end, origin)

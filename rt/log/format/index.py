@@ -1,10 +1,10 @@
-"""A sparse index of a segment, so that a reader finds a number or position in one hop.
+"""A sparse index of a segment, so that a reader finds a number or position with one seek.
 
-Derived from the segment and never trusted over it: the frame at an entry's offset must verify and carry the
-entry's first number, or the reader walks from the segment's start. Lost or torn entries cost time only.
+It is derived from the segment. The frame at an entry's offset must verify and have the entry's first number;
+else the reader scans from the segment's start. Lost or torn entries only cost time.
 
-The file `index.X.Y` is a run of 32-byte entries in log order, about one for each MiB, appended as the segment
-grows and not synced:
+The file `index.X.Y` has 32-byte entries in log order, about one for each MiB, appended as the segment grows
+and not synced:
 
     offset  bytes  field
          0      8  first number or position of the frame
@@ -33,8 +33,6 @@ _BODY = struct.Struct("<QQqI")
 
 
 class EntryKind(IntEnum):
-    """What stands at an entry's offset."""
-
     FRAME = 1
     DECLARATION = 2
 
@@ -43,8 +41,6 @@ _KINDS: Final = frozenset(EntryKind)
 
 
 class IndexEntry(NamedTuple):
-    """One hop."""
-
     first: int
     offset: int
     timestamp_high_ns: int
@@ -52,18 +48,16 @@ class IndexEntry(NamedTuple):
 
 
 def index_file_name(segment: SegmentId) -> str:
-    """`index.X.Y`."""
-    return f"index.{segment.x}.{segment.y}"
+    return f"index.{segment.run}.{segment.roll}"
 
 
 def encode_entry(entry: IndexEntry, seed: int) -> bytes:
-    """The 32 bytes of an entry."""
     body = _BODY.pack(*entry)
     return body + crc32c(body, seed).to_bytes(4, "little")
 
 
 def decode_entries(data: Buffer, seed: int) -> Iterator[IndexEntry]:
-    """The valid entries of an index file's bytes, as long as they rise; damaged ones are passed over."""
+    """The valid entries of an index file's bytes, as long as they rise; corrupt ones are skipped."""
     last = -1
     whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
     for start in range(0, len(whole), ENTRY_BYTES):

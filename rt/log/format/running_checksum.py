@@ -1,16 +1,16 @@
-"""Chains: running checksums that show, by four bytes, that two copies of a log are the same up to a place.
+"""Chains: running checksums that show with four bytes that two copies of a log are equal up to a place.
 
-The *chain* of a session segment at a batch boundary is a CRC-32C over headers: at its start (offset 64) that
-of the segment's 64-byte header, behind each batch that of the batch's 64-byte header, going on from the chain
-before it. The *merged chain* is the CRC-32C of the headers of all blocks, and of the content of declarations,
-in their order from the start of the merged log, over all segments; at the very start it is 0.
+The *chain* of a session segment at a batch boundary is a CRC-32C of headers. At the start (offset 64) it is
+that of the segment's 64-byte header; each batch continues it with its 64-byte header. The *merged chain* is
+the CRC-32C of the headers of all blocks, and of the content of declarations, in their order from the start of
+the merged log, over all segments. It starts at 0.
 
-Law: a batch header holds the checksums of all the rest of its batch, and a block header the chains of its
-batches, so equal chains at a place mean equal bytes up to there; whoever computes one need not read values.
+Invariants:
+- A batch header has the checksums of the rest of its batch, and a block header the chains of its batches. So
+  equal chains at a place mean equal bytes up to there, and computing one needs no values.
 
-The *content checksum* of a session segment at a batch boundary is the CRC-32C of all its bytes from the
-first batch up to there. Two of them verify the bytes between two boundaries at once, however many batches
-these are.
+The *content checksum* of a session segment at a batch boundary is the CRC-32C of all its bytes from the first
+batch up to there. Two of them verify all bytes between two boundaries at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONTENT_START: Final = 0
 
 
 class ChecksummedBoundary(NamedTuple):
-    """A batch boundary of a session segment. Marks of one place can be compared across nodes.
+    """A batch boundary of a session segment, to be compared between nodes.
 
-    `number` is the one that must follow there and `chain` the chain up to there; the timestamps are those of
-    the batch that ends there. `content` is the content checksum: a node compares it with nobody but itself.
+    `number` is the next one, and `chain` is the chain up to there. The timestamps are those of the batch that
+    ends there. `content` is the content checksum, which a node never compares with another node's.
     """
 
     offset: int
@@ -40,23 +40,23 @@ class ChecksummedBoundary(NamedTuple):
 
 
 class Checksums(NamedTuple):
-    """A running CRC-32C of a segment's content: in front of a range of them, and behind it."""
+    """A running CRC-32C of a segment's content before and after a range of it."""
 
     before: int
-    behind: int
+    after: int
 
 
 def chain_of_segment(header_bytes: Buffer) -> int:
-    """The chain at the start of the session segment with this 64-byte header."""
+    """The chain at the start of a session segment."""
     return crc32c(header_bytes)
 
 
-def chain_behind(chain: int, batch_header_bytes: Buffer) -> int:
-    """The chain behind the batch with this 64-byte header; `chain` is that before it."""
+def chain_after(chain: int, batch_header_bytes: Buffer) -> int:
+    """The chain after a batch; `chain` is the one before it."""
     return crc32c(batch_header_bytes, chain)
 
 
 def merged_chain(chain: int, block_header_bytes: Buffer, content: Buffer = b"") -> int:
-    """The merged chain behind a block; `content` is what follows the header of a declaration."""
+    """The merged chain after a block; `content` is that of a declaration."""
     chain = crc32c(block_header_bytes, chain)
     return crc32c(content, chain) if content else chain

@@ -1,19 +1,19 @@
 """Segment files: their names and their header.
 
 A segment is `log.X.Y`: a 64-byte header, then batches (session) or blocks (merged) up to the end of the file.
-It appears by rename with its header in it, so a file of size 0 always means: trimmed.
+It appears by rename, complete with its header, so a file of size 0 is always a trimmed one.
 
     offset  bytes  field
          0      8  magic "RTSEGMNT"
          8      2  version
         10      2  kind: 1 session, 2 merged, 3 filtered
         12      4  checksum: CRC-32C of bytes 0-11 and 16-63
-        16      4  X, session number
-        20      4  Y, roll index
+        16      4  X, run number
+        20      4  Y, roll number
         24      8  first number (session) or first position (merged, filtered)
         32      8  creation time, ns since the Unix epoch (merged: the instruction's sequencing time)
         40     16  incarnation (session) or cluster id (merged, filtered)
-        56      8  life id (session), 0 (merged, filtered)
+        56      8  run id (session), 0 (merged, filtered)
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _COORDINATE_MAX: Final = 2**32 - 1
 
 
 class LogKind(IntEnum):
-    """What a log directory and its segments hold."""
-
     SESSION = 1
     MERGED = 2
     FILTERED = 3
@@ -48,34 +46,33 @@ _KINDS: Final = frozenset(LogKind)
 
 
 class SegmentId(NamedTuple):
-    """X and Y of `log.X.Y`; sorts in log order."""
+    """Names the file `log.X.Y`: X is `run`, Y is `roll`. Sorts in log order."""
 
-    x: int
-    y: int
+    run: int
+    roll: int
 
     @property
     def file_name(self) -> str:
-        """`log.X.Y`, in decimal."""
-        return f"log.{self.x}.{self.y}"
+        return f"log.{self.run}.{self.roll}"
 
     def __str__(self) -> str:
         return self.file_name
 
 
 def parse_segment_name(name: str) -> SegmentId | None:
-    """The id in a file name; None if it is no segment's (leading zeros, signs, anything else)."""
+    """The id in a file name; None if it is not exactly a segment's (leading zeros, signs)."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    x, y = int(match[1]), int(match[2])
-    return SegmentId(x, y) if max(x, y) <= _COORDINATE_MAX else None
+    run, roll = int(match[1]), int(match[2])
+    return SegmentId(run, roll) if max(run, roll) <= _COORDINATE_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What the first 64 bytes of a segment say.
+    """The first 64 bytes of a segment.
 
-    `origin` is the incarnation of the session directory, or the id of the cluster that merged; `life` the
+    `origin` is the incarnation of the session directory, or the id of the cluster that merged; `run_id` the
     random id of one start of the publisher, zeros in a merged log.
     """
 
@@ -84,44 +81,55 @@ class SegmentHeader:
     first: int
     created_ns: int
     origin: bytes
-    life: bytes = bytes(8)
+    run_id: bytes = bytes(8)
 
     def __post_init__(self) -> None:
-        x, y = self.id
-        if len(self.origin) != 16 or len(self.life) != 8:
-            raise ValueError(f"origin of {len(self.origin)} bytes, life of {len(self.life)}: not 16 and 8")
-        if not (0 <= self.first < NUMBER_MAX and max(x, y) <= _COORDINATE_MAX and min(x, y) >= 0):
+        run, roll = self.id
+        if len(self.origin) != 16 or len(self.run_id) != 8:
+            raise ValueError(
+                f"origin of {len(self.origin)} bytes, run id of {len(self.run_id)}: expected 16 and 8"
+            )
+        if not (0 <= self.first < NUMBER_MAX and max(run, roll) <= _COORDINATE_MAX and min(run, roll) >= 0):
             raise ValueError(f"out of range: first {self.first}, {self.id}")
         if not -(2**63) <= self.created_ns < 2**63:
             raise ValueError(f"creation time {self.created_ns} is outside int64")
-        if self.kind is not LogKind.SESSION and any(self.life):
-            raise ValueError("a life id in a merged log, whose bytes are the same on all nodes")
+        if self.kind is not LogKind.SESSION and any(self.run_id):
+            raise ValueError("a run id in a merged log, whose bytes are the same on all nodes")
 
     @property
     def seed(self) -> int:
-        """The part of the seeds of its batches (session) or blocks (merged) that this segment gives."""
-        return segment_seed(self.origin, self.id.x, self.id.y)
+        """The `segment_seed` of its batches (session) or blocks (merged)."""
+        return segment_seed(self.origin, self.id.run, self.id.roll)
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """The 64 bytes a segment starts with."""
-    x, y = header.id
-    fields = (VERSION, header.kind, 0, x, y, header.first, header.created_ns, header.origin, header.life)
+    run, roll = header.id
+    fields = (
+        VERSION,
+        header.kind,
+        0,
+        run,
+        roll,
+        header.first,
+        header.created_ns,
+        header.origin,
+        header.run_id,
+    )
     return sealed(_HEADER.pack(SEGMENT_MAGIC, *fields))
 
 
 def decode_segment_header(data: Buffer, *, path: str) -> SegmentHeader:
-    """Read the first 64 bytes of a segment.
+    """Decode the first 64 bytes of a segment.
 
-    `rt.UnknownVersion` if it is of a version or kind that a newer rt wrote, `rt.Corrupt` (offset 0 of `path`)
-    for anything else that is not a whole, valid header.
+    Raises `rt.UnknownVersion` for a version or kind of a newer rt, and `rt.Corrupt` (offset 0 of `path`) for
+    any other invalid header.
     """
     if len(data) < SEGMENT_HEADER_BYTES:
         raise Corrupt(
             "segment header is cut short", path=path, offset=0, got=len(data), expected=SEGMENT_HEADER_BYTES
         )
     head = bytes(data[:SEGMENT_HEADER_BYTES])
-    magic, version, kind, checksum, x, y, first, created_ns, origin, life = _HEADER.unpack(head)
+    magic, version, kind, checksum, run, roll, first, created_ns, origin, run_id = _HEADER.unpack(head)
     if magic != SEGMENT_MAGIC:
         raise Corrupt("not a segment file", path=path, offset=0, got=magic, expected=SEGMENT_MAGIC)
     if checksum != around(head):
@@ -135,6 +143,6 @@ def decode_segment_header(data: Buffer, *, path: str) -> SegmentHeader:
     if kind not in _KINDS:
         raise UnknownVersion("segment of an unknown kind", where=path, got=kind, hint=NEWER_HINT)
     try:
-        return SegmentHeader(LogKind(kind), SegmentId(x, y), first, created_ns, origin, life)
+        return SegmentHeader(LogKind(kind), SegmentId(run, roll), first, created_ns, origin, run_id)
     except ValueError as error:
-        raise Corrupt(f"segment header says what it cannot: {error}", path=path, offset=0) from error
+        raise Corrupt(f"segment header has an impossible value: {error}", path=path, offset=0) from error

@@ -1,6 +1,6 @@
-"""The segments table: what a log directory is, and what its sealed and trimmed segments were.
+"""The segments table: the identity of a log directory, and its sealed and trimmed segments.
 
-The file `segments` is replaced whole, so that a crash leaves the old or the new one. It outlives the bytes of
+The file `segments` is replaced atomically, so a crash leaves the old or the new one. It keeps the entries of
 trimmed segments. The active segment is not in it.
 
     offset  bytes  field
@@ -28,7 +28,7 @@ trimmed segments. The active segment is not in it.
         64      8  trim time, ns; 0 if the bytes are kept
         72      4  reason of the trim
         76      4  0
-        80      8  life id
+        80      8  run id
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rt.names import check_dedup_id, check_name, check_session_name
 
 TABLE_FILE: Final = "segments"
 TRIMMED_ENTRIES_MAX: Final = 10_000
-"""Trimmed segments that are remembered; the files of older ones are removed."""
+"""Trimmed segments that the table keeps; the files of older ones are removed."""
 
 _MAGIC = b"RTSEGTAB"
 _HEADER = struct.Struct("<8sHHI16sIHH24x")
@@ -56,7 +56,7 @@ _ENTRY = struct.Struct("<IIQQQqqqqqI4x8s")
 
 
 class TrimReason(IntEnum):
-    """Why the bytes of a segment are gone."""
+    """Why a segment was trimmed."""
 
     NONE = 0
     TIME = 1
@@ -75,7 +75,7 @@ _REASONS: Final = frozenset(TrimReason)
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What a log directory is: its kind, its incarnation or cluster id, the name of its session or stream."""
+    """`origin` is the incarnation or the cluster id, `name` that of the session or stream."""
 
     kind: LogKind
     origin: bytes
@@ -93,7 +93,7 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A segment that will not grow any more. `trimmed_ns` is 0 while its bytes are kept, and only then."""
+    """A segment that does not grow any more. `trimmed_ns` is 0 exactly while its bytes are kept."""
 
     id: SegmentId
     first: int
@@ -103,7 +103,7 @@ class SealedSegment:
     timestamp_low_ns: int
     timestamp_high_ns: int
     sealed_ns: int
-    life: bytes = bytes(8)
+    run_id: bytes = bytes(8)
     trimmed_ns: int = 0
     reason: TrimReason = TrimReason.NONE
 
@@ -115,11 +115,9 @@ class SealedSegment:
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether the bytes are gone."""
         return self.reason is not TrimReason.NONE
 
     def trimmed(self, reason: TrimReason, now_ns: int) -> SealedSegment:
-        """This segment with its bytes gone."""
         return replace(self, trimmed_ns=max(now_ns, 1), reason=reason)
 
 
@@ -136,7 +134,7 @@ class SegmentTable:
                 raise ValueError(f"segments out of order: {earlier.id} before {later.id}")
 
     def with_sealed(self, segment: SealedSegment) -> SegmentTable:
-        """The table with `segment`, the newest, in it."""
+        """The table with the newest segment added or replaced."""
         kept = self.segments[:-1] if self.segments and self.segments[-1].id == segment.id else self.segments
         return replace(self, segments=(*kept, segment))
 
@@ -149,7 +147,6 @@ class SegmentTable:
 
 
 def encode_table(table: SegmentTable) -> bytes:
-    """The bytes of a `segments` file."""
     name = table.identity.name.encode()
     dedup = (table.identity.dedup_id or "").encode()
     text = name + dedup
@@ -159,10 +156,9 @@ def encode_table(table: SegmentTable) -> bytes:
 
 
 def decode_table(data: bytes, *, path: str) -> SegmentTable:
-    """Read a `segments` file.
+    """Decode a `segments` file.
 
-    `rt.UnknownVersion` if it is of a version or says something that a newer rt wrote, `rt.Corrupt` for
-    anything else that does not verify.
+    Raises `rt.UnknownVersion` for a version or value of a newer rt, and `rt.Corrupt` if it does not verify.
     """
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise Corrupt("not a segments table", path=path, offset=0, got=data[:8], expected=_MAGIC)
@@ -188,7 +184,7 @@ def decode_table(data: bytes, *, path: str) -> SegmentTable:
             LogIdentity(LogKind(kind), origin, name, dedup or None), tuple(map(_decode_entry, rows))
         )
     except ValueError as error:
-        raise Corrupt(f"segments table says what it cannot: {error}", path=path, offset=0) from error
+        raise Corrupt(f"segments table has an impossible value: {error}", path=path, offset=0) from error
 
 
 def _newer(what: str, path: str, *, got: int, expected: int | None = None) -> UnknownVersion:
@@ -197,8 +193,8 @@ def _newer(what: str, path: str, *, got: int, expected: int | None = None) -> Un
 
 def _encode_entry(segment: SealedSegment) -> bytes:
     return _ENTRY.pack(
-        segment.id.x,
-        segment.id.y,
+        segment.id.run,
+        segment.id.roll,
         segment.first,
         segment.end,
         segment.size_bytes,
@@ -208,14 +204,16 @@ def _encode_entry(segment: SealedSegment) -> bytes:
         segment.sealed_ns,
         segment.trimmed_ns,
         segment.reason,
-        segment.life,
+        segment.run_id,
     )
 
 
 def _decode_entry(row: tuple[Any, ...]) -> SealedSegment:
-    x, y, first, end, size, created, low_ns, high_ns, sealed_ns, trimmed_ns, reason, life = row
+    run, roll, first, end, size, created, low_ns, high_ns, sealed_ns, trimmed_ns, reason, run_id = row
     times = (created, low_ns, high_ns, sealed_ns)
-    return SealedSegment(SegmentId(x, y), first, end, size, *times, life, trimmed_ns, TrimReason(reason))
+    return SealedSegment(
+        SegmentId(run, roll), first, end, size, *times, run_id, trimmed_ns, TrimReason(reason)
+    )
 
 
 def _check_stream(name: str) -> str:

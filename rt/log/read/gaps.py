@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -34,13 +35,10 @@ class GapReport(NamedTuple):
     reason: TrimReason
 
 
-def note_skip(disk: Disk, path: str, skip: GapReport) -> None:
+def record_skip(disk: Disk, path: str, skip: GapReport) -> None:
     """Record a gap. Durable on return. Raises storage errors."""
     known = [*read_skips(disk, path), skip][-SKIPS_MAX:]
-    content = {
-        "version": _VERSION,
-        "skips": [[one.first, one.end, one.reason.name.lower()] for one in known],
-    }
+    content = {"version": _VERSION, "skips": [[one.first, one.end, one.reason.name.lower()] for one in known]}
     with storage_errors(path, "noting what was skipped"):
         write_whole(disk, os.path.join(path, SKIPS_FILE), json.dumps(content).encode())
 
@@ -51,16 +49,15 @@ def read_skips(disk: Disk, path: str) -> list[GapReport]:
     with storage_errors(name, "reading what was skipped"):
         if disk.size(name) is None:
             return []
-        file = disk.open(name)
-        try:
+        with contextlib.closing(disk.open(name)) as file:
             content = file.pread(_BYTES_MAX, 0)
-        finally:
-            file.close()
     try:
-        told = json.loads(content)
-        if told["version"] != _VERSION:
-            raise ValueError(f"version {told['version']}")
-        return [GapReport(int(first), int(end), TrimReason[why.upper()]) for first, end, why in told["skips"]]
+        stored = json.loads(content)
+        if stored["version"] != _VERSION:
+            raise ValueError(f"version {stored['version']}")
+        return [
+            GapReport(int(first), int(end), TrimReason[why.upper()]) for first, end, why in stored["skips"]
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         logger.warning("unreadable_skipped path=%s error=%r", name, str(error))
         return []

@@ -74,9 +74,9 @@ def _segment_waypoints(disk: Disk, path: str, kept: ReadableSegment, stride_byte
     if header is None:
         return []
     waypoints: list[Waypoint] = []
-    behind = 0
+    next_offset = 0
     for entry in read_index(disk, path, header):
-        if entry.kind is EntryKind.FRAME and entry.offset >= behind and entry.first > kept.first:
+        if entry.kind is EntryKind.FRAME and entry.offset >= next_offset and entry.first > kept.first:
             waypoints.append(Waypoint(entry.first, entry.offset, entry.timestamp_high_ns))
-            behind = entry.offset + stride_bytes
+            next_offset = entry.offset + stride_bytes
     return waypoints

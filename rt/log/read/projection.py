@@ -1,11 +1,10 @@
 """Read only the needed part of a merged segment.
 
-A `Projection` says what is needed. If it excludes a block or batch, that has no needed message. If it
-includes one, that may still have messages that are not needed, and the reader filters each.
+A `Projection` names the needed messages. An excluded block or batch has none of them. An included one may
+have others too, which the reader filters.
 
 Invariants:
-- What is returned is verified as `MergedScanner` does it, except values that are not needed: they may even be
-  missing.
+- The results are verified as by `MergedScanner`, except values that are not needed: they may even be missing.
 - Skipped blocks and batches are passed by their verified headers. So the scan may end after the bytes it was
   given. The caller continues there, and checks that the file is long enough.
 - The scan stops after the last needed position.
@@ -18,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from rt.log.format.batch import BATCH_HEADER_BYTES, HEADER, BadBatch, BatchHeader, check_header
+from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
 from rt.log.format.checksum import batch_seed, crc32c
 from rt.log.scan.batch_decoder import PlacedRun, topics_of
-from rt.log.scan.scanner import MergedScanner, ScanResult
+from rt.log.scan.scanner import MergedScanner, ScanResult, read_batch
 from rt.log.scan.small_batches import find_run
 
 
@@ -75,20 +74,20 @@ class ProjectingScanner(MergedScanner):
                 found.consumed = at
                 continue
             seed = batch_seed(self._seed, source + at)
-            header = read_columns(data, at, end, seed)
-            wanted = not isinstance(header, int) and self._wants_batch(data, at, header)
-            if not isinstance(header, int) and wanted and self._interest.values:
-                header = check_values(data, at, end, seed, header)
+            header = read_batch(data, at, end, seed, values=False, passed_columns=2**32)
+            is_needed = not isinstance(header, int) and self._wants_batch(data, at, header)
+            if not isinstance(header, int) and is_needed and self._interest.values:
+                header = _check_values(data, at, end, seed, header)
             if isinstance(header, int):
                 if header > stop - at:
-                    raise BadBatch("a batch reaches beyond its block")
+                    raise BadBatch("a batch ends after its block")
                 found.needed = header
                 return
             if at + header.total_bytes > stop:
-                raise BadBatch("a batch reaches beyond its block")
-            self._hand_out(found, block, header, at, base, 0)
+                raise BadBatch("a batch ends after its block")
+            self._add(found, block, header, at, base, 0)
             placed = found.batches.pop()
-            if wanted:
+            if is_needed:
                 found.items.append(placed)
             at += header.total_bytes
             found.consumed = at
@@ -105,21 +104,14 @@ class ProjectingScanner(MergedScanner):
             run, tried = find_run(data, at, end, self._seed, source, values=interest.values)
         if run is not None:
             firsts = self._block_first + run.numbers - run.numbers[0]
-            behind = int(firsts[-1] + run.counts[-1])
+            next_first = int(firsts[-1] + run.counts[-1])
             is_last = base + run.end == self._block_end
             follows = self._number is None or self._number == run.numbers[0]
-            if follows and (behind == block.end or (behind < block.end and not is_last)):
-                self._block_first, self._number = behind, int(run.numbers[-1] + run.counts[-1])
+            if follows and (next_first == block.end or (next_first < block.end and not is_last)):
+                self._block_first, self._number = next_first, int(run.numbers[-1] + run.counts[-1])
                 skips = np.clip(block.first_position - firsts, 0, run.counts)
                 return PlacedRun(
-                    run.starts,
-                    run.counts,
-                    firsts,
-                    skips,
-                    block.session_id,
-                    block.source_x,
-                    base,
-                    run.end,
+                    run.starts, run.counts, firsts, skips, block.session_id, block.source_run, base, run.end
                 )
         self._singly_until = base + max(tried, at + 1)
         return None
@@ -136,26 +128,7 @@ class ProjectingScanner(MergedScanner):
         return topics is None or interest.wants_topics(topics)
 
 
-def read_columns(data: memoryview, at: int, end: int, seed: int) -> BatchHeader | int:
-    """Verify header and columns of the batch at `at`. Returns the bytes needed, if `data` has fewer before
-    `end`.
-
-    Raises `BadBatch` if they do not verify. Does not read the values.
-    """
-    if end - at < BATCH_HEADER_BYTES:
-        return BATCH_HEADER_BYTES
-    fields = HEADER.unpack_from(data, at)
-    check_header(fields)
-    header = BatchHeader(*fields)
-    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
-    if values_at > end:
-        return values_at - at
-    if crc32c(data[at + 8 : values_at], seed) != header.checksum:
-        raise BadBatch("columns fail their checksum")
-    return header
-
-
-def check_values(data: memoryview, at: int, end: int, seed: int, header: BatchHeader) -> BatchHeader | int:
+def _check_values(data: memoryview, at: int, end: int, seed: int, header: BatchHeader) -> BatchHeader | int:
     """`header`, if the values of its batch verify; the bytes needed, if `data` has fewer."""
     stop = at + header.total_bytes
     if stop > end:

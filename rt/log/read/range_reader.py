@@ -47,8 +47,8 @@ LossHandler = Callable[[SkipForward | BadMessage], None]
 class RangeReader:
     """The messages of the merged (or filtered) log at `path` from `start` to `end` (exclusive).
 
-    `on_loss` is called for positions that are not available, before later messages. It may raise.
-    For one thread.
+    `on_loss` is called for positions that are not available, before later messages. It may raise. For one
+    thread.
     """
 
     def __init__(
@@ -295,13 +295,13 @@ def _decode_runs(
     start: int,
     end: int,
 ) -> Iterator[MessageBatch | UndecodableBatch]:
-    wanted = [part for run in runs if (part := run.between(start, end)) is not None]
-    if not wanted:
+    needed = [part for run in runs if (part := run.between(start, end)) is not None]
+    if not needed:
         return
     try:
-        batch = decode_runs(buffer, wanted, names, values=interest.values)
+        batch = decode_runs(buffer, needed, names, values=interest.values)
     except BadBatch:
-        singly = [placed for run in wanted for placed in run.placed(buffer.data)]
+        singly = [placed for run in needed for placed in run.placed(buffer.data)]
         yield from _decode_each(buffer, singly, names, interest, start, end)
         return
     if batch is not None:
@@ -316,12 +316,12 @@ def _decode_each(
     start: int,
     end: int,
 ) -> Iterator[MessageBatch | UndecodableBatch]:
-    wanted = [
+    needed = [
         placed
         for placed in batches
         if placed.first_position < end and placed.first_position + placed.header.message_count > start
     ]
-    for group in groups(wanted):
+    for group in groups(needed):
         yield from _decode(buffer, group, names, interest.values)
 
 

@@ -24,9 +24,8 @@ from rt.errors import LogNotFound
 from rt.events import BadMessage, Event
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.batch import BadBatch
-from rt.log.read.event_sink import EventHandler, EventSink
-from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, SegmentCursor
-from rt.log.read.start_position import Place
+from rt.log.read.open_segment import Place
+from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.batch_decoder import Message, MessageBatch, PlacedBatch, decode, groups
 from rt.log.scan.catalog import ReadableSegment, read_catalog
@@ -79,8 +78,8 @@ class LogReader:
             )
         with storage_errors(self.path, "opening a log"):
             self.identity = read_identity(disk, self.path)
-        self._teller = EventSink(self.path, on_event)
-        self._walk = SegmentCursor(disk, self.path, self.identity, self._teller, waits=follow)
+        self._events = EventSink(self.path, on_event)
+        self._walk = SegmentCursor(disk, self.path, self.identity, self._events, waits=follow)
         self._watch = DirectoryWatch(self.path) if follow else None
         try:
             with storage_errors(self.path, "opening a log"):
@@ -210,8 +209,8 @@ class LogReader:
     def _read_until(self, deadline: float) -> MessageBatch | None:
         while not self._closed:
             while self._groups:
-                if (wanted := self._decode_next()) is not None:
-                    return wanted
+                if (selected := self._decode_next()) is not None:
+                    return selected
             if self._advance():
                 continue
             left = deadline - time.monotonic()
@@ -222,9 +221,9 @@ class LogReader:
 
     def _advance(self) -> bool:
         """Read on. False if there is nothing more for now."""
-        return self._walk.advance(self._look_forward_to)
+        return self._walk.advance(self._queue_scanned)
 
-    def _wanted(self, batch: MessageBatch) -> MessageBatch | None:
+    def _select(self, batch: MessageBatch) -> MessageBatch | None:
         """The part of `batch` after the position and of the selected topics. Moves the position."""
         end = batch.end
         position = self._walk.position
@@ -235,11 +234,11 @@ class LogReader:
             return None
         return batch if self._topics is None else batch.with_topics(self._topics)
 
-    def _look_forward_to(self, data: bytes, scan: ScanResult) -> None:
+    def _queue_scanned(self, data: bytes, scan: ScanResult) -> None:
         position = self._walk.position
-        wanted = [b for b in scan.batches if b.first_position + b.header.message_count > position]
+        selected = [b for b in scan.batches if b.first_position + b.header.message_count > position]
         self._buffer = np.frombuffer(data, np.uint8)
-        self._groups.extend(groups(wanted))
+        self._groups.extend(groups(selected))
 
     def _decode_next(self) -> MessageBatch | None:
         """Decode the next group; None if no message of it is selected.
@@ -255,17 +254,17 @@ class LogReader:
             if len(group) > 1:
                 self._groups.extendleft([placed] for placed in reversed(group))
                 return None
-            self._tell_bad(group[0], str(reason))
+            self._emit_bad_message(group[0], str(reason))
             return None
-        wanted = None if batch is None else self._wanted(batch)
+        selected = None if batch is None else self._select(batch)
         self._groups.popleft()
-        return wanted
+        return selected
 
-    def _tell_bad(self, placed: PlacedBatch, reason: str) -> None:
+    def _emit_bad_message(self, placed: PlacedBatch, reason: str) -> None:
         start = placed.first_position + placed.skip
         end = placed.first_position + placed.header.message_count
         self._walk.position = max(self._walk.position, end)
-        self._teller.tell(BadMessage(start, end, self._walk.segment_path, placed.offset, reason))
+        self._events.emit(BadMessage(start, end, self._walk.segment_path, placed.offset, reason))
 
     def make_durable(self) -> None:
         """Sync what was read: after a power cut a stored position must not be after the log end."""

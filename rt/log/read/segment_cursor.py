@@ -7,26 +7,71 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from copy import copy
-from typing import Final
+from dataclasses import astuple
+from typing import Final, TypeAlias
 
-from rt.errors import Corrupt
-from rt.events import BadTail, Reset, SkipForward
+from rt.errors import Corrupt, Gap
+from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
-from rt.log.read.event_sink import EventSink
 from rt.log.read.gaps import read_skips, reason_of
-from rt.log.read.open_segment import RESTORE, OpenSegment, open_segment
-from rt.log.read.start_position import Place, find_place
+from rt.log.read.open_segment import RESTORE, OpenSegment, Place, find_place, open_segment
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
 from rt.log.scan.directory import READ_BYTES, read_durable_end
 from rt.log.scan.scanner import MergedScanner, ScanResult
 
+logger = logging.getLogger("rt.log")
+
 LOOK_AGAIN_SECONDS: Final = 1.0
 """A follower lists the directory this often even without a wake-up."""
+
+
+EventHandler: TypeAlias = Callable[[Event], None]
+
+
+class EventSink:
+    """Calls `on_event`. Without it, events of missing messages raise `rt.Gap`; the others are logged."""
+
+    def __init__(self, path: str, on_event: EventHandler | None) -> None:
+        self._path, self._on_event = path, on_event
+        self._told_tail: BadTail | None = None
+
+    def emit(self, event: Event) -> None:
+        """Report an event at the current read position."""
+        if self._on_event is not None:
+            self._on_event(event)
+        elif isinstance(event, BadTail):
+            logger.warning(
+                "bad_tail path=%s offset=%d torn_bytes=%d", event.path, event.offset, event.torn_bytes
+            )
+        elif isinstance(event, Reset):
+            logger.warning("stream_was_reset path=%s position=%d epoch=%d", self._path, *astuple(event))
+        elif isinstance(event, BadMessage):
+            raise Gap(
+                f"messages {event.start} to {event.end - 1} cannot be decoded: {event.reason}",
+                event=event,
+                where=f"{event.path}, offset {event.offset}",
+                hint="No disk is at fault: they were published so. Set on_event to receive an event.",
+            )
+        else:
+            raise Gap(
+                "messages are missing",
+                event=event,
+                where=self._path,
+                got=event,
+                hint="Set on_event to receive an event instead.",
+            )
+
+    def emit_bad_tail(self, tail: BadTail) -> None:
+        """Report that the log ends with an incomplete batch; once, however often the end is read."""
+        if tail != self._told_tail:
+            self._told_tail = tail
+            self.emit(tail)
 
 
 class SegmentCursor:
@@ -36,13 +81,13 @@ class SegmentCursor:
     """
 
     def __init__(
-        self, disk: Disk, directory: str, identity: LogIdentity, teller: EventSink, *, waits: bool
+        self, disk: Disk, directory: str, identity: LogIdentity, events: EventSink, *, waits: bool
     ) -> None:
         self._disk, self._directory, self._identity = disk, directory, identity
-        self._teller, self._waits = teller, waits
+        self._events, self._waits = events, waits
         self._segment: OpenSegment | None = None
-        self._x: int | None = None
-        """X of the segment that was read last."""
+        self._run: int | None = None
+        """The run of the segment that was read last."""
         self._list_again_at = 0.0
         self._read_bytes = READ_BYTES
         self.position = 0
@@ -52,25 +97,22 @@ class SegmentCursor:
 
     @property
     def segment_path(self) -> str:
-        """The file of the open segment."""
         return segment_path(self._directory, SegmentId(0, 0)) if self._segment is None else self._segment.path
 
     def go_to(self, place: Place, *, may_be_ahead: bool) -> None:
         """Continue at `place`. Raises `ValueError` as `find_place` does."""
         self.leave()
-        self._x = None
-        self.position, self._x = find_place(
+        self._run = None
+        self.position, self._run = find_place(
             self._disk, self._directory, self._identity, place, may_be_ahead=may_be_ahead
         )
 
     def leave(self) -> None:
-        """Close the open segment."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
 
     def sync(self) -> None:
-        """Sync the open segment."""
         if self._segment is not None:
             with storage_errors(self._directory, "syncing a segment"):
                 self._segment.file.sync()
@@ -114,7 +156,7 @@ class SegmentCursor:
         is_at_begin = self.position <= kept.first
         self._skip_to(catalog, kept.first)
         if is_at_begin:
-            self._note_reset(kept, catalog.x_before(kept.id) if self._x is None else self._x)
+            self._report_reset(kept, catalog.run_before(kept.id) if self._run is None else self._run)
         return self._open(kept, self.position)
 
     def _open(self, kept: ReadableSegment, position: int) -> bool:
@@ -123,7 +165,7 @@ class SegmentCursor:
         if segment is None:
             return False
         self.leave()
-        self._segment, self._x = segment, kept.id.x
+        self._segment, self._run = segment, kept.id.run
         return True
 
     def _at_end(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
@@ -133,7 +175,7 @@ class SegmentCursor:
             return self._trimmed()
         durable = read_durable_end(self._disk, self._directory)
         is_newer = durable is not None and durable.id > segment.id and durable.origin == self._identity.origin
-        later = self._later(segment.id, is_last_look=is_newer or not self._waits)
+        later = self._later(segment.id, is_last_poll=is_newer or not self._waits)
         if later is None and is_newer and durable is not None:
             path = segment_path(self._directory, durable.id)
             raise Corrupt("a segment is missing that was synced", path=path, offset=0, hint=RESTORE)
@@ -143,7 +185,7 @@ class SegmentCursor:
         if later is None and scanner.offset >= known:
             if scanner.boundary < file.size() and not self._waits:
                 torn_bytes = max(file.size() - scanner.boundary, 0)
-                self._teller.tell_tail(BadTail(segment.path, scanner.boundary, torn_bytes))
+                self._events.emit_bad_tail(BadTail(segment.path, scanner.boundary, torn_bytes))
             return False
         if later is not None and scanner.boundary == file.size():
             return self._open_next(segment, later)
@@ -163,15 +205,15 @@ class SegmentCursor:
         data = self._pread(segment, max(got, scan.needed))
         return copy(segment.scanner).scan(memoryview(data)).consumed > 0
 
-    def _later(self, segment: SegmentId, *, is_last_look: bool) -> ReadableSegment | None:
+    def _later(self, segment: SegmentId, *, is_last_poll: bool) -> ReadableSegment | None:
         """The next segment, if there is one.
 
         Costs two look-ups while nothing happens. Lists the directory after a change, before the end of the
         log is reported, and for a follower from time to time.
         """
-        x, y = segment
-        nearby = (SegmentId(x, y + 1), SegmentId(x + 1, 0))
-        is_due = is_last_look or time.monotonic() >= self._list_again_at
+        run, roll = segment
+        nearby = (SegmentId(run, roll + 1), SegmentId(run + 1, 0))
+        is_due = is_last_poll or time.monotonic() >= self._list_again_at
         if not is_due and all(
             self._disk.size(segment_path(self._directory, near)) is None for near in nearby
         ):
@@ -181,7 +223,7 @@ class SegmentCursor:
 
     def _open_next(self, segment: OpenSegment, kept: ReadableSegment) -> bool:
         end = segment.scanner.next
-        may_jump = self._identity.dedup_id is not None and kept.id.x != segment.id.x
+        may_jump = self._identity.dedup_id is not None and kept.id.run != segment.id.run
         if may_jump:
             self.position = kept.first
         elif kept.first > end:
@@ -190,14 +232,18 @@ class SegmentCursor:
                 # The sender's filter left out the positions after the last block, up to the sealed end.
                 self.position = max(self.position, catalog.sealed_end(segment.id))
             self._skip_to(catalog, kept.first)
-        self._note_reset(kept, segment.id.x)
+        self._report_reset(kept, segment.id.run)
         return self._open(kept, max(self.position, kept.first))
 
-    def _note_reset(self, kept: ReadableSegment, earlier_x: int | None) -> None:
-        """Report a reset where a merged log continues with another X."""
-        if self._identity.kind is not LogKind.SESSION and earlier_x is not None and earlier_x < kept.id.x:
-            self._x = kept.id.x
-            self._teller.tell(Reset(kept.first, kept.id.x))
+    def _report_reset(self, kept: ReadableSegment, earlier_run: int | None) -> None:
+        """Report a reset where a merged log continues in another epoch."""
+        if (
+            self._identity.kind is not LogKind.SESSION
+            and earlier_run is not None
+            and earlier_run < kept.id.run
+        ):
+            self._run = kept.id.run
+            self._events.emit(Reset(kept.first, kept.id.run))
 
     def _trimmed(self) -> bool:
         """The open segment was trimmed: find the position again."""
@@ -210,4 +256,4 @@ class SegmentCursor:
             reason = catalog.trim_reason(self.position) if why is None else why
             event = SkipForward(self.position, start, reason.name.lower())
             self.position = start
-            self._teller.tell(event)
+            self._events.emit(event)

@@ -121,7 +121,8 @@ POLL_SECONDS_MIN: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.2
 _TICK_NS: Final = 50_000_000
 """File times come from a clock that ticks every 10 ms at worst. A second change within a tick leaves the
-times unchanged."""
+times unchanged.
+"""
 
 
 class PollBackoff:
@@ -130,7 +131,7 @@ class PollBackoff:
     def __init__(self) -> None:
         self.seconds = POLL_SECONDS_MIN
 
-    def note(self, *, is_changed: bool) -> None:
+    def record(self, *, is_changed: bool) -> None:
         """Record the result of a poll."""
         self.seconds = POLL_SECONDS_MIN if is_changed else min(2 * self.seconds, POLL_SECONDS_MAX)
 
@@ -150,20 +151,20 @@ class LogPoll:
         self._path = path
         self._listed_ns = -1
         self._newest = ""
-        self._seen = self._look()
+        self._seen = self._snapshot()
 
     def is_changed(self) -> bool:
         """Whether a file was created, renamed or removed, the newest segment has grown, or nothing exists.
 
         Sets the pause before the next poll.
         """
-        seen = self._look()
+        seen = self._snapshot()
         is_changed = seen is None or seen != self._seen
         self._seen = seen
-        self.pace.note(is_changed=is_changed)
+        self.pace.record(is_changed=is_changed)
         return is_changed
 
-    def _look(self) -> _Seen | None:
+    def _snapshot(self) -> _Seen | None:
         try:
             made_ns = os.stat(self._path).st_mtime_ns
             if made_ns != self._listed_ns:

@@ -4,8 +4,8 @@ A large batch is not copied: its columns are views of the bytes that were read. 
 together, with a fixed number of numpy calls for all.
 
 Invariants:
-- Every offset and index is checked before use. Hostile contents with a valid checksum raise `BadBatch`
-  and never cause an access outside a buffer.
+- Every offset and index is checked before use. Hostile contents with a valid checksum raise `BadBatch` and
+  never cause an access outside a buffer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NO_VALUES = memoryview(b"")
 
 _BAD_OFFSETS = "value offsets do not rise from 0 to the end of the values"
 _BAD_TOPIC_INDEX = "a topic index is not below the number of topics"
-_BAD_TIMES = "the time range in the header is not that of the messages"
+_BAD_TIMES = "the time range in the header differs from the messages"
 
 
 class PlacedBatch(NamedTuple):
@@ -68,7 +68,7 @@ class PlacedBatch(NamedTuple):
     skip: int
     session_id: int
     run: int
-    """The X of the session's segment that it comes from."""
+    """The run of the source segment."""
     offset: int
 
 

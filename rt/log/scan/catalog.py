@@ -80,9 +80,11 @@ class SegmentCatalog:
         sealed = self.table.segments if self.table else ()
         return next((known.end for known in reversed(sealed) if known.id == segment), 0)
 
-    def x_before(self, segment: SegmentId) -> int | None:
-        """X of the previous segment, if the table remembers it."""
-        earlier = [known.id.x for known in (self.table.segments if self.table else ()) if known.id < segment]
+    def run_before(self, segment: SegmentId) -> int | None:
+        """The run of the previous segment, if the table has it."""
+        earlier = [
+            known.id.run for known in (self.table.segments if self.table else ()) if known.id < segment
+        ]
         return earlier[-1] if earlier else None
 
     def trim_reason(self, position: int) -> TrimReason:

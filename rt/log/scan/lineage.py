@@ -1,13 +1,12 @@
-"""Check that a merged log draws correctly on its sessions: each block continues where the last one ended.
+"""Check the sources of a merged log: each block must continue its session where the last one ended.
 
 Pure: the caller scans the log from its oldest block, and reports problems.
 
 Invariants:
 - Within one session segment, source ranges and their chains follow each other without gap or overlap. The
-  next
-  segment begins at its start. X only rises.
-- Numbers are dense within a session's X, skipped messages included.
-- In a dedup session, ranges whose messages came from elsewhere may be left out.
+  next segment starts at its start. The run only rises.
+- Numbers are dense within a session's run, skipped messages included.
+- In a dedup session, ranges whose messages came from another session may be left out.
 - The merged numbers of a dedup id are dense across all its sessions.
 """
 
@@ -31,27 +30,26 @@ class _SourceRange:
 
 
 class SourceLineage:
-    """What was drawn from each session so far. Each method returns a problem as text, or None.
+    """How far each session is merged. Each method returns a problem as text, or None.
 
-    After a problem it continues from the new block, so that one break is reported once.
+    After a problem it continues from the new block, so that a break is reported once.
     """
 
     def __init__(self) -> None:
         self._declared: dict[int, Declaration] = {}
-        self._drawn: dict[int, _SourceRange] = {}
-        self._wanted: dict[str, int] = {}
+        self._merged: dict[int, _SourceRange] = {}
+        self._next_merged: dict[str, int] = {}
         self._current: _SourceRange | None = None
         self._is_first_batch = False
         self._may_jump = False
         self._block: BlockHeader | None = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start from scratch after a hole in the log."""
-        self._drawn.clear()
-        self._wanted.clear()
+        self._merged.clear()
+        self._next_merged.clear()
 
     def declare(self, session_id: int, declaration: Declaration) -> str | None:
-        """Handle a declaration block."""
         known = self._declared.setdefault(session_id, declaration)
         if known == declaration:
             return None
@@ -59,19 +57,19 @@ class SourceLineage:
         return f"session id {session_id} is declared as {declaration.session}, before as {known.session}"
 
     def enter(self, block: BlockHeader) -> str | None:
-        """Handle the header of a block of batches."""
-        segment = SegmentId(block.source_x, block.source_y)
-        last = self._drawn.get(block.session_id)
+        """Handle a block of batches."""
+        segment = SegmentId(block.source_run, block.source_roll)
+        last = self._merged.get(block.session_id)
         is_next = last is not None and (segment, block.source_offset) == (last.segment, last.offset)
         problem = (
             None if last is None else self._jump(last, segment, block) or self._break(last, segment, block)
         )
         number = (
-            last.next_number if last is not None and last.segment.x == segment.x and not problem else None
+            last.next_number if last is not None and last.segment.run == segment.run and not problem else None
         )
         end = block.source_offset + block.length_bytes
         self._current = _SourceRange(segment, end, number, block.chain_end)
-        self._drawn[block.session_id] = self._current
+        self._merged[block.session_id] = self._current
         # If it does not start exactly where the last one ended, ranges may have been left out before it. This
         # includes the start of the next segment, because the end of the last one is not known here.
         self._may_jump = self._dedup_id(block) is not None and last is not None and not is_next
@@ -83,24 +81,26 @@ class SourceLineage:
         """Handle the next batch of the block entered last."""
         assert self._current is not None
         assert self._block is not None
-        wanted, self._current.next_number = self._current.next_number, header.end
+        expected, self._current.next_number = self._current.next_number, header.end
         is_first, self._is_first_batch = self._is_first_batch, False
         if (
-            wanted is not None
-            and header.first != wanted
-            and not (is_first and self._may_jump and header.first > wanted)
+            expected is not None
+            and header.first != expected
+            and not (is_first and self._may_jump and header.first > expected)
         ):
-            return f"number {header.first} of {self._name(self._block)} where {wanted} must follow"
-        return self._check_wanted(self._block, header.first) if is_first else None
+            return f"number {header.first} of {self._name(self._block)} where {expected} must follow"
+        return self._check_merged(self._block, header.first) if is_first else None
 
-    def _check_wanted(self, block: BlockHeader, first: int) -> str | None:
+    def _check_merged(self, block: BlockHeader, first: int) -> str | None:
         dedup_id = self._dedup_id(block)
         if dedup_id is None:
             return None
         got = first + block.skip
-        wanted = self._wanted.get(dedup_id, got)
-        self._wanted[dedup_id] = got + block.message_count
-        return None if got == wanted else f"number {got} of dedup id {dedup_id} where {wanted} must follow"
+        expected = self._next_merged.get(dedup_id, got)
+        self._next_merged[dedup_id] = got + block.message_count
+        return (
+            None if got == expected else f"number {got} of dedup id {dedup_id} where {expected} must follow"
+        )
 
     def _jump(self, last: _SourceRange, segment: SegmentId, block: BlockHeader) -> str | None:
         """Why this range cannot follow the last one."""
@@ -108,18 +108,18 @@ class SourceLineage:
         if is_later and (self._dedup_id(block) is not None or _follows(last, segment, block)):
             return None
         return (
-            f"{self._name(block)} goes on at {segment}, offset {block.source_offset}, "
+            f"{self._name(block)} continues at {segment}, offset {block.source_offset}, "
             f"after {last.segment}, offset {last.offset}"
         )
 
     def _break(self, last: _SourceRange, segment: SegmentId, block: BlockHeader) -> str | None:
-        """Why this range, if it starts where the last one ended, is of other bytes of the session."""
+        """Why this range, if it starts where the last one ended, does not continue its bytes."""
         is_next = (segment, block.source_offset) == (last.segment, last.offset)
         if not is_next or block.chain_start == last.chain:
             return None
         return (
-            f"{self._name(block)} goes on at {segment}, offset {block.source_offset}, "
-            f"with the chain {block.chain_start:#010x} after {last.chain:#010x}"
+            f"{self._name(block)} continues at {segment}, offset {block.source_offset}, "
+            f"with the chain {block.chain_start:#010x}, expected {last.chain:#010x}"
         )
 
     def _dedup_id(self, block: BlockHeader) -> str | None:
@@ -132,9 +132,9 @@ class SourceLineage:
 
 
 def _follows(last: _SourceRange, segment: SegmentId, block: BlockHeader) -> bool:
-    """Whether the range starts exactly where the last one ended, or at the start of the next segment."""
+    """Whether the range starts where the last one ended, or at the start of the next segment."""
     if segment == last.segment:
         return block.source_offset == last.offset
-    is_next = segment.x > last.segment.x and segment.y == 0
-    is_rolled = segment == SegmentId(last.segment.x, last.segment.y + 1)
+    is_next = segment.run > last.segment.run and segment.roll == 0
+    is_rolled = segment == SegmentId(last.segment.run, last.segment.roll + 1)
     return (is_next or is_rolled) and block.source_offset == SEGMENT_HEADER_BYTES

@@ -151,9 +151,9 @@ class MessageBatch:
             memoryview(b"".join(self._runs(mask))),
         )
 
-    def with_topics(self, wanted: frozenset[str]) -> MessageBatch | None:
-        """The messages of the `wanted` topics; None if there are none."""
-        keep = np.fromiter((name in wanted for name in self.topic_names), np.bool_, len(self.topic_names))
+    def with_topics(self, topics: frozenset[str]) -> MessageBatch | None:
+        """The messages of these topics; None if there are none."""
+        keep = np.fromiter((name in topics for name in self.topic_names), np.bool_, len(self.topic_names))
         if keep.all():
             return self
         if self.topic_index is None or not keep.any():

@@ -5,6 +5,7 @@ Only complete frames count; an incomplete block counts as nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -45,30 +46,30 @@ class RecoveryScan:
         self._open = [batch for batch in batches if batch.offset >= scanner.boundary]
         for found in _in_order(scan.blocks, batches[: len(batches) - len(self._open)]):
             if isinstance(found, PlacedBlock):
-                self._note_block(found)
+                self._record_block(found)
             else:
-                self._note_batch(found)
+                self._record_batch(found)
         self.end_offset = scanner.boundary
         self.end = scanner.next
         self.problem = scan.problem or ("cut short" if scan.needed else None)
 
-    def _note_block(self, block: PlacedBlock) -> None:
+    def _record_block(self, block: PlacedBlock) -> None:
         first = block.header.first_position
         if block.header.kind == BlockKind.DECLARATION:
             self.index.append(IndexEntry(first, block.offset, self.timestamp_high_ns, EntryKind.DECLARATION))
         else:
-            self._note_frame(first, block.offset)
+            self._record_frame(first, block.offset)
 
-    def _note_batch(self, batch: PlacedBatch) -> None:
+    def _record_batch(self, batch: PlacedBatch) -> None:
         header = batch.header
         if self.header.kind is LogKind.SESSION:
-            self._note_frame(header.first, batch.offset)
+            self._record_frame(header.first, batch.offset)
         low_ns, high_ns = header.timestamp_low_ns, header.timestamp_high_ns
         self.timestamp_low_ns = min(self.timestamp_low_ns, low_ns) if self.has_messages else low_ns
         self.timestamp_high_ns = max(self.timestamp_high_ns, high_ns) if self.has_messages else high_ns
         self.has_messages = True
 
-    def _note_frame(self, first: int, offset: int) -> None:
+    def _record_frame(self, first: int, offset: int) -> None:
         if offset >= self._index_next:
             self.index.append(IndexEntry(first, offset, self.timestamp_high_ns))
             self._index_next = offset + INDEX_STRIDE_BYTES
@@ -89,14 +90,10 @@ def walk_segment(disk: Disk, path: str, scanner: Scanner, header: SegmentHeader)
     Afterwards the scanner is where the frames stop verifying.
     """
     file_path = os.path.join(path, header.id.file_name)
-    with storage_errors(file_path, "reading a segment"):
-        file = disk.open(file_path)
-        try:
-            walk = RecoveryScan(header, file.size(), SEGMENT_HEADER_BYTES, header.first)
-            for scan in scans(file.pread, scanner):
-                walk.account(scan, scanner)
-            walk.size_bytes = max(file.size(), walk.end_offset)
-        finally:
-            file.close()
+    with storage_errors(file_path, "reading a segment"), contextlib.closing(disk.open(file_path)) as file:
+        walk = RecoveryScan(header, file.size(), SEGMENT_HEADER_BYTES, header.first)
+        for scan in scans(file.pread, scanner):
+            walk.account(scan, scanner)
+        walk.size_bytes = max(file.size(), walk.end_offset)
     walk.index = [entry for entry in walk.index if entry.offset < walk.end_offset]
     return walk

@@ -2,7 +2,7 @@
 
 A scanner goes from frame to frame by their lengths and stops at the first one that is incomplete or bad. It
 never searches for a later magic number. The caller decides what the stop means (wait, cut, raise), with the
-durable end (`rt.log.write.torn_tail`).
+durable end (`rt.log.write.directory_recovery`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rt.log.format.checksum import batch_seed, crc32c, segment_seed
 from rt.log.format.running_checksum import (
     CONTENT_START,
     ChecksummedBoundary,
-    chain_behind,
+    chain_after,
     chain_of_segment,
     merged_chain,
 )
@@ -38,7 +38,7 @@ _new = tuple.__new__
 
 
 class PlacedBlock(NamedTuple):
-    """A verified block header at its offset in its segment; a declaration has verified content too."""
+    """A verified block header at its offset in its segment. A declaration's content is verified too."""
 
     offset: int
     header: BlockHeader
@@ -48,11 +48,11 @@ class PlacedBlock(NamedTuple):
 class ScanResult:
     """The result of scanning a buffer.
 
-    `consumed` bytes from the buffer's start are good. Then comes the end of the buffer; or a frame that
-    needs `needed` bytes, more than there are; or one that is bad, as `problem` says. `blocks` are those that
-    begin in the buffer (merged), `marks` the boundaries behind `batches` (session, if they are asked for).
-    `items` are what a scanner that looks at several batches at once gives instead of `batches`.
-    `is_message`: the problem is a batch whose checksums hold; only receivers look for those.
+    The first `consumed` bytes are good. After them the buffer ends, or a frame follows that is incomplete
+    (`needed` is its size) or bad (`problem` is the reason). `blocks` are those that start in the buffer
+    (merged). `marks` are the boundaries after each of `batches` (session, if requested). A scanner that
+    verifies several batches at once returns `items` instead of `batches`. `is_message`: the problem is a
+    batch with valid checksums; only receivers check for those.
     """
 
     batches: list[PlacedBatch] = field(default_factory=list)
@@ -66,7 +66,7 @@ class ScanResult:
 
 
 class _CopiedBlock:
-    """Has shallow copies that cost a microsecond: receivers make one for each chunk."""
+    """Makes shallow copies cheap (a microsecond): receivers make one for each chunk."""
 
     def __copy__(self) -> Self:
         twin = object.__new__(type(self))
@@ -75,11 +75,11 @@ class _CopiedBlock:
 
 
 class SessionScanner(_CopiedBlock):
-    """Walks the batches of one session segment.
+    """Scans the batches of one session segment.
 
-    `offset` is where the next batch must start, `next` the number it must have; `boundary` equals `offset`.
-    With `marks` each scan carries those behind its batches, and `chain` and `content` are the segment's chain
-    and content checksum at `offset`: a scanner that starts behind the first batch is given both.
+    The next batch must start at `offset` with number `next`. With `marks` each scan has the boundaries after
+    its batches, and `chain` and `content` are the segment's chain and content checksum at `offset`; a scanner
+    that starts after the first batch needs both.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class SessionScanner(_CopiedBlock):
         self.offset = offset
         self.next = header.first if first is None else first
         self._seed = header.seed
-        self._run = header.id.x
+        self._run = header.id.run
         self._marks = marks
         if marks and chain is None:
             if offset != SEGMENT_HEADER_BYTES:
-                raise ValueError(f"marks from offset {offset} on need the chain there")
+                raise ValueError(f"marks from offset {offset} on: the chain there is missing")
             chain = chain_of_segment(encode_segment_header(header))
         self.chain = chain
         self.content = content
@@ -136,13 +136,13 @@ class SessionScanner(_CopiedBlock):
         return found
 
     def _mark(self, found: ScanResult, data: memoryview) -> None:
-        chain, content, note = self.chain, self.content, found.marks.append
+        chain, content, add = self.chain, self.content, found.marks.append
         assert chain is not None
         for start, header, first, _, _, _, offset in found.batches:
             _, _, total_bytes, _, _, _, count, _, low_ns, high_ns, *_ = header
-            chain = chain_behind(chain, data[start : start + BATCH_HEADER_BYTES])
+            chain = chain_after(chain, data[start : start + BATCH_HEADER_BYTES])
             content = crc32c(data[start : start + total_bytes], content)
-            note(
+            add(
                 _new(
                     ChecksummedBoundary,
                     (offset + total_bytes, first + count, chain, low_ns, high_ns, content),
@@ -152,15 +152,14 @@ class SessionScanner(_CopiedBlock):
 
 
 class MergedScanner(_CopiedBlock):
-    """Walks the blocks, and the batches in them, of one merged (or filtered) segment.
+    """Scans the blocks, and their batches, of one merged (or filtered) segment.
 
-    `offset` is where the next batch or block must start and `next` the position that must follow; `boundary`
-    is the start of the block that is not whole yet. `sessions` are the declarations met; a scanner that
-    starts behind the first block is given those of the blocks before it. In a filtered log positions may
-    jump forward between blocks.
+    The next batch or block must start at `offset`, and the next position is `next`; `boundary` is the start
+    of the incomplete block. `sessions` are the declarations so far; a scanner that starts after the first
+    block needs those before it. In a filtered log positions may jump forward between blocks.
 
-    With `chain`, the merged chain at `offset`, the chains that blocks state are verified against the headers
-    of their batches, and `chain` is the merged chain at `boundary`; else both are left out.
+    If `chain`, the merged chain at `offset`, is given, the chains in blocks are verified against the headers
+    of their batches, and `chain` becomes the merged chain at `boundary`.
     """
 
     def __init__(
@@ -183,16 +182,16 @@ class MergedScanner(_CopiedBlock):
         self._block: BlockHeader | None = None
         self._block_end = 0
         self._block_first = 0
-        """The position of the next batch's message 0, if it is not skipped."""
+        """The position of the next batch's message 0, as if it was not skipped."""
         self._number: int | None = None
-        """The number that must follow in the block; None before its first batch."""
+        """The next number in the block; None before its first batch."""
         self._seed = 0
         self._source_chain = 0
-        """The chain of the source at `offset`, while a block is open and chains are verified."""
-        self._chain_behind = 0
+        """The source's chain at `offset`, while a block is open and chains are verified."""
+        self._chain_after = 0
         """The merged chain after the open block."""
         self._passed_columns: int | None = None
-        """In `scan_columns`: the values of the last batch need not be there, nor columns above this size."""
+        """In `scan_columns`: the values of the last batch may be missing, and columns above this size too."""
 
     @property
     def instruction(self) -> int | None:
@@ -207,10 +206,11 @@ class MergedScanner(_CopiedBlock):
     def scan_columns(
         self, data: memoryview, reaches: Callable[[int], bool], *, columns_bytes_max: int = 2**32
     ) -> ScanResult:
-        """`scan` without values, which need not be in `data` either: it may end behind `data`.
+        """`scan` without values, which may be missing from `data`: the scan may end after `data`.
 
-        `reaches(offset)`: is the segment at least so long? A batch that is not whole is not passed. One with
-        more stored columns than `columns_bytes_max` is passed by its header, which somebody verified before.
+        `reaches(offset)` returns whether the segment is at least that long: an incomplete batch is not
+        skipped. A batch with stored columns above `columns_bytes_max` is skipped by its header only; the
+        caller has verified it before.
         """
         before = copy(self)
         self._passed_columns = columns_bytes_max
@@ -258,13 +258,13 @@ class MergedScanner(_CopiedBlock):
         found.consumed += BLOCK_HEADER_BYTES
         if self.chain is not None:
             self._source_chain = header.chain_start
-            self._chain_behind = merged_chain(self.chain, data[at : at + BLOCK_HEADER_BYTES])
+            self._chain_after = merged_chain(self.chain, data[at : at + BLOCK_HEADER_BYTES])
         self._block = header
         self._block_end = self.boundary + BLOCK_HEADER_BYTES + header.length_bytes
         self._block_first = header.first_position - header.skip
         self._number = None
         incarnation = self.sessions[header.session_id].incarnation
-        self._seed = segment_seed(incarnation, header.source_x, header.source_y)
+        self._seed = segment_seed(incarnation, header.source_run, header.source_roll)
 
     def _declare(self, data: memoryview, found: ScanResult, header: BlockHeader) -> None:
         at, whole = found.consumed, BLOCK_HEADER_BYTES + header.length_bytes
@@ -274,7 +274,7 @@ class MergedScanner(_CopiedBlock):
         content = data[at + BLOCK_HEADER_BYTES : at + whole]
         declared = decode_declaration(header, content)
         if self.sessions.setdefault(header.session_id, declared) != declared:
-            raise BadBlock(f"session id {header.session_id} stands for two sessions")
+            raise BadBlock(f"session id {header.session_id} is declared for two sessions")
         found.blocks.append(_new(PlacedBlock, (self.boundary, header)))
         found.consumed += whole
         self.boundary += whole
@@ -293,12 +293,14 @@ class MergedScanner(_CopiedBlock):
             header = read_batch(data, at, end, seed, values, self._passed_columns)
             needed = header if isinstance(header, int) else header.total_bytes
             if needed > stop - at:
-                raise BadBatch("a batch reaches beyond its block")
+                raise BadBatch("a batch ends after its block")
             if isinstance(header, int):
                 found.needed = header
                 return
-            chain = self._chain_at(data, at)
-            self._hand_out(found, block, header, at, base, chain)
+            chain = 0
+            if self.chain is not None:
+                chain = chain_after(self._source_chain, data[at : at + BATCH_HEADER_BYTES])
+            self._add(found, block, header, at, base, chain)
             self._source_chain = chain
             at += header.total_bytes
             found.consumed = at
@@ -311,15 +313,9 @@ class MergedScanner(_CopiedBlock):
         self.last_block = block
         self._block = None
         if self.chain is not None:
-            self.chain = self._chain_behind
+            self.chain = self._chain_after
 
-    def _chain_at(self, data: memoryview, at: int) -> int:
-        """The source's chain after the batch at `at`, if chains are verified."""
-        if self.chain is None:
-            return 0
-        return chain_behind(self._source_chain, data[at : at + BATCH_HEADER_BYTES])
-
-    def _hand_out(
+    def _add(
         self, found: ScanResult, block: BlockHeader, header: BatchHeader, at: int, base: int, chain: int
     ) -> None:
         number, first, count = header.first, self._block_first, header.message_count
@@ -327,13 +323,13 @@ class MergedScanner(_CopiedBlock):
             raise BadBatch(f"number {number} where {self._number} must follow")
         is_last = base + at + header.total_bytes == self._block_end
         if first + count > block.end or (is_last and first + count != block.end):
-            raise BadBlock(f"batches end at position {first + count}, their block says {block.end}")
+            raise BadBlock(f"batches end at position {first + count}, their block at {block.end}")
         if is_last and self.chain is not None and chain != block.chain_end:
             raise BadBlock(
-                f"batches lead to the chain {chain:#010x}, their block says {block.chain_end:#010x}"
+                f"batches lead to the chain {chain:#010x}, their block has {block.chain_end:#010x}"
             )
         skip = min(max(block.first_position - first, 0), count)
-        placed = (at, header, first, skip, block.session_id, block.source_x, base + at)
+        placed = (at, header, first, skip, block.session_id, block.source_run, base + at)
         found.batches.append(_new(PlacedBatch, placed))
         self._block_first, self._number = first + count, number + count
 
@@ -342,17 +338,16 @@ Scanner = SessionScanner | MergedScanner
 
 
 def scanner_for(header: SegmentHeader) -> Scanner:
-    """A scanner of the segment with this header, at its start."""
     return SessionScanner(header) if header.kind is LogKind.SESSION else MergedScanner(header)
 
 
 def read_batch(
     data: memoryview, at: int, end: int, seed: int, values: bool, passed_columns: int | None = None
 ) -> BatchHeader | int:
-    """Verify the batch at `at`; the bytes it needs, if `data` does not hold it whole before `end`.
+    """Verify the batch at `at`. Returns the number of bytes it needs if it is incomplete before `end`.
 
-    `BadBatch` if it does not verify. Without `values` their checksum is not looked at. With `passed_columns`
-    they need not be there; nor need columns of more bytes than that, which are not looked at either.
+    Raises `BadBatch` if it does not verify. Without `values` their checksum is not verified. With
+    `passed_columns` the values may be missing, and columns above that size too, which are not verified then.
     """
     if end - at < BATCH_HEADER_BYTES:
         return BATCH_HEADER_BYTES

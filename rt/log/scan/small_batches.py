@@ -1,20 +1,18 @@
-"""Runs of small batches, verified together: what one message a batch would cost a header's worth of Python
-each.
+"""Verify many small batches together, because one header at a time in Python is slow for small batches.
 
-Law: a run holds only batches that `check_header` and both checksums accept, one number after the other. It
-never refuses anything: where a batch is not plain, or not good, the run ends, and who walks on batch by
-batch says what is wrong.
+The checksums of many byte ranges are verified by computing one, over the joined bytes
 
-The checksums of many small batches, verified by computing one.
+    for each range:  its offset, 8 bytes | the range | a bridge, 4 bytes, and 4 zeros
 
-    for each stretch:  its offset, 8 bytes | the stretch | a bridge, 4 bytes, and 4 zeros
+The checksum of a range starts from that of its offset, which starts from the segment's seed. The bridge leads
+from the checksum that the range should have back to the seed. So the checksum of the joined bytes is the seed
+if all ranges are good.
 
-The checksum of a stretch starts from that of its offset, which starts from the segment's seed. A bridge is
-chosen so that it leads from the checksum that the stretch should have back to the seed: if all stretches are
-good, so is what they are joined to, and its checksum is the seed.
-
-Law: one stretch that fails its checksum is always found out, for every step is one-to-one. Several that fail
-go unnoticed together no more often than any checksum of 32 bits lets damage pass.
+Invariants:
+- A run has only batches that `check_header` and both checksums accept, with consecutive numbers. It ends
+  before a compressed or bad batch; the caller reads that one singly and reports its problem.
+- A single bad range is always detected, because every step is one-to-one. Several bad ranges pass together no
+  more often than with any 32-bit checksum.
 """
 
 from __future__ import annotations
@@ -30,16 +28,13 @@ from rt.log.format.checksum import batch_seed, crc32c
 from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
 
 BATCHES_MIN: Final = 16
-"""Below it, looking at the batches together costs more than one by one."""
+"""Fewer batches cost more together than one by one."""
 BATCH_BYTES_MAX: Final = 8 * 1024
-"""Of larger ones the bytes cost more than the header."""
+"""The bytes of larger batches cost more than their headers."""
 
 
 class BatchRun(NamedTuple):
-    """Batches behind each other: their places in a buffer, and of each its messages and its first number.
-
-    The last one ends at `end`.
-    """
+    """Consecutive batches: places in a buffer, message counts, first numbers. The last ends at `end`."""
 
     starts: Int64s
     counts: Int64s
@@ -50,11 +45,10 @@ class BatchRun(NamedTuple):
 def find_run(
     data: memoryview, at: int, end: int, seed: int, source: int, *, values: bool
 ) -> tuple[BatchRun | None, int]:
-    """The run of batches that begins at `at`, and up to where it was looked for; None if it is short.
+    """The run of batches at `at`, None if it is short; and the place up to which it was searched.
 
-    `seed` is the source segment's, and `source` what a place in `data` is off its offset there. Without
-    `values` their checksums are not looked at. `at` is a multiple of 8, and so is the place of `data` in its
-    log.
+    `seed` is the source segment's. A place in `data` plus `source` is its offset there. Without `values`
+    their checksums are not verified. `at`, and the place of `data` in its log, are multiples of 8.
     """
     starts, stop = _hop(data, at, end)
     if len(starts) < BATCHES_MIN:
@@ -66,7 +60,7 @@ def find_run(
 
 
 def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
-    """Where batches start, by their lengths alone, and where a length says something else."""
+    """Where batches start, found by their lengths only, and the first place that is no small batch."""
     starts: list[int] = []
     found, words = starts.append, data[: len(data) & -4].cast("I")
     last = end - BATCH_HEADER_BYTES
@@ -89,7 +83,6 @@ class _Headers(NamedTuple):
     values_checksums: npt.NDArray[np.uint32]
 
     def cut(self, count: int) -> _Headers:
-        """The first `count` of them."""
         if count == len(self.ends):
             return self
         starts, counts, numbers, _ = self.run
@@ -104,7 +97,7 @@ class _Headers(NamedTuple):
 
 
 def _plain(data: memoryview, places: list[int]) -> _Headers:
-    """The headers of the batches, as far as all they say is as it must be and nothing is compressed."""
+    """The headers of the batches before the first compressed or invalid one."""
     words = np.frombuffer(data[: len(data) & -4], "<u4")
     starts = np.array(places, np.int64)
     at = starts // 4
@@ -138,28 +131,28 @@ def _plain(data: memoryview, places: list[int]) -> _Headers:
 
 
 def _count_verified(data: memoryview, headers: _Headers, seed: int, source: int, values: bool) -> int:
-    """How many batches from the first on have good checksums."""
+    """The number of batches before the first one with a bad checksum."""
     run, values_at = headers.run, headers.values_at // 8
     offsets = run.starts + source
-    stretches = [BatchRuns(run.starts // 8 + 1, values_at, headers.checksums, offsets)]
+    ranges = [ChecksummedRanges(run.starts // 8 + 1, values_at, headers.checksums, offsets)]
     if values:
-        stretches.append(BatchRuns(values_at, headers.ends // 8, headers.values_checksums, offsets))
+        ranges.append(ChecksummedRanges(values_at, headers.ends // 8, headers.values_checksums, offsets))
     words = np.frombuffer(data[: len(data) & -8], "<u8")
-    if all(each.hold(words, seed) for each in stretches):
+    if all(each.are_valid(words, seed) for each in ranges):
         return len(offsets)
-    good = np.logical_and.reduce([each.held(data, seed) for each in stretches])
+    good = np.logical_and.reduce([each.which_are_valid(data, seed) for each in ranges])
     return len(offsets) if good.all() else int(good.argmin())
 
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""That of CRC-32C, its bits reversed."""
+"""The polynomial of CRC-32C with reversed bits."""
 _ONES: Final = 0xFFFFFFFF
 
 
-class BatchRuns(NamedTuple):
-    """Bytes with checksums of their own, in an array of words: from `starts` up to `ends`, counted in words.
+class ChecksummedRanges(NamedTuple):
+    """Byte ranges of an array, from `starts` to `ends` in words of 8 bytes, and their checksums.
 
-    Each checksum starts from the `batch_seed` of the offset. None begins with the very first word.
+    Each checksum starts from the `batch_seed` of the offset. No range starts at the first word.
     """
 
     starts: Int64s
@@ -167,28 +160,27 @@ class BatchRuns(NamedTuple):
     checksums: npt.NDArray[np.uint32]
     offsets: Int64s
 
-    def hold(self, words: npt.NDArray[np.uint64], seed: int) -> bool:
+    def are_valid(self, words: npt.NDArray[np.uint64], seed: int) -> bool:
         """Whether all checksums are right; `seed` is the segment's."""
         sizes = self.ends - self.starts + 2
-        behind = np.cumsum(sizes)
-        firsts = behind - sizes
+        ends = np.cumsum(sizes)
+        firsts = ends - sizes
         places = np.arange(sizes.sum()) + np.repeat(self.starts - 1 - firsts, sizes)
-        joined = words.take(places, mode="clip")  # What is taken on both sides of a stretch is replaced.
+        joined = words.take(places, mode="clip")  # The words on both sides of a range are replaced.
         joined[firsts] = self.offsets.view(np.uint64)
-        joined[behind - 1] = ~self.checksums ^ np.uint32(_before_zeros(~seed & _ONES))
+        joined[ends - 1] = ~self.checksums ^ np.uint32(_before_zeros(~seed & _ONES))
         return bool(crc32c(joined.data.cast("B"), seed) == seed)
 
-    def held(self, data: memoryview, seed: int) -> npt.NDArray[np.bool_]:
-        """Which of the checksums are right."""
+    def which_are_valid(self, data: memoryview, seed: int) -> npt.NDArray[np.bool_]:
         columns = (self.starts * 8, self.ends * 8, self.checksums, self.offsets)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        found = [crc32c(data[start:end], batch_seed(seed, at)) == wanted for start, end, wanted, at in rows]
+        found = [crc32c(data[start:end], batch_seed(seed, at)) == own for start, end, own, at in rows]
         return np.array(found, np.bool_)
 
 
 @lru_cache(maxsize=64)
 def _before_zeros(register: int) -> int:
-    """What the register of the checksum held before 8 zero bytes led it to `register`."""
+    """The checksum register before the 8 zero bytes that changed it to `register`."""
     for _ in range(64):
         odd = register >> 31
         register = ((register ^ _POLYNOMIAL * odd) << 1 | odd) & _ONES

@@ -79,7 +79,6 @@ class ActiveSegment:
             self.cached_from += size
 
     def release(self) -> None:
-        """Close the files."""
         self.file.close()
         if self.index:
             self.index.close()

@@ -43,7 +43,6 @@ class PendingBatch:
 
     @property
     def end(self) -> int:
-        """The number of the next message."""
         return self.first + len(self.values)
 
     def has_room(self, topic: str, size: int, batch_bytes: int) -> bool:

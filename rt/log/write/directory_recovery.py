@@ -2,14 +2,14 @@
 
 Invariants:
 - Sealed segments and bytes below the durable end were synced. If they are missing or do not verify, the log
-  is
-  corrupt, and nothing of them is changed.
+  is corrupt, and nothing of them is changed.
 - Only bytes that no sync covered are cut, and only from the newest segment.
 - When recovery returns, what it accepted is on the medium, even if an earlier sync failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -41,7 +41,6 @@ from rt.log.scan.directory import (
 )
 from rt.log.scan.recovery_scan import RecoveryScan, walk_segment
 from rt.log.scan.scanner import Scanner, scanner_for
-from rt.log.write.torn_tail import TornTail, judge_tail
 
 logger = logging.getLogger("rt.log")
 
@@ -72,21 +71,21 @@ class RecoveredDirectory:
 def recover_directory(
     disk: Disk,
     path: str,
-    wanted: LogIdentity,
+    expected: LogIdentity,
     clock: Callable[[], int],
     *,
     resume_with: ScannerFactory | None = None,
-    gone: Sequence[SealedSegment] = (),
+    trimmed_elsewhere: Sequence[SealedSegment] = (),
 ) -> RecoveredDirectory:
-    """Recover the directory, which the caller has locked; a new directory becomes `wanted`.
+    """Recover the directory, which the caller has locked; a new directory becomes `expected`.
 
     If `resume_with` makes scanners, the newest segment stays unsealed and is scanned by one of them. Then the
-    directory is a copy or a merged log, and its origin must equal that of `wanted` (`rt.ClusterMismatch`).
-    Segments in `gone`, which other nodes trimmed, are trimmed here too, whatever their bytes.
+    directory is a copy or a merged log, and its origin must equal that of `expected` (`rt.ClusterMismatch`).
+    Segments in `trimmed_elsewhere`, which other nodes trimmed, are trimmed here too, whatever their bytes.
     `rt.Corrupt` and `rt.UnknownVersion` leave the segments unchanged; `OSError` as the disk raises it.
     """
-    recovery = _Recovery(disk, path, wanted, clock, resume_with)
-    recovery.let_go(gone)
+    recovery = _Recovery(disk, path, expected, clock, resume_with)
+    recovery.mark_trimmed(trimmed_elsewhere)
     return recovery.run()
 
 
@@ -95,11 +94,8 @@ def empty_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None
     names = set(disk.list_directory(path))
     for segment in segments:
         if segment.file_name in names and disk.size(os.path.join(path, segment.file_name)):
-            file = disk.open(os.path.join(path, segment.file_name), write=True)
-            try:
+            with contextlib.closing(disk.open(os.path.join(path, segment.file_name), write=True)) as file:
                 file.truncate(0)
-            finally:
-                file.close()
         if index_file_name(segment) in names:
             disk.remove(os.path.join(path, index_file_name(segment)))
 
@@ -118,7 +114,7 @@ class _Recovery:
         self,
         disk: Disk,
         path: str,
-        wanted: LogIdentity,
+        expected: LogIdentity,
         clock: Callable[[], int],
         resume_with: ScannerFactory | None,
     ) -> None:
@@ -128,7 +124,7 @@ class _Recovery:
         self._disk = disk
         self._clock = clock
         self._remove_leftovers()
-        self.table = self._load_table(wanted)
+        self.table = self._load_table(expected)
         self.identity = self.table.identity
 
     def run(self) -> RecoveredDirectory:
@@ -145,13 +141,13 @@ class _Recovery:
         self._check_nothing_vanished(durable, recovered.end)
         return recovered
 
-    def let_go(self, gone: Sequence[SealedSegment]) -> None:
+    def mark_trimmed(self, segments: Sequence[SealedSegment]) -> None:
         """List the existing ones of these segments as trimmed."""
         here = set(list_segments(self._disk, self.path))
         listed = {segment.id: segment for segment in self.table.segments}
         trimmed = {
             segment.id: segment
-            for segment in gone
+            for segment in segments
             if segment.id in here and (segment.id not in listed or not listed[segment.id].is_trimmed)
         }
         if trimmed:
@@ -166,7 +162,7 @@ class _Recovery:
             if name.endswith(".new") and name.startswith((".log.", f".{TABLE_FILE}", f".{DURABLE_FILE}")):
                 self._disk.remove(os.path.join(self.path, name))
 
-    def _load_table(self, wanted: LogIdentity) -> SegmentTable:
+    def _load_table(self, expected: LogIdentity) -> SegmentTable:
         path = os.path.join(self.path, TABLE_FILE)
         try:
             table = read_table(self._disk, self.path)
@@ -174,33 +170,33 @@ class _Recovery:
             logger.warning("segment_table_rebuilt path=%s reason=%s", path, error)
             table = None
         if table is None:
-            table = SegmentTable(self._identity_of_segments(wanted) or wanted)
+            table = SegmentTable(self._identity_of_segments(expected) or expected)
             write_whole(self._disk, path, encode_table(table))
         found = table.identity
-        if (found.kind, found.name, found.dedup_id) != (wanted.kind, wanted.name, wanted.dedup_id):
+        if (found.kind, found.name, found.dedup_id) != (expected.kind, expected.name, expected.dedup_id):
             raise InvalidName(
                 "the directory belongs to another log",
                 where=self.path,
                 got=f"{found.kind.name} {found.name} dedup {found.dedup_id}",
-                expected=f"{wanted.kind.name} {wanted.name} dedup {wanted.dedup_id}",
+                expected=f"{expected.kind.name} {expected.name} dedup {expected.dedup_id}",
                 hint="Use a separate directory for each session.",
             )
-        if self._resume_with is not None and found.origin != wanted.origin:
+        if self._resume_with is not None and found.origin != expected.origin:
             raise ClusterMismatch(
                 "the directory belongs to another cluster or incarnation",
                 where=self.path,
                 got=found.origin.hex(),
-                expected=wanted.origin.hex(),
+                expected=expected.origin.hex(),
                 hint="Use a separate directory for each incarnation, and for each cluster's merged log.",
             )
         return table
 
-    def _identity_of_segments(self, wanted: LogIdentity) -> LogIdentity | None:
+    def _identity_of_segments(self, expected: LogIdentity) -> LogIdentity | None:
         for segment in reversed(list_segments(self._disk, self.path)):
             header = read_header(self._disk, self.path, segment)
             if header is not None:
                 found = identity_from(header, self.path)
-                return LogIdentity(found.kind, found.origin, wanted.name, wanted.dedup_id)
+                return LogIdentity(found.kind, found.origin, expected.name, expected.dedup_id)
         return None
 
     def _finish_trims(self) -> None:
@@ -325,8 +321,7 @@ class _Recovery:
         Bytes that may not be synced are first written again: if an earlier sync failed, the system considers
         the pages clean, and another sync would do nothing.
         """
-        file = self._disk.open(path, write=True)
-        try:
+        with contextlib.closing(self._disk.open(path, write=True)) as file:
             if tail.torn_bytes:
                 logger.warning(
                     "torn_tail_cut path=%s offset=%d torn_bytes=%d", path, tail.end, tail.torn_bytes
@@ -337,8 +332,6 @@ class _Recovery:
                 if file.pwritev([data], start) != len(data):
                     raise OSError(errno.ENOSPC, "short write")
             file.sync()
-        finally:
-            file.close()
 
     def _entry(self, header: SegmentHeader, walk: RecoveryScan) -> SealedSegment:
         return SealedSegment(
@@ -350,7 +343,7 @@ class _Recovery:
             walk.timestamp_low_ns,
             walk.timestamp_high_ns,
             self._clock(),
-            header.life,
+            header.run_id,
         )
 
     def _complete(self, walk: RecoveryScan, durable: DurableEnd | None) -> None:
@@ -371,7 +364,7 @@ class _Recovery:
         for (earlier, _, end), (later, first, _) in itertools.pairwise(places):
             if first == end or self.identity.dedup_id is not None:
                 continue
-            is_free = self.identity.kind is LogKind.SESSION and later.x != earlier.x
+            is_free = self.identity.kind is LogKind.SESSION and later.run != earlier.run
             if self._resume_with is None or (first < end and not is_free):
                 raise Corrupt(
                     "numbers do not continue from one segment to the next",
@@ -401,3 +394,33 @@ class _Recovery:
                 expected=f"up to {durable.end}, which were synced",
                 hint="Restore the files, or start a new session directory.",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """Cut the segment at `end`, which removes `torn_bytes`. `next` is the next number or position."""
+
+    end: int
+    next: int
+    torn_bytes: int
+
+
+def judge_tail(
+    *, path: str, verified_end: int, next_number: int, size_bytes: int, durable_end: int, problem: str | None
+) -> TornTail:
+    """Decide what to do with a segment whose frames verify up to `verified_end`.
+
+    `size_bytes` is the file's size, `durable_end` what its writer last recorded as synced (0: nothing),
+    `problem` the scanner's reason to stop. Raises `rt.Corrupt` if synced bytes fail or are missing.
+    """
+    assert verified_end <= size_bytes, (verified_end, size_bytes)
+    if verified_end < durable_end:
+        raise Corrupt(
+            problem or "synced bytes are missing",
+            path=path,
+            offset=verified_end,
+            got=f"{size_bytes} bytes",
+            expected=f"whole frames up to {durable_end}",
+            hint="This is no torn tail: restore the file, or start a new session directory.",
+        )
+    return TornTail(verified_end, next_number, size_bytes - verified_end)

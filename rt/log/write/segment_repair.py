@@ -3,13 +3,13 @@
 Invariants:
 - Only frames known to be synced are checked, so bytes that are being written never count as corrupt.
 - The good copy was verified completely, and starts with the valid part of this segment. So a crash in the
-  middle
-  leaves bytes that are good or still fail their checksums.
+  middle leaves bytes that are good or still fail their checksums.
 - The file is overwritten in place: readers that have it open continue.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 
@@ -47,8 +47,7 @@ def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterat
     header = read_header(disk, path, segment)
     if header is None or header.id != segment:
         raise Corrupt("the segment has no valid header", path=file_path, offset=0)
-    file = disk.open(file_path)
-    try:
+    with contextlib.closing(disk.open(file_path)) as file:
         scanner, size = scanner_for(header), CHECK_BYTES
         while scanner.boundary < end:
             data = _pread(file, file_path, size, scanner.offset)
@@ -61,11 +60,9 @@ def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterat
                 problem = scan.problem or "cut short"
                 raise Corrupt(problem, path=file_path, offset=scanner.boundary, expected=f"whole up to {end}")
             yield len(data)
-    finally:
-        file.close()
 
 
-def sound_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:
+def valid_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:
     """How far the frames of a segment verify, at most `end`; 0 if its header does not."""
     try:
         for _ in check_segment(disk, path, segment, end):
@@ -77,7 +74,7 @@ def sound_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:
     return end
 
 
-def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end: int) -> int:
+def repair_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end: int) -> int:
     """Overwrite bytes below `end` that differ from the copy in `good_path`; returns their count. Durable on
     return.
 
@@ -86,7 +83,7 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
     segment that is trimmed meanwhile stays empty.
     """
     file_path, source_path = segment_path(path, segment), segment_path(good_path, segment)
-    sound = sound_end(disk, path, segment, end)
+    sound = valid_end(disk, path, segment, end)
     source = disk.open(source_path)
     try:
         if not disk.size(file_path):
@@ -97,7 +94,9 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
             disk.sync_directory(path)
             changed = end
         else:
-            changed = _mend(disk, source, file_path, sound, end)
+            with contextlib.closing(disk.open(file_path, write=True)) as file:
+                changed = _overwrite(file, source, file_path, sound, end)
+                file.sync()
     except Diverged:
         if synced_end(disk, path, segment):
             raise
@@ -110,22 +109,9 @@ def mend_segment(disk: Disk, path: str, good_path: str, segment: SegmentId, end:
     return changed
 
 
-def _mend(disk: Disk, source: File, file_path: str, sound: int, end: int) -> int:
-    file = disk.open(file_path, write=True)
-    try:
-        changed = _overwrite(file, source, file_path, sound, end)
-        file.sync()
-    finally:
-        file.close()
-    return changed
-
-
 def _empty(disk: Disk, file_path: str) -> None:
-    file = disk.open(file_path, write=True)
-    try:
+    with contextlib.closing(disk.open(file_path, write=True)) as file:
         file.truncate(0)
-    finally:
-        file.close()
 
 
 def _overwrite(file: File, source: File, file_path: str, sound: int, end: int) -> int:

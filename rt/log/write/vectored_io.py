@@ -1,7 +1,7 @@
 """Write buffers, and byte ranges of other open files, one after the other with few system calls.
 
-Large ranges are copied in the kernel; small ones are read, and written together with their neighbours.
-A range whose checksums are given is read, verified and written from memory.
+Large ranges are copied in the kernel; small ones are read, and written together with their neighbours. A
+range whose checksums are given is read, verified and written from memory.
 
 Invariants:
 - No byte of a range whose checksums do not hold is written.
@@ -28,14 +28,15 @@ _BUFFERS_MAX: Final = 1024
 
 
 VERIFIED_BYTES_MAX: Final = 16 * 2**20
-"""A range of up to this size is held in memory whole while it is verified. A larger one is read twice."""
+"""A range of up to this size is kept in memory while it is verified. A larger one is read twice."""
 _PIECE_BYTES: Final = 2**20
-"""What is read before it is checksummed, so that it stays in the processor's cache, and what is written at
-once: for a larger write the kernel takes memory in larger blocks, which may cost several times as much."""
+"""Bytes per read, so that they are checksummed in the processor's cache; and per write, because for larger
+writes the kernel allocates larger blocks, which may cost several times as much.
+"""
 
 
 class CopyRange(NamedTuple):
-    """`size` bytes from `offset` on of an open file, which does not change there; `path` is for errors.
+    """`size` bytes from `offset` on of an open file. They must not change. `path` is for errors.
 
     With `checksums` the bytes are verified before they are written.
     """
@@ -51,7 +52,6 @@ Piece: TypeAlias = Buffer | CopyRange
 
 
 def size_of(piece: Piece) -> int:
-    """The size of a piece in bytes."""
     return piece.size if isinstance(piece, CopyRange) else len(piece)
 
 
@@ -68,7 +68,7 @@ class Scratch:
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
 
-    def take(self, size: int) -> memoryview:
+    def reserve(self, size: int) -> memoryview:
         """Return `size` bytes. The next call overwrites them."""
         if len(self._memory) < size:
             self._memory = memoryview(bytearray(size))
@@ -94,7 +94,7 @@ def write_pieces(
 
 
 def _steps(pieces: Sequence[Piece], scratch: Scratch) -> Iterator[list[Buffer] | CopyRange]:
-    """One step: a write of some buffers, or a copy of a large range."""
+    """The steps: each writes some buffers, or copies a large range."""
     buffers: list[Buffer] = []
     read_bytes = 0
     for piece in pieces:
@@ -134,7 +134,7 @@ def _read(piece: CopyRange) -> bytes:
 
 
 def _read_verified(piece: CopyRange, checksums: Checksums, scratch: Scratch) -> memoryview:
-    data, checksum = scratch.take(piece.size), checksums.before
+    data, checksum = scratch.reserve(piece.size), checksums.before
     for at in range(0, piece.size, _PIECE_BYTES):
         checksum = _read_into(data[at : at + _PIECE_BYTES], piece, at, checksum)
     _check(piece, checksums, checksum)
@@ -144,13 +144,13 @@ def _read_verified(piece: CopyRange, checksums: Checksums, scratch: Scratch) -> 
 def _verify(piece: CopyRange, checksums: Checksums, scratch: Scratch) -> None:
     checksum = checksums.before
     for at in range(0, piece.size, _PIECE_BYTES):
-        data = scratch.take(min(_PIECE_BYTES, piece.size - at))
+        data = scratch.reserve(min(_PIECE_BYTES, piece.size - at))
         checksum = _read_into(data, piece, at, checksum)
     _check(piece, checksums, checksum)
 
 
 def _read_into(data: memoryview, piece: CopyRange, at: int, checksum: int) -> int:
-    """Fill `data` from `at` of the range; the checksum behind it."""
+    """Fill `data` from `at` of the range; returns the checksum after it."""
     count = piece.file.pread_into(data, piece.offset + at)
     if count < len(data):
         raise _cut_short(piece, piece.offset + at + count)
@@ -158,13 +158,13 @@ def _read_into(data: memoryview, piece: CopyRange, at: int, checksum: int) -> in
 
 
 def _check(piece: CopyRange, checksums: Checksums, got: int) -> None:
-    if got != checksums.behind:
+    if got != checksums.after:
         raise Corrupt(
-            "a file holds other bytes than were verified before",
+            "the bytes of a file differ from those verified before",
             path=piece.path,
             offset=piece.offset,
             got=f"checksum {got:#010x}",
-            expected=f"{checksums.behind:#010x} at {piece.offset + piece.size}",
+            expected=f"{checksums.after:#010x} at {piece.offset + piece.size}",
             hint="The bytes were good once: fetch the copy again.",
         )
 
@@ -178,7 +178,7 @@ def _write(file: File, buffers: Sequence[Buffer], offset: int) -> Iterator[int]:
             raise OSError(errno.ENOSPC, "short write")
         yield count
         offset, left = offset + count, left - count
-        rest = _behind(rest, count) if left else rest
+        rest = _rest_after(rest, count) if left else rest
 
 
 def _copy(file: File, piece: CopyRange, offset: int) -> Iterator[int]:
@@ -192,7 +192,7 @@ def _copy(file: File, piece: CopyRange, offset: int) -> Iterator[int]:
         done += count
 
 
-def _behind(pieces: Sequence[Buffer], written: int) -> list[Buffer]:
+def _rest_after(pieces: Sequence[Buffer], written: int) -> list[Buffer]:
     """The rest of `pieces` after their first `written` bytes."""
     rest: list[Buffer] = []
     for piece in pieces:

@@ -3,8 +3,7 @@
 Invariants:
 - A directory has one writer, which holds its lock.
 - All segments except the newest are completely durable: a roll syncs the segment and its table entry before
-  the
-  next one appears.
+  the next one appears.
 - What recovery accepted is synced before anything is appended.
 - If a write does not fit on the disk, only its complete frames stay.
 - After a failed sync or an interrupted call the writer is unusable and raises.
@@ -91,7 +90,7 @@ class LogWriter:
         self._disk = disk
         self._clock = clock
         self._scratch = Scratch()
-        self._lock: Lock = self._take_lock()
+        self._lock: Lock = self._acquire_lock()
         self._active: ActiveSegment | None = None
         self._durable_file: File | None = None
         self._durable_sequence = 0
@@ -108,7 +107,7 @@ class LogWriter:
         identity: LogIdentity,
         *,
         resume: bool = False,
-        gone: Sequence[SealedSegment] = (),
+        trimmed_elsewhere: Sequence[SealedSegment] = (),
         scanner_for: Callable[[SegmentHeader], Scanner] = scanner_for,
         disk: Disk = REAL,
         clock: Callable[[], int] = time.time_ns,
@@ -122,8 +121,8 @@ class LogWriter:
         is completely durable; then the origin must match too (`rt.ClusterMismatch`). It is scanned by the
         scanner that `scanner_for` makes of its header, so the caller gets that scanner's state (chain, marks,
         sessions, last block) without a second scan: valid at its `boundary`, where the segment was cut.
-        `scanner_for` is called for no other segment. Existing segments in `gone` are trimmed, even if
-        corrupt.
+        `scanner_for` is called for no other segment. Existing segments in `trimmed_elsewhere` are trimmed,
+        even if corrupt.
 
         Raises `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Corrupt`, `rt.UnknownVersion`, storage errors.
         """
@@ -134,9 +133,14 @@ class LogWriter:
             with storage_errors(path, "recovering a log directory"):
                 factory = scanner_for if resume else None
                 recovered = recover_directory(
-                    disk, writer.path, identity, clock, resume_with=factory, gone=gone
+                    disk,
+                    writer.path,
+                    identity,
+                    clock,
+                    resume_with=factory,
+                    trimmed_elsewhere=trimmed_elsewhere,
                 )
-                writer._take_over(recovered)
+                writer._adopt(recovered)
         except BaseException:
             writer.close()
             raise
@@ -181,15 +185,15 @@ class LogWriter:
         segment: SegmentId,
         *,
         first: int,
-        life: bytes = bytes(8),
+        run_id: bytes = bytes(8),
         created_ns: int | None = None,
         header_bytes: bytes | None = None,
     ) -> None:
         """Seal the active segment, if any, and start `segment`. Durable on return.
 
         With `header_bytes`, which the caller has checked, the segment starts with exactly these bytes, as a
-        copy must; `life` and creation time come from them. May be called again after `rt.DiskFull`: completed
-        steps are not repeated.
+        copy must; `run_id` and creation time come from them. May be called again after `rt.DiskFull`:
+        completed steps are not repeated.
         """
         self.check_usable()
         last = self.last_id
@@ -199,11 +203,11 @@ class LogWriter:
                 self._seal(self._active)
             path = os.path.join(self.path, segment.file_name)
             created = self._clock() if created_ns is None else created_ns
-            header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, life)
+            header = SegmentHeader(self.identity.kind, segment, first, created, self.identity.origin, run_id)
             if header_bytes is not None:
                 copied = decode_segment_header(header_bytes, path=path)
-                said = replace(header, life=copied.life, created_ns=copied.created_ns)
-                assert copied == said, (copied, said)
+                expected = replace(header, run_id=copied.run_id, created_ns=copied.created_ns)
+                assert copied == expected, (copied, expected)
                 header = copied
             write_whole(self._disk, path, header_bytes or encode_segment_header(header))
             file = self._disk.open(path, write=True)
@@ -212,9 +216,9 @@ class LogWriter:
             self._active = ActiveSegment(header, file, SEGMENT_HEADER_BYTES, first)
 
     def roll(self) -> None:
-        """Seal the active segment and continue in the next one of the same X."""
+        """Seal the active segment and start the next one of the same run."""
         header = self._growing().header
-        self.start(SegmentId(header.id.x, header.id.y + 1), first=self.end, life=header.life)
+        self.start(SegmentId(header.id.run, header.id.roll + 1), first=self.end, run_id=header.run_id)
 
     def seal(self) -> None:
         """Seal the active segment. Durable on return; `active` is None until `start`.
@@ -287,7 +291,6 @@ class LogWriter:
         self._record(point)
 
     def sync(self) -> None:
-        """Sync everything appended."""
         self.sync_to(self.sync_point())
 
     def uncached_with(self, before: int) -> int:
@@ -310,22 +313,22 @@ class LogWriter:
         why = (reason, self._clock())
         return self.trim_each({segment.id: why for segment in self.table.segments if segment.id < before})
 
-    def trim_each(self, gone: Mapping[SegmentId, tuple[TrimReason, int]]) -> Sequence[SealedSegment]:
+    def trim_each(self, reasons: Mapping[SegmentId, tuple[TrimReason, int]]) -> Sequence[SealedSegment]:
         """Trim these sealed segments as `trim` does, each with its reason and time (ns).
 
         They must be the oldest ones. May be called again after `rt.DiskFull`.
         """
         self.check_usable()
         trimmed = [
-            segment for segment in self.table.segments if segment.id in gone and not segment.is_trimmed
+            segment for segment in self.table.segments if segment.id in reasons and not segment.is_trimmed
         ]
         if trimmed:
             table, forgotten = SegmentTable(
                 self.identity,
                 tuple(
                     segment
-                    if segment.is_trimmed or segment.id not in gone
-                    else segment.trimmed(*gone[segment.id])
+                    if segment.is_trimmed or segment.id not in reasons
+                    else segment.trimmed(*reasons[segment.id])
                     for segment in self.table.segments
                 ),
             ).forgotten()
@@ -344,7 +347,6 @@ class LogWriter:
         return trimmed
 
     def close(self) -> None:
-        """Release files and lock. Does not sync."""
         if self._active:
             self._active.release()
             self._active = None
@@ -352,7 +354,7 @@ class LogWriter:
             self._durable_file.close()
         self._lock.close()
 
-    def _take_over(self, recovered: RecoveredDirectory) -> None:
+    def _adopt(self, recovered: RecoveredDirectory) -> None:
         self.table = recovered.table
         self.recovered = recovered
         path = os.path.join(self.path, DURABLE_FILE)
@@ -364,7 +366,7 @@ class LogWriter:
             self._active = resume_segment(self._disk, self.path, recovered.resumed, recovered.end)
             self._record(self.sync_point())
 
-    def _take_lock(self) -> Lock:
+    def _acquire_lock(self) -> Lock:
         with storage_errors(self.path, "locking a log directory"):
             return self._disk.lock(os.path.join(self.path, LOCK_FILE))
 
@@ -384,7 +386,7 @@ class LogWriter:
             active.timestamp_low_ns,
             active.timestamp_high_ns,
             self._clock(),
-            active.header.life,
+            active.header.run_id,
         )
         self._write_table(self.table.with_sealed(sealed))
 

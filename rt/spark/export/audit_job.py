@@ -19,7 +19,7 @@ from rt.errors import FormatError, LogNotFound
 from rt.log.check.report import Severity
 from rt.log.check.segment_check import SegmentCheck
 from rt.log.check.status import LogStatus, SegmentState, read_status
-from rt.log.disk import REAL, storage_errors
+from rt.log.disk import REAL, File, storage_errors
 from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_header
@@ -127,15 +127,15 @@ def _unreadable(segment: SegmentId, path: str, what: str) -> FoundSegment:
     return FoundSegment(segment, path, 0, 0, problems=[BrokenSegment(what, path, 0)], is_whole=False)
 
 
-def _scrub(found: FoundSegment, header: SegmentHeader, file: object, copy: SegmentCopy) -> None:
+def _scrub(found: FoundSegment, header: SegmentHeader, file: File, copy: SegmentCopy) -> None:
     def report(offset: int, what: str) -> None:
         found.problems.append(BrokenSegment(what, found.path, offset))
 
-    def report_bad(offset: int, what: str) -> None:
+    def bad(offset: int, what: str) -> None:
         found.bad_messages.append(BrokenSegment(what, found.path, offset, Severity.BAD_MESSAGE))
 
     sources = RecordingLineage(found)
-    scrub = SegmentCheck(file, header, name="", sources=sources, index={}, tell=report, tell_bad=report_bad)  # type: ignore[arg-type]
+    scrub = SegmentCheck(file, header, name="", sources=sources, index={}, report=report, report_bad=bad)
     problem = "cut off"
     for scan in scrub.walk(copy.size_bytes):
         problem = scan.problem or problem

@@ -137,8 +137,8 @@ class _Gaps:
                 self._note(wanted, resumed, f"trimmed: {reason}")
             case BadMessage(start, end, path, offset, reason):
                 self._note(start, end, f"{path}, offset {offset}: {reason}")
-            case Reset(position, merged_x):
-                self._note(position, position, f"the stream was reset: epoch {merged_x}")
+            case Reset(position, merged_run):
+                self._note(position, position, f"the stream was reset: epoch {merged_run}")
             case CorruptPositions(start, end, reason):
                 logger.error("queue_waits queue=%s start=%d end=%s why=%r", self._where, start, end, reason)
             case HoldRefused(name, why):

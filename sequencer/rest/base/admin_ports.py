@@ -14,11 +14,11 @@ ResetState: TypeAlias = Literal["idle", "running", "done", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class DroppedMessages:
-    """Messages [first, end) of run `x` of a session: replicated, then dropped by a hard reset."""
+    """Messages [first, end) of run `run` of a session: replicated, then dropped by a hard reset."""
 
     session: str
     session_id: int
-    x: int
+    run: int
     first: int
     end: int
 

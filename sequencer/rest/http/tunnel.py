@@ -59,7 +59,7 @@ class Tunnel:
             raise NotReady("this node is starting", hint="Retry, or use another node.")
         places = contextlib.ExitStack()
         try:
-            places.enter_context(self.places.taken(identity))
+            places.enter_context(self.places.counted(identity))
         except RtError as error:
             return _encode(answering.refuse(error))
         cast("Any", context).add_done_callback(lambda _: places.close())

@@ -121,7 +121,7 @@ async def trim(acting: ActionContext) -> Response:
 async def close_session(acting: ActionContext) -> Response:
     outcome = await acting.run(CloseSession(acting.body["session"]))
     assert isinstance(outcome, RunFenced), outcome
-    return Response(ClosedSession(acting.body["session"], outcome.session_id, outcome.x))
+    return Response(ClosedSession(acting.body["session"], outcome.session_id, outcome.run))
 
 
 async def soft_reset(acting: ActionContext) -> Response:

@@ -155,7 +155,7 @@ def reset_status(asked: RequestContext) -> Response:
 
 def reset_report(status: ResetStatus) -> ResetReport:
     dropped = [
-        DroppedReport(one.session, one.session_id, one.x, one.first, one.end) for one in status.dropped
+        DroppedReport(one.session, one.session_id, one.run, one.first, one.end) for one in status.dropped
     ]
     return ResetReport(
         state=status.state,

@@ -70,8 +70,8 @@ def _session(session: Session, connected: set[str | None]) -> SessionReport:
         dedup_id=session.dedup_id,
         is_superseded=session.is_superseded,
         waits_for=session.waits_for or None,
-        last_run=session.last_x,
-        runs=[RunReport(run.x, run.is_fenced, _end(run.end)) for run in session.lives],
+        last_run=session.last_run,
+        runs=[RunReport(run.run, run.is_fenced, _end(run.end)) for run in session.lives],
         consumed=None if session.consumed is None else _end(session.consumed.end),
         last_merged_run=-1 if session.done is None else session.done[0],
         is_connected=session.name in connected and not session.is_superseded,
@@ -79,7 +79,7 @@ def _session(session: Session, connected: set[str | None]) -> SessionReport:
 
 
 def _end(end: End | None) -> RunEnd | None:
-    return None if end is None else RunEnd(end.y, end.offset, end.number)
+    return None if end is None else RunEnd(end.roll, end.offset, end.number)
 
 
 def _connected_sessions(node: NodeSnapshot) -> set[str | None]:

@@ -20,7 +20,7 @@ from sequencer.leader.replication_tracker import (
 )
 from sequencer.state.write_plan import SessionEnd
 
-KEYS = [SegmentKey(session, x, y) for session in (1, 2) for x in (0, 1) for y in (0, 1)]
+KEYS = [SegmentKey(session, run, roll) for session in (1, 2) for run in (0, 1) for roll in (0, 1)]
 
 
 def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[BatchBoundary]:
@@ -33,7 +33,9 @@ def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[Batc
 
 
 def said(key: SegmentKey, marks: list[BatchBoundary], **ends: pb.SessionEnd) -> pb.DataReport:
-    one = pb.SegmentReport(session_id=key.session_id, x=key.x, y=key.y, marks=pack_marks(marks), **ends)
+    one = pb.SegmentReport(
+        session_id=key.session_id, run=key.run, roll=key.roll, marks=pack_marks(marks), **ends
+    )
     return pb.DataReport(segments=[one])
 
 
@@ -54,7 +56,7 @@ class DumbLeader:
             return False
         self.next = report.sequence + 1
         for one in report.segments:
-            key = SegmentKey(one.session_id, one.x, one.y)
+            key = SegmentKey(one.session_id, one.run, one.roll)
             self.board.on_marks("n", key, unpack_marks(one.marks))
             if one.HasField("final"):
                 self.finals[key[:2]] = one.final
@@ -97,9 +99,9 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
             holdings.require_full_report()
     for key in KEYS:
         end = consumed.get(key.session_id)
-        if end is not None and key[1:] < (end.x, end.y):
+        if end is not None and key[1:] < (end.run, end.roll):
             continue
-        least = end.offset if end is not None and key[1:] == (end.x, end.y) else 0
+        least = end.offset if end is not None and key[1:] == (end.run, end.roll) else 0
         for mark in written[key][: taken[key]]:
             if mark.offset >= least:
                 assert leader.board.mark_at(key, mark.offset) == mark
@@ -120,9 +122,9 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
     assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)
 
 
-def test_final_ends_are_told_until_the_next_x_is_merged():
+def test_final_ends_are_told_until_the_next_run_is_merged():
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
-    final = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+    final = pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
     holdings.handle_report(said(KEYS[0], [], final=final))
     assert leader.hear(holdings.report(1))
     assert leader.finals == {(1, 0): final}

@@ -80,7 +80,7 @@ def test_what_a_leader_wants_is_heard_by_that_node_and_no_other(mesh, node):
     leader.report_divergence(Divergence(node, 5, 6, 7))
     again, fetch, diverged = mesh.heard.pop(node)
     assert again == "again"
-    assert fetch == pb.Fetch(session_id=1, x=2, y=3, offset=640, holder="n3")
+    assert fetch == pb.Fetch(session_id=1, run=2, roll=3, offset=640, holder="n3")
     assert isinstance(diverged, Diverged)
     assert "instruction 5" in str(diverged)
     assert not any(mesh.heard.values())

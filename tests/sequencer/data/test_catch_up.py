@@ -80,32 +80,34 @@ class Bench:
         first = read_header(REAL, self.path, SegmentId(0, 0))
         assert first is not None
         incarnation = first.origin
-        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, first.life)))
+        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, first.run_id)))
         orders = []
-        y = 0
-        while (header := self._header(y)) is not None:
+        roll = 0
+        while (header := self._header(roll)) is not None:
             chain = chain_of_segment(encode_segment_header(header))
             start, number = 64, header.first
             # Some instructions a segment, so that what follows each other is joined.
-            for mark in read_marks(REAL, self.path, SegmentId(0, y)):
-                one = MergeRange(1, 0, y, start, mark.offset, number, mark.number - number, chain, mark.chain)
+            for mark in read_marks(REAL, self.path, SegmentId(0, roll)):
+                one = MergeRange(
+                    1, 0, roll, start, mark.offset, number, mark.number - number, chain, mark.chain
+                )
                 orders.append(do_merge(self.state, one))
                 start, number, chain = mark.offset, mark.number, mark.chain
-            y += 1
+            roll += 1
         self.count = number
-        self.segments = y
+        self.segments = roll
         return orders
 
-    def _header(self, y: int) -> Any:
+    def _header(self, roll: int) -> Any:
         with contextlib.suppress(FileNotFoundError):
-            return read_header(REAL, self.path, SegmentId(0, y))
+            return read_header(REAL, self.path, SegmentId(0, roll))
         return None
 
     def give(self, peer: str, segments: Sequence[int]) -> Path:
         """A peer has the copies of these segments, which follow each other."""
         path = self.root / peer / "sessions" / "feed"
         copy = session_copy(REAL, str(path), self.path)
-        give(copy, [one for one in self.items if _y(one) <= max(segments)])
+        give(copy, [one for one in self.items if _roll(one) <= max(segments)])
         copy.trim(SegmentId(0, min(segments)), TrimReason.MERGED)
         copy.close()
         return path
@@ -141,8 +143,8 @@ class Bench:
         assert data.merging.fetched.total_bytes == 0, "what is merged is not kept in memory"
 
 
-def _y(item: Item) -> int:
-    return item.place.y if isinstance(item, Chunk | SegmentSealed) else 0
+def _roll(item: Item) -> int:
+    return item.place.roll if isinstance(item, Chunk | SegmentSealed) else 0
 
 
 @pytest.fixture
@@ -190,8 +192,8 @@ def test_of_input_that_no_node_has_alone_each_range_comes_from_the_one_that_has_
 def test_bytes_that_went_bad_on_a_peer_are_taken_from_another_one(bench: Bench) -> None:
     for peer in ("n2", "n3"):
         bench.give(peer, range(bench.segments))
-    for y in range(bench.segments):
-        path = bench.root / "n2" / "sessions" / "feed" / f"log.0.{y}"
+    for roll in range(bench.segments):
+        path = bench.root / "n2" / "sessions" / "feed" / f"log.0.{roll}"
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
@@ -301,11 +303,11 @@ def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_
     header = bench._header(0)
     path = bench.root / "n2" / "sessions" / "feed"
     theirs = session_copy(REAL, str(path), bench.path)
-    give(theirs, [one for one in bench.items if _y(one) <= 0])
+    give(theirs, [one for one in bench.items if _roll(one) <= 0])
     told = theirs.place
     assert told is not None
-    later = [one for one in bench.items if isinstance(one, Run) or _y(one) > 0]
-    session = Session(1, "feed", header.origin, None, lives=(OpenLife(0, header.life),))
+    later = [one for one in bench.items if isinstance(one, Run) or _roll(one) > 0]
+    session = Session(1, "feed", header.origin, None, lives=(OpenLife(0, header.run_id),))
     stored: list[LogOffset] = []
 
     async def play() -> None:

@@ -206,12 +206,12 @@ def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open
             do_open(state)
             played.say(snapshot_of(state))
             await played.until(lambda: played.data.copies.get(1) is not None)
-            do_open(state, x=1)
+            do_open(state, run=1)
             do_fence(state)
             assert played.finals == []
             played.say(snapshot_of(state, index=3))
             await played.until(lambda: played.finals)
-            assert [(one.session_id, one.x) for one in played.finals] == [(1, 0)]
+            assert [(one.session_id, one.run) for one in played.finals] == [(1, 0)]
 
     asyncio.run(play())
 
@@ -222,17 +222,17 @@ def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
             state = new_state()
             do_open(state)
             played.say(snapshot_of(state, index=1))
-            command = pb.Command(version=1, fence=pb.Fence(session_id=1, x=0)).SerializeToString()
+            command = pb.Command(version=1, fence=pb.Fence(session_id=1, run=0)).SerializeToString()
             played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             await played.until(lambda: played.finals)
-            assert played.finals[0] == pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+            assert played.finals[0] == pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
             assert not played.finals[0].HasField("chain"), "nothing of it is here"
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize(("end", "wants"), [((0, 64), False), ((1, 64), True), ((0, 128), True)])
-def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_start_of_a_segment(
+def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_start_of_a_segment(
     config, monkeypatch, end, wants
 ):
     fetched: list[LogOffset] = []
@@ -250,7 +250,7 @@ def test_what_a_node_lacks_of_a_closed_x_is_fetched_also_where_it_ends_at_the_st
             played.data.fetcher._endpoints = ["127.0.0.1:1"]
             state = new_state()
             do_open(state)
-            do_open(state, x=1)
+            do_open(state, run=1)
             do_fence(state)
             if wants:
                 do_close(state, 1, 0, (*end, 5))
@@ -410,7 +410,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
 
     monkeypatch.setattr(peer_fetch, "fetch_session", fetch)
     config = with_peers(config)
-    wanted = pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n2")
+    wanted = pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n2")
 
     async def play() -> None:
         nonlocal copy
@@ -425,9 +425,9 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             assert fetched == [LogOffset(0, 0, 640)]
             await data.fetcher.fetch(wanted)  # Its publisher is there.
             copy.has_stream = False
-            await data.fetcher.fetch(pb.Fetch(session_id=1, x=3, y=0, offset=640, holder="n2"))
-            await data.fetcher.fetch(pb.Fetch(session_id=1, x=0, y=0, offset=640, holder="n9"))
-            do_open(state, x=1)
+            await data.fetcher.fetch(pb.Fetch(session_id=1, run=3, roll=0, offset=640, holder="n2"))
+            await data.fetcher.fetch(pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n9"))
+            do_open(state, run=1)
             do_fence(state)
             played.say(snapshot_of(state, index=3))
             await data.fetcher.fetch(wanted)
@@ -490,22 +490,22 @@ class Lagging:
         header = read_header(REAL, path, SegmentId(0, 0))
         assert header is not None
         self.state = new_state()
-        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, header.life)))
+        must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, header.run_id)))
         self.orders: list[WritePlan] = []
-        for y in range(self.end.y + 1):
-            first = read_header(REAL, path, SegmentId(0, y))
-            marks = read_marks(REAL, path, SegmentId(0, y))
+        for roll in range(self.end.roll + 1):
+            first = read_header(REAL, path, SegmentId(0, roll))
+            marks = read_marks(REAL, path, SegmentId(0, roll))
             assert first is not None
             chain = chain_of_segment(encode_segment_header(first))
             last, number = marks[-1], first.first
-            whole = MergeRange(1, 0, y, 64, last.offset, number, last.number - number, chain, last.chain)
+            whole = MergeRange(1, 0, roll, 64, last.offset, number, last.number - number, chain, last.chain)
             self.orders.append(do_merge(self.state, whole))
 
     @property
     def segments(self) -> list[int]:
         """The Ys of the copy's segments that have bytes."""
         files = files_of(REAL, str(self.copy_path))
-        return sorted(segment.y for segment in files)
+        return sorted(segment.roll for segment in files)
 
     def snapshot(self) -> pb.ToData:
         return snapshot_of(self.state, 20, tuple(map(encode_order, self.orders)))
@@ -541,11 +541,11 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
             played.say(lagging.snapshot())
             assert data.merger is not None
             await played.until(lambda: data.merger.position == lagging.count)
-            assert lagging.segments == [*range(lagging.end.y + 1)]
+            assert lagging.segments == [*range(lagging.end.roll + 1)]
             durable = await asyncio.to_thread(data.merger.sync)
             assert durable.instruction == len(lagging.orders)
             await data.merging.let_go(durable.instruction)
-            assert lagging.segments == [lagging.end.y]
+            assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(play())
 
@@ -554,7 +554,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
     lagging = Lagging(config, tmp_path / "publisher")
     consumed = lagging.state.sessions[1]
     assert consumed.consumed is not None
-    ahead = consumed.consumed.end._replace(y=lagging.end.y + 2, offset=64)
+    ahead = consumed.consumed.end._replace(roll=lagging.end.roll + 2, offset=64)
     further = replace(consumed, consumed=replace(consumed.consumed, end=ahead))
 
     async def play() -> None:
@@ -566,13 +566,13 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
             assert copy is not None
             data.merging._consumed._instructions[1] += 1
             await data.copies.skip_merged(copy, further)
-            assert copy.receiver.place == LogOffset(0, ahead.y, 0)
-            assert lagging.segments == [*range(lagging.end.y + 1)]
+            assert copy.receiver.place == LogOffset(0, ahead.roll, 0)
+            assert lagging.segments == [*range(lagging.end.roll + 1)]
             data.merging._consumed._instructions[1] -= 1
             await played.until(lambda: data.merger.position == lagging.count)
             durable = await asyncio.to_thread(data.merger.sync)
             await data.merging.let_go(durable.instruction)
-            assert lagging.segments == [lagging.end.y]
+            assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(play())
 
@@ -594,10 +594,10 @@ def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_p
             await played.until(lambda: data.merger.durable.instruction == last)
             assert not data._is_released(1)
             played.say(standing(2))
-            await played.until(lambda: len(lagging.segments) < lagging.end.y + 1)
-            assert lagging.segments == [*range(1, lagging.end.y + 1)], "the second one was merged in parts"
+            await played.until(lambda: len(lagging.segments) < lagging.end.roll + 1)
+            assert lagging.segments == [*range(1, lagging.end.roll + 1)], "the second one was merged in parts"
             played.say(standing(last))
-            await played.until(lambda: lagging.segments == [lagging.end.y])
+            await played.until(lambda: lagging.segments == [lagging.end.roll])
             assert data._is_released(1)
 
     asyncio.run(play())
@@ -652,7 +652,7 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
             await asyncio.to_thread(played.data.merger.sync)
             await played.until(lambda: played.data.copies.get(1) is not None)
             await played.data.merging.let_go(played.data.merger.durable.instruction)
-            assert lagging.segments == [lagging.end.y]
+            assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(merge())
     assert len(lagging.segments) > 1
@@ -676,7 +676,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(c
             monkeypatch.setattr(data.copies, "open_copy", fails_at_first)
             state = new_state()
             do_open(state)
-            do_open(state, x=1)
+            do_open(state, run=1)
             do_fence(state)
             for _ in range(3):
                 played.say(snapshot_of(state))
@@ -696,8 +696,8 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
             await played.until(lambda: played.data.copies.get(1) is not None)
             copy = played.data.copies.get(1)
             assert copy is not None
-            for x in range(3):
-                copy.finals[x] = copy.announced[x] = pb.SessionEnd(session_id=1, x=x)
+            for run in range(3):
+                copy.finals[run] = copy.announced[run] = pb.SessionEnd(session_id=1, run=run)
             copy.forget_below(LogOffset(2, 0, 64))
             assert [*copy.finals] == [*copy.announced] == [2]
 
@@ -765,14 +765,14 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
             assert descriptors_of(str(lagging.copy_path)) <= 1, "but for the one that the merger reads"
             path = str(lagging.copy_path)
             left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
-            assert left == [SegmentId(0, lagging.end.y)], "what is merged is not trimmed"
+            assert left == [SegmentId(0, lagging.end.roll)], "what is merged is not trimmed"
             # Control begins anew: nothing that is to be merged is there.
             played.say(lagging.snapshot())
             assert data.opener._opening == set()
             do_fence(lagging.state)
             played.say(snapshot_of(lagging.state, 21))
             await played.until(lambda: played.finals)
-            assert [(one.y, one.offset) for one in played.finals] == [lagging.end[1:]]
+            assert [(one.roll, one.offset) for one in played.finals] == [lagging.end[1:]]
             # What is final of it is to be said again to the next control process.
             await idle.close_some()
             assert data.copies.get(1) is not None
@@ -826,16 +826,16 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
         async with Played(config) as played:
             intakes = played.data.intakes
             state = new_state()
-            do_open(state, x=1)
+            do_open(state, run=1)
             played.say(snapshot_of(state, index=1))
-            stale = opening(x=0, newest=1)
+            stale = opening(run=0, newest=1)
             for index in (2, 3):
                 played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
             assert not intakes._refusals
             intakes._is_up = lambda: True
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True)))
             hello = PushHello("s", stale.session, stale.incarnation, None)
-            asking = asyncio.ensure_future(intakes.open_session(hello, Run(0, stale.life)))
+            asking = asyncio.ensure_future(intakes.open_session(hello, Run(0, stale.run_id)))
             await played.until(lambda: any(one.HasField("propose") for one in played.heard))
             played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
             with pytest.raises(Fenced):
@@ -907,11 +907,11 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
             played.say(snapshot_of(new_state()))
             await asyncio.sleep(0.01)
             assert not played.joins
-            command = encode_command(OpenRun("feed", session.incarnation, None, 0, session.lives[0].life))
+            command = encode_command(OpenRun("feed", session.incarnation, None, 0, session.lives[0].run_id))
             played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
-            told = [one.y for said in played.heard for one in said.report.segments]
+            told = [one.roll for said in played.heard for one in said.report.segments]
             assert sorted(set(told)) == lagging.segments
             assert played.heard[-1].report.joins == played.joins[-1]
 
@@ -1120,7 +1120,7 @@ def closed_with(lagging: Lagging) -> SequencerState:
     """An operator has closed it where it is merged."""
     state = lagging.state
     must(LifeFenced, apply(state, CloseSession("feed")))
-    do_close(state, 1, 0, (lagging.end.y, lagging.end.offset, lagging.count))
+    do_close(state, 1, 0, (lagging.end.roll, lagging.end.offset, lagging.count))
     assert [*state.closed] == [1]
     return state
 
@@ -1168,7 +1168,7 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
             await played.until(lambda: not data.merger._files)
             # Its publisher comes again: the copy goes on behind what is merged.
             again = await data.copies.open_copy(session)
-            assert again.receiver.place == LogOffset(0, lagging.end.y, 0)
+            assert again.receiver.place == LogOffset(0, lagging.end.roll, 0)
 
     asyncio.run(play())
 
@@ -1248,7 +1248,7 @@ def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             copy = data.copies.get(1)
-            segments = [SegmentId(0, y) for y in range(lagging.end.y + 2)]
+            segments = [SegmentId(0, roll) for roll in range(lagging.end.roll + 2)]
             for _ in range(2):
                 known = [copy._header_of(segment) for segment in segments]
                 assert known == [read_header(REAL, str(lagging.copy_path), one) for one in segments]

@@ -64,7 +64,7 @@ class Kept:
             copy.close()
             header = read_header(REAL, path, SegmentId(0, 0))
             assert header is not None
-            opened = OpenRun(f"feed{which}", incarnation, None, 0, header.life)
+            opened = OpenRun(f"feed{which}", incarnation, None, 0, header.run_id)
             must(RunOpened, apply(self.state, opened))
         do_merge(self.state, MergeRange(1, 0, 0, 64, 128, 0, 10, 0, 0))
         self.ends = dict.fromkeys((1, 2, 3), 30)
@@ -154,7 +154,7 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
 
 def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> None:
     reset(kept.state)
-    do_open(kept.state, "feed1", x=1)
+    do_open(kept.state, "feed1", run=1)
     reset(kept.state, 3)
     found = kept.clearing()
     found.clear(kept.state)
@@ -171,7 +171,7 @@ def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
 
 def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> None:
     shutil.rmtree(kept.merged)
-    log = MergedLogBuilder(kept.merged, cluster_id=CLUSTER, stream="s", x=2)
+    log = MergedLogBuilder(kept.merged, cluster_id=CLUSTER, stream="s", run=2)
     log.merge_all([str(kept.sessions / "1")])
     log.close()
     reset(kept.state)
@@ -194,7 +194,7 @@ def story() -> Story:
     """Six orders, a hard reset, and one order behind it."""
     story = Story.drawn()
     reset(story.state, 7)
-    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -270,7 +270,7 @@ def test_behind_a_hard_reset_instructions_that_write_nothing_are_durable() -> No
 def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_nothing() -> None:
     story, reached = cleared_story()
     empty = without_bytes(story.state)
-    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -291,7 +291,7 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
     cleared = story.state.cleared
     empty = without_bytes(story.state)
     behind = reached._replace(instruction=empty.instruction)
-    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -313,11 +313,11 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
     assert len(files[0][SegmentId(7, 0)]) == story.end.offset
 
 
-def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything_is_written() -> None:
+def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_run_before_anything_is_written() -> None:
     story, _ = cleared_story()
     empty = without_bytes(story.state)
     must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
-    must(RunOpened, apply(story.state, opening("p0", x=1, newest=1)))
+    must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
     written = story.sessions[1]
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
@@ -334,7 +334,7 @@ def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_x_before_anything
         merger.close()
 
 
-def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
+def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_run() -> None:
     story = Story.drawn()
     must(ClusterReset, apply(story.state, ResetCluster(False, 1 << 16, 77, REQUEST, "n1")))
     written = story.sessions[1]
@@ -360,17 +360,19 @@ def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_x() -> None:
 def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> None:
     """A node that is slow proposes to open an X behind which others have gone on already."""
     state = new_state()
-    session_id = do_open(state, "a", x=0)
+    session_id = do_open(state, "a", run=0)
     intakes = intakes_of(state)
-    late = opening("a", x=0)
+    late = opening("a", run=0)
     hello = PushHello("s", "a", late.incarnation, None)
 
     async def play() -> None:
-        state.sessions[session_id] = replace(state.sessions[session_id], lives=(), last_x=-1)  # Not yet here.
-        asking = asyncio.create_task(intakes.open_session(hello, Run(0, late.life)))
+        state.sessions[session_id] = replace(
+            state.sessions[session_id], lives=(), last_run=-1
+        )  # Not yet here.
+        asking = asyncio.create_task(intakes.open_session(hello, Run(0, late.run_id)))
         await asyncio.sleep(0)
         state.sessions[session_id] = replace(
-            state.sessions[session_id], lives=(), last_x=2, done=(1, End(0, 128, 10))
+            state.sessions[session_id], lives=(), last_run=2, done=(1, End(0, 128, 10))
         )
         command = replace(late, newest=session_id)
         intakes.on_applied(command, apply(state, command))
@@ -391,22 +393,22 @@ def intakes_of(state: SequencerState) -> SessionIngest:
 
 def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_last() -> None:
     state = new_state()
-    session_id = do_open(state, "a", x=3)
-    do_merge(state, piece(session_id, x=3))
+    session_id = do_open(state, "a", run=3)
+    do_merge(state, piece(session_id, run=3))
     intakes = intakes_of(state)
     assert intakes.start(state.sessions[session_id], None).place == LogOffset(3, 0, 128)
     reset(state)
     assert intakes.start(state.sessions[session_id], None).place == LogOffset(4, 0, 0)
-    stale = opening("a", x=3)
+    stale = opening("a", run=3)
 
     async def play() -> None:
         hello = PushHello("s", "a", stale.incarnation, None)
         with pytest.raises(Fenced, match="a reset of the cluster ended X 3"):
-            await intakes.open_session(hello, Run(3, stale.life))
+            await intakes.open_session(hello, Run(3, stale.run_id))
 
     asyncio.run(play())
-    do_open(state, "a", x=5)
-    do_merge(state, piece(session_id, x=5))
+    do_open(state, "a", run=5)
+    do_merge(state, piece(session_id, run=5))
     assert intakes.start(state.sessions[session_id], None).place == LogOffset(5, 0, 128)
 
 

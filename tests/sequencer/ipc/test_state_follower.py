@@ -51,14 +51,14 @@ def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapsho
     replica, state = Bench(), new_state()
     do_open(state)
     older = encode_state(state)
-    do_open(state, x=1)
+    do_open(state, run=1)
     do_fence(state)
     replica.snapshot(3, state)
     replica.on_message(pb.ToData(snapshot=pb.ControlSnapshot(index=1, state=older)))
     assert replica.heard[-1] is None
     assert replica.state.sessions[1].lives[0].is_fenced
     # What control applies again is known already; what is new follows.
-    replica.applied(2, opening(x=1))
+    replica.applied(2, opening(run=1))
     replica.applied(3, opening("wrong", incarnation=5))
     assert replica.index == 3
     replica.applied(4, opening("b", incarnation=1))

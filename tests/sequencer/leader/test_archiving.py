@@ -25,7 +25,8 @@ class Stage:
     def __init__(self) -> None:
         self.state: SequencerState = new_state()
         self.state.segments.extend(
-            MergedSegment(SegmentId(0, y), 10 * y, 10 * y + 10, 20, 0, y * HOUR_NS) for y in range(4)
+            MergedSegment(SegmentId(0, roll), 10 * roll, 10 * roll + 10, 20, 0, roll * HOUR_NS)
+            for roll in range(4)
         )
         self.state.merged = MergedEnd(SegmentId(0, 4), offset=64, first=40)
         self.state.position = 45

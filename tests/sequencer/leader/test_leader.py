@@ -102,8 +102,8 @@ class Bench:
         self.sequences[node] = sequence
         values = {"boot": b"b", "clock_ns": CLOCK_NS, "sequence": sequence, "is_full": sequence == 0}
         report = pb.Report(**(values | fields))  # type: ignore[arg-type]
-        for (session_id, x, y), one in (marks or {}).items():
-            report.segments.add(session_id=session_id, x=x, y=y, marks=pack_marks(one))
+        for (session_id, run, roll), one in (marks or {}).items():
+            report.segments.add(session_id=session_id, run=run, roll=roll, marks=pack_marks(one))
         self.leader.on_report(node, report)
 
     def commit(self, content: bytes, future: Future[int] | None = None) -> Outcome:
@@ -161,7 +161,7 @@ def writing(batches: int, size: int = 80, salt: int = 1) -> Writing:
 
 
 def marks_of(one: Writing, session_id: int = 1) -> dict[tuple[int, int, int], list[BatchBoundary]]:
-    return {(session_id, one.x, y): marks for y, marks in enumerate(one.segments)}
+    return {(session_id, one.run, roll): marks for roll, marks in enumerate(one.segments)}
 
 
 def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):
@@ -302,8 +302,8 @@ def _all(lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoun
 def _held(rng: random.Random, lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
     found: dict[tuple[int, int, int], list[BatchBoundary]] = {}
     for session_id, one in lives.items():
-        for y, marks in one.up_to(rng.choice(one.ends())):
-            found[session_id, 0, y] = marks
+        for roll, marks in one.up_to(rng.choice(one.ends())):
+            found[session_id, 0, roll] = marks
     return found
 
 
@@ -572,8 +572,8 @@ def test_one_clock_that_is_ahead_rolls_nothing(bench):
 
 def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench):
     do_open(bench.state)
-    do_open(bench.state, x=1)
-    end = pb.SessionEnd(session_id=1, x=0, y=0, offset=64)
+    do_open(bench.state, run=1)
+    end = pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
     for node in "ab":
         report = pb.Report(boot=b"b", is_full=True, clock_ns=CLOCK_NS)
         report.segments.add(session_id=1, announced=end)
@@ -602,11 +602,11 @@ def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, ca
 
 def test_a_run_of_whose_end_nodes_have_other_bytes_is_not_closed_and_both_are_named(bench, caplog):
     do_open(bench.state)
-    do_open(bench.state, x=1)
+    do_open(bench.state, run=1)
     do_fence(bench.state)
     for node, chain in (("a", 111), ("b", 222)):
         report = pb.Report(boot=b"b", is_full=True, clock_ns=CLOCK_NS)
-        end = pb.SessionEnd(session_id=1, x=0, y=0, offset=128, number=8, chain=chain)
+        end = pb.SessionEnd(session_id=1, run=0, roll=0, offset=128, number=8, chain=chain)
         report.segments.add(session_id=1, final=end)
         bench.leader.on_report(node, report)
     bench.leader.plan()
@@ -785,8 +785,8 @@ def end_report(bench: Bench, node: str, session_id: int, offset: int, number: in
     """The node says what is final of the session's first start."""
     sequence = bench.sequences[node] = bench.sequences[node] + 1
     report = pb.Report(boot=b"b", clock_ns=CLOCK_NS, sequence=sequence)
-    final = pb.SessionEnd(session_id=session_id, x=0, y=0, offset=offset, number=number)
-    report.segments.add(session_id=session_id, x=0, y=0, final=final)
+    final = pb.SessionEnd(session_id=session_id, run=0, roll=0, offset=offset, number=number)
+    report.segments.add(session_id=session_id, run=0, roll=0, final=final)
     bench.leader.on_report(node, report)
 
 

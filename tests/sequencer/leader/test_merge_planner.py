@@ -30,12 +30,12 @@ MIB = 1 << 20
 
 
 def held(
-    board: ReplicationTracker, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2
+    board: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
 ) -> None:
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     for node in range(nodes):
-        board.on_marks(f"n{node}", SegmentKey(session_id, x, y), marks)
+        board.on_marks(f"n{node}", SegmentKey(session_id, run, roll), marks)
 
 
 def stage(
@@ -102,16 +102,16 @@ def test_what_was_planned_and_vanished_is_planned_again() -> None:
 
 def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_flight() -> None:
     state, board, speculation = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 128, 10))
     held(board, 1, 128)
-    held(board, 1, 128, x=1)
+    held(board, 1, 128, run=1)
     merges = [planned(speculation, board) for _ in range(2)]
-    assert [merge.ranges for merge in merges] == [(piece(),), (piece(x=1),)]
+    assert [merge.ranges for merge in merges] == [(piece(),), (piece(run=1),)]
     assert maybe_planned(speculation, board) is None
-    do_open(state, "s0", x=5)
-    held(board, 1, 128, 256, x=1)
+    do_open(state, "s0", run=5)
+    held(board, 1, 128, 256, run=1)
     merges.append(planned(speculation, board))
     for merge in merges:
         must(RangesMerged, apply(state, merge))
@@ -120,13 +120,13 @@ def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_fligh
 
 def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
     state, board, speculation = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     held(board, 1, 128)
-    held(board, 1, 128, x=1)
+    held(board, 1, 128, run=1)
     must(RangesMerged, apply(state, planned(speculation, board)))
     do_fence(state)
     speculation.on_applied(apply(state, CloseRun(1, 0, 0, 128, 10)))
-    assert planned(speculation, board).ranges == (piece(x=1),)
+    assert planned(speculation, board).ranges == (piece(run=1),)
 
 
 def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
@@ -135,7 +135,7 @@ def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
     marks = [BatchBoundary(64, 10, 7), BatchBoundary(128, 20, 8)]
     for node in ("n0", "n1"):
         board.on_marks(node, SegmentKey(1, 0, 1), marks)
-    for want in (piece(), piece(y=1, first=10, chains=(7, 8))):
+    for want in (piece(), piece(roll=1, first=10, chains=(7, 8))):
         merge = planned(speculation, board)
         assert merge.ranges == (want,)
         must(RangesMerged, apply(state, merge))
@@ -143,7 +143,7 @@ def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
 
 def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
     _, board, speculation = stage()
-    held(board, 1, 128, y=1)
+    held(board, 1, 128, roll=1)
     assert maybe_planned(speculation, board) is None
 
 
@@ -187,12 +187,12 @@ def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
 
 def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> None:
     state, board, speculation = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 128, 10))
     held(board, 1, 128, 256)
-    held(board, 1, 128, x=1)
-    for want in (piece(), piece(x=1)):
+    held(board, 1, 128, run=1)
+    for want in (piece(), piece(run=1)):
         merge = planned(speculation, board)
         assert merge.ranges == (want,)
         must(RangesMerged, apply(state, merge))
@@ -350,7 +350,7 @@ def test_a_written_life_is_what_its_marks_say() -> None:
     written.append(16, 1)
     assert [tuple(end) for end in written.ends()] == [(0, 64, 100), (0, 72, 102), (1, 64, 102), (1, 80, 103)]
     assert written.end == written.ends()[-1]
-    assert [y for y, _ in written.up_to(written.ends()[1])] == [0]
+    assert [roll for roll, _ in written.up_to(written.ends()[1])] == [0]
 
 
 # Who can supply what is committed

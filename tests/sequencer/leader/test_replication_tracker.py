@@ -69,14 +69,14 @@ class DumbBoard:
         self.said = [one for one in self.said if one[0] != node]
         self.finals = {key: end for key, end in self.finals.items() if key[2] != node}
 
-    def forget_below(self, session_id: int, x: int, y: int, offset: int) -> None:
+    def forget_below(self, session_id: int, run: int, roll: int, offset: int) -> None:
         self.said = [
             (node, key, one)
             for node, key, one in self.said
-            if key.session_id != session_id or (*key[1:], one.offset) >= (x, y, offset)
+            if key.session_id != session_id or (*key[1:], one.offset) >= (run, roll, offset)
         ]
-        self.announced = {k: end for k, end in self.announced.items() if k[0] != session_id or k[1] >= x}
-        self.finals = {k: end for k, end in self.finals.items() if k[0] != session_id or k[1] >= x}
+        self.announced = {k: end for k, end in self.announced.items() if k[0] != session_id or k[1] >= run}
+        self.finals = {k: end for k, end in self.finals.items() if k[0] != session_id or k[1] >= run}
 
 
 MARKS = st.lists(st.sampled_from(OFFSETS), unique=True) | st.just(OFFSETS)

@@ -15,18 +15,18 @@ from sequencer.state.write_plan import SessionEnd
 
 
 def held(
-    board: ReplicationTracker, session_id: int, *offsets: int, x: int = 0, y: int = 0, nodes: int = 2
+    board: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
 ) -> None:
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
     for node in range(nodes):
-        holds(f"n{node}", board, *offsets, session_id=session_id, x=x, y=y)
+        holds(f"n{node}", board, *offsets, session_id=session_id, run=run, roll=roll)
 
 
 def holds(
-    node: str, board: ReplicationTracker, *offsets: int, session_id: int = 1, x: int = 0, y: int = 0
+    node: str, board: ReplicationTracker, *offsets: int, session_id: int = 1, run: int = 0, roll: int = 0
 ) -> None:
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
-    board.on_marks(node, SegmentKey(session_id, x, y), marks)
+    board.on_marks(node, SegmentKey(session_id, run, roll), marks)
 
 
 def stage() -> tuple[SequencerState, ReplicationTracker]:
@@ -41,9 +41,9 @@ def planned(state: SequencerState, board: ReplicationTracker) -> list[FenceRun |
 
 
 def final(
-    node: int, board: ReplicationTracker, offset: int, *, session_id: int = 1, x: int = 0, y: int = 0
+    node: int, board: ReplicationTracker, offset: int, *, session_id: int = 1, run: int = 0, roll: int = 0
 ) -> None:
-    board.on_final(f"n{node}", SessionEnd(session_id, x, y, offset, (offset - 64) // 8), None)
+    board.on_final(f"n{node}", SessionEnd(session_id, run, roll, offset, (offset - 64) // 8), None)
 
 
 def test_a_life_without_successor_is_never_ended() -> None:
@@ -54,7 +54,7 @@ def test_a_life_without_successor_is_never_ended() -> None:
 
 def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announced() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     board.on_announced(SessionEnd(1, 0, 0, 256, 20))
     held(board, 1, 128, 256, nodes=1)
     held(board, 1, 128)
@@ -68,7 +68,7 @@ def test_a_life_with_a_successor_is_fenced_when_a_majority_has_what_was_announce
 )
 def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: SessionEnd) -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_merge(state, piece())
     board.on_announced(end)
     assert planned(state, board) == [FenceRun(1, 0)]
@@ -77,7 +77,7 @@ def test_what_was_announced_needs_no_report_if_it_is_empty_or_merged(end: Sessio
 def test_a_life_of_whose_end_nobody_has_word_is_not_fenced() -> None:
     """Its sender may be cut off for hours, with messages that only its own disk has."""
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     held(board, 1, 128)
     assert planned(state, board) == []
 
@@ -93,13 +93,13 @@ def test_an_incarnation_that_was_taken_over_is_fenced_at_once() -> None:
 
 def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     final(0, board, 128)
     assert planned(state, board) == []
     final(1, board, 64)
     assert planned(state, board) == [CloseRun(1, 0, 0, 128, 8)]
-    final(2, board, 64, y=1)
+    final(2, board, 64, roll=1)
     assert planned(state, board) == [CloseRun(1, 0, 1, 64, 0)]
     board.forget_node("n1")
     board.forget_node("n2")
@@ -109,7 +109,7 @@ def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
 def test_a_life_is_never_closed_below_what_is_merged() -> None:
     """Nodes that were built anew hold less."""
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_merge(state, piece())
     do_fence(state)
     for node in range(3):
@@ -121,7 +121,7 @@ def test_a_life_is_never_closed_below_what_is_merged() -> None:
 
 def test_a_life_is_not_ended_where_nodes_disagree() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     held(board, 1, 128)
     board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
     assert planned(state, board) == []
@@ -133,7 +133,7 @@ def test_a_life_is_not_ended_where_nodes_disagree() -> None:
 
 def test_nodes_whose_ends_are_at_one_place_with_other_bytes_before_it_end_no_life() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     end = SessionEnd(1, 0, 0, 128, 8)
     board.on_final("n0", end, 111)
@@ -147,7 +147,7 @@ def test_nodes_whose_ends_are_at_one_place_with_other_bytes_before_it_end_no_lif
 @pytest.mark.parametrize("is_final_first", [False, True])
 def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_final_first: bool) -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     further = [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)]
     if not is_final_first:
@@ -162,7 +162,7 @@ def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_fi
 
 def test_ends_that_agree_to_the_last_byte_end_a_life() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_fence(state)
     board.on_final("n0", SessionEnd(1, 0, 0, 256, 16), 112)
     board.on_marks("n0", SegmentKey(1, 0, 0), [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)])
@@ -190,7 +190,7 @@ def test_an_incarnation_is_closed_behind_the_older_one() -> None:
 
 def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_life_that_was_open() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     do_join(state, "n2", disk=1)
     do_fence(state)
     final(2, board, 64)
@@ -205,7 +205,7 @@ def test_a_disk_that_took_the_place_of_another_has_no_say_about_the_end_of_a_lif
 
 def test_where_all_nodes_have_their_say_no_disk_need_be_whole() -> None:
     state, board = stage()
-    do_open(state, "s0", x=1)
+    do_open(state, "s0", run=1)
     for node in ("n0", "n1", "n2"):
         do_join(state, node, disk=1)
     do_fence(state)
@@ -333,7 +333,7 @@ def test_a_disk_that_was_lost_too_does_not_vouch_for_another_unless_all_others_a
 def closed_at_256(*, superseded: bool = True) -> tuple[SequencerState, ReplicationTracker, SessionCloser]:
     """X 0 of session 1 was closed where n2 alone had come to; n2's disk was lost since."""
     state, board = stage()
-    do_open(state, "s0", incarnation=1) if superseded else do_open(state, "s0", x=1)
+    do_open(state, "s0", incarnation=1) if superseded else do_open(state, "s0", run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 256, 20))
     do_join(state, "n2", disk=1)

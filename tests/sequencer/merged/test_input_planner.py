@@ -30,11 +30,11 @@ def in_halves() -> Story:
     drawn = Story.drawn()
     story.state, story.sessions = Story.drawn(instructions=0).state, drawn.sessions
     one = drawn.sessions[1]
-    for y in range(3):
-        last = len(one.marks[0, y]) - 1
-        story.merge(one.range_of(1, 0, y, 0, 1))
+    for roll in range(3):
+        last = len(one.marks[0, roll]) - 1
+        story.merge(one.range_of(1, 0, roll, 0, 1))
         if last > 1:
-            story.merge(one.range_of(1, 0, y, 1, last))
+            story.merge(one.range_of(1, 0, roll, 1, last))
     return story
 
 
@@ -42,7 +42,7 @@ def test_all_that_the_first_order_needs_is_fetched_and_of_later_ones_as_much_as_
     first = [block for block in STORY.orders[0].blocks if not block.is_declaration]
     found = plan_ranges(STORY.orders, lambda _: False, bytes_max=1)
     assert [(one.session_id, one.segment, one.start, one.end, one.chain_end) for one in found] == [
-        (block.session_id, SegmentId(block.x, block.y), block.start, block.end, block.chain_end)
+        (block.session_id, SegmentId(block.run, block.roll), block.start, block.end, block.chain_end)
         for block in first
     ]
     assert len(plan_ranges(STORY.orders, lambda _: False)) == len(BLOCKS), "each is of another segment"
@@ -59,14 +59,14 @@ def test_ranges_that_follow_each_other_in_a_segment_are_joined_unless_what_is_be
     story = in_halves()
     blocks = [block for order in story.orders for block in order.blocks if not block.is_declaration]
     found = plan_ranges(story.orders, lambda _: False)
-    assert [one.segment.y for one in found] == sorted({block.y for block in blocks})
+    assert [one.segment.roll for one in found] == sorted({block.roll for block in blocks})
     for one in found:
-        of_it = [block for block in blocks if block.y == one.segment.y]
+        of_it = [block for block in blocks if block.roll == one.segment.roll]
         assert (one.start, one.end, one.chain_end) == (64, of_it[-1].end, of_it[-1].chain_end)
     second = next(block for block in blocks if block.start > 64)
-    found = plan_ranges(story.orders, lambda block: block.y == second.y and block is not second)
-    (alone,) = [one for one in found if one.segment.y == second.y]
-    before = next(block for block in blocks if block.y == second.y and block.end == second.start)
+    found = plan_ranges(story.orders, lambda block: block.roll == second.roll and block is not second)
+    (alone,) = [one for one in found if one.segment.roll == second.roll]
+    before = next(block for block in blocks if block.roll == second.roll and block.end == second.start)
     assert (alone.start, alone.chain_start) == (second.start, before.chain_end)
 
 
@@ -102,7 +102,9 @@ def fetched_of(block: BlockWrite, *, chain_end: int) -> FetchedRange:
             ChecksummedBoundary(block.end, 3, chain_end, 6, 9, 0),
         ]
     )
-    one = SessionRange(block.session_id, SegmentId(block.x, block.y), block.start, 1, block.end, chain_end)
+    one = SessionRange(
+        block.session_id, SegmentId(block.run, block.roll), block.start, 1, block.end, chain_end
+    )
     return FetchedRange(one, memoryview(bytes(block.end - block.start)), marks)
 
 

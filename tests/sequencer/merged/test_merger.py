@@ -175,7 +175,7 @@ def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_by
     begin(merger, STORY)
     wait_until(lambda: bool(sources.bad) or merger.failure is not None)
     bad_block = sources.bad[0]
-    assert (bad_block.session_id, bad_block.x, bad_block.y) == (2, 0, 3)
+    assert (bad_block.session_id, bad_block.run, bad_block.roll) == (2, 0, 3)
     wait_until(lambda: merger.missing is not None)
     assert merger.missing == MissingInput(2, SegmentId(0, 3), bad_block.start, bad_block.end)
     assert merger.written.instruction == STORY.orders[2].instruction
@@ -405,7 +405,7 @@ def test_orders_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
 def _gone(count: int, reason: TrimReason = TrimReason.TIME) -> list[MergedSegment]:
     """The story's first sealed segments, as the cluster trims them: each at a time of its own."""
     sealed = [*STORY.state.segments][:count]
-    return [one.trimmed(reason, 100 + one.id.y) for one in sealed]
+    return [one.trimmed(reason, 100 + one.id.roll) for one in sealed]
 
 
 def _table(merger: Merger) -> list[tuple[SegmentId, TrimReason, int]]:

@@ -324,7 +324,7 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
         flip(mine / "log.0.0", at)
         identity, header = read_identity(REAL, source), read_header(REAL, source, FIRST)
         assert header is not None
-        session = Session(1, "feed", identity.origin, None, lives=(OpenLife(0, header.life),))
+        session = Session(1, "feed", identity.origin, None, lives=(OpenLife(0, header.run_id),))
         pool = ThreadPoolExecutor(4)
         sync = GroupCommit()
         copies = SessionReplicas(
@@ -342,7 +342,7 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
             endpoints = [f"localhost:{free_port()}", endpoint]
 
             async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
-                life = Run(0, header.life)
+                life = Run(0, header.run_id)
                 await fetch_copy(copies, aside, session, life, segment, end, "s", endpoints, tls)
 
             async with running(tmp_path, fetch) as mender:

@@ -31,17 +31,19 @@ class Stage:
         self.written.append(104, 5)
         self.now_ns = 0
 
-    def report(self, node: str, y: int, batches: int) -> None:
-        marks = self.written.segments[y][: batches + 1]
-        self.board.on_marks(node, SegmentKey(self.session_id, 0, y), marks)
+    def report(self, node: str, roll: int, batches: int) -> None:
+        marks = self.written.segments[roll][: batches + 1]
+        self.board.on_marks(node, SegmentKey(self.session_id, 0, roll), marks)
         self.supplying.on_news(self.session_id, node, self.now_ns)
 
     def plan(self, after_ns: int = QUIET_NS) -> list[FetchRequest]:
         self.now_ns += after_ns
         return self.supplying.plan(NODES, self.now_ns)
 
-    def lack(self, node: str, holder: str, y: int, batches: int) -> FetchRequest:
-        return FetchRequest(node, holder, self.session_id, 0, y, self.written.segments[y][batches].offset)
+    def lack(self, node: str, holder: str, roll: int, batches: int) -> FetchRequest:
+        return FetchRequest(
+            node, holder, self.session_id, 0, roll, self.written.segments[roll][batches].offset
+        )
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_what_is_merged_nobody_needs(stage: Stage) -> None:
 
 def test_of_a_life_that_is_being_closed_nothing_is_told(stage: Stage) -> None:
     stage.report("n1", 0, 1)
-    do_open(stage.state, x=1)
+    do_open(stage.state, run=1)
     do_fence(stage.state)
     assert stage.plan() == []
 
@@ -148,7 +150,7 @@ def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage
         report = pb.Report(boot=b"boot", is_full=True)
         if node == "n3":
             marks = pack_marks(stage.written.segments[0][:3])
-            report.segments.add(session_id=stage.session_id, x=0, y=0, marks=marks)
+            report.segments.add(session_id=stage.session_id, run=0, roll=0, marks=marks)
         leader.on_report(node, report)
     leader.tick()
     assert told == []

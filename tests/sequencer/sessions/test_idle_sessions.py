@@ -34,18 +34,18 @@ def incarnation(number: int) -> bytes:
     return number.to_bytes(16)
 
 
-def opening_of(state: SequencerState, name: str, number: int, x: int = 0) -> OpenRun:
-    return OpenRun(name, incarnation(number), None, x, x.to_bytes(8), newest_of(state, name))
+def opening_of(state: SequencerState, name: str, number: int, run: int = 0) -> OpenRun:
+    return OpenRun(name, incarnation(number), None, run, run.to_bytes(8), newest_of(state, name))
 
 
-def opened(state: SequencerState, name: str, number: int, x: int = 0) -> int:
-    return must(RunOpened, apply(state, opening_of(state, name, number, x))).session_id
+def opened(state: SequencerState, name: str, number: int, run: int = 0) -> int:
+    return must(RunOpened, apply(state, opening_of(state, name, number, run))).session_id
 
 
-def closed(state: SequencerState, session_id: int, x: int = 0) -> None:
+def closed(state: SequencerState, session_id: int, run: int = 0) -> None:
     """Nothing was published."""
-    do_fence(state, session_id, x)
-    do_close(state, session_id, x, (0, 64, 0))
+    do_fence(state, session_id, run)
+    do_close(state, session_id, run, (0, 64, 0))
 
 
 # Limits
@@ -61,7 +61,7 @@ def test_one_certificate_opens_no_more_sessions_than_are_allowed() -> None:
     assert "sessionsPerNameMax" in refused.why
     # What is open already stays open, and goes on with its next start.
     opened(state, "pub~a", 1)
-    opened(state, "pub~a", 1, x=1)
+    opened(state, "pub~a", 1, run=1)
     ids += [opened(state, name, number) for number, name in enumerate(["other", "third"], 3)]
     refused = must(CommandRejected, apply(state, opening_of(state, "fourth", 7)))
     assert refused.is_full
@@ -88,9 +88,9 @@ def test_a_closed_session_that_is_opened_again_counts() -> None:
     first = opened(state, "a", 1)
     closed(state, first)
     second = opened(state, "b", 2)
-    assert must(CommandRejected, apply(state, opening_of(state, "a", 1, x=1))).is_full
+    assert must(CommandRejected, apply(state, opening_of(state, "a", 1, run=1))).is_full
     closed(state, second)
-    assert opened(state, "a", 1, x=1) == first
+    assert opened(state, "a", 1, run=1) == first
 
 
 # What follows from the sessions
@@ -106,12 +106,12 @@ def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]
         if act == "open":
             before = apply(state, opening_of(state, name, which))
             if isinstance(before, CommandRejected) and session is not None:
-                apply(state, opening_of(state, name, which, x=session.last_x + 1))
+                apply(state, opening_of(state, name, which, run=session.last_run + 1))
         elif act == "close":
             for one in list(state.sessions.values()):
                 if one.name == name and one.life is not None:
-                    apply(state, FenceRun(one.id, one.life.x))
-                    apply(state, CloseRun(one.id, one.life.x, 0, 64, 0))
+                    apply(state, FenceRun(one.id, one.life.run))
+                    apply(state, CloseRun(one.id, one.life.run, 0, 64, 0))
         elif state.closed:
             known = state.sessions[next(iter(state.closed))]
             gone.add((known.name, known.incarnation))
@@ -212,8 +212,8 @@ def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbe
     do_close(state, 1, 0, (0, 128, 10))
     again = must(CommandRejected, apply(state, opening_of(state, "a", 0)))
     assert not again.is_full
-    assert opened(state, "a", 0, x=1) == 1
-    do_merge(state, piece(x=1, first=10))
+    assert opened(state, "a", 0, run=1) == 1
+    do_merge(state, piece(run=1, first=10))
     assert state.position == 20
 
 
@@ -247,8 +247,8 @@ def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() ->
     must(Forgotten, apply(state, Forget((1,))))
     assert state.session_of("a") is None
     state = decode_state(encode_state(state))
-    for x in (0, 1, 7):
-        assert must(CommandRejected, apply(state, opening_of(state, "a", 1, x))).is_fenced
+    for run in (0, 1, 7):
+        assert must(CommandRejected, apply(state, opening_of(state, "a", 1, run))).is_fenced
     assert opened(state, "b", 1) == 2, "another name is another session"
     assert opened(state, "a", 2) == 3
 

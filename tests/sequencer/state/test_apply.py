@@ -99,7 +99,7 @@ def merged(state: SequencerState) -> None:
 def closing(state: SequencerState) -> None:
     """X 0 of session 1 is merged up to 128, number 10, and closed at 256, number 20; X 3 is open."""
     merged(state)
-    do_open(state, x=3)
+    do_open(state, run=3)
     do_fence(state)
     do_close(state, 1, 0, (0, 256, 20))
 
@@ -136,8 +136,8 @@ def replaced(state: SequencerState) -> None:
 
 
 def full_of_lives(state: SequencerState) -> None:
-    for x in range(LIVES_MAX):
-        do_open(state, x=x)
+    for run in range(LIVES_MAX):
+        do_open(state, run=run)
 
 
 def rolled(state: SequencerState) -> None:
@@ -161,17 +161,17 @@ def full_of_holds(state: SequencerState) -> None:
 REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     # Openings
     "X open with another life": (opened, lambda _: opening(life=99), "open with another life"),
-    "X below the last": (done, lambda _: opening(x=2), "is over"),
-    "X that is merged whole": (done, lambda _: opening(x=0), "is over"),
+    "X below the last": (done, lambda _: opening(run=2), "is over"),
+    "X that is merged whole": (done, lambda _: opening(run=0), "is over"),
     "the last X, merged whole": (
         lambda state: (opened(state), do_fence(state), do_close(state, 1, 0, (0, 64, 0))),
-        lambda _: opening(x=0),
+        lambda _: opening(run=0),
         "is over",
     ),
-    "another dedup id": (opened, lambda _: opening(x=1, dedup="d"), "dedup id is None, not d"),
-    "no dedup id": (dedup, lambda _: opening(x=1), "dedup id is d, not None"),
-    "an older incarnation": (taken_over, lambda _: opening(x=1), "newer incarnation"),
-    "an older incarnation again": (taken_over, lambda _: opening(x=0), "newer incarnation"),
+    "another dedup id": (opened, lambda _: opening(run=1, dedup="d"), "dedup id is None, not d"),
+    "no dedup id": (dedup, lambda _: opening(run=1), "dedup id is d, not None"),
+    "an older incarnation": (taken_over, lambda _: opening(run=1), "newer incarnation"),
+    "an older incarnation again": (taken_over, lambda _: opening(run=0), "newer incarnation"),
     "an incarnation that was late": (taken_over, lambda _: opening(incarnation=2), "another incarnation"),
     "an incarnation that knew another one": (
         taken_over,
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda _: opening(newest=1),
         "another incarnation",
     ),
-    "too many lives": (full_of_lives, lambda _: opening(x=LIVES_MAX), "lives of the session wait"),
+    "too many lives": (full_of_lives, lambda _: opening(run=LIVES_MAX), "lives of the session wait"),
     # Fences
     "fence of no session": (opened, lambda _: FenceRun(2, 0), "no session number 0 to fence"),
     "fence of no X": (opened, lambda _: FenceRun(1, 1), "no session number 1 to fence"),
@@ -280,10 +280,10 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda s: merging(s, piece()),
         "nothing open",
     ),
-    "of a later X": (closing, lambda s: merging(s, piece(x=3)), "session number 3 where 0 is merged"),
-    "of an earlier X": (done, lambda s: merging(s, piece(x=0)), "session number 0 where 3 is merged"),
+    "of a later X": (closing, lambda s: merging(s, piece(run=3)), "session number 3 where 0 is merged"),
+    "of an earlier X": (done, lambda s: merging(s, piece(run=0)), "session number 0 where 3 is merged"),
     "not at the beginning": (opened, lambda s: merging(s, piece(start=128, end=256)), "must begin"),
-    "not in the first segment": (opened, lambda s: merging(s, piece(y=1)), "must begin"),
+    "not in the first segment": (opened, lambda s: merging(s, piece(roll=1)), "must begin"),
     "a hole": (merged, lambda s: merging(s, piece(start=136, end=256, first=10)), "must follow"),
     "an overlap": (merged, lambda s: merging(s, piece(start=120, end=256, first=10)), "must follow"),
     "the same again": (merged, lambda s: merging(s, piece()), "must follow"),
@@ -296,11 +296,15 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     "a number too high": (merged, lambda s: merging(s, piece(start=128, end=256, first=11)), "must follow"),
     "the middle of the next segment": (
         merged,
-        lambda s: merging(s, piece(start=128, end=256, first=10, y=1)),
+        lambda s: merging(s, piece(start=128, end=256, first=10, roll=1)),
         "must follow",
     ),
-    "the next segment but one": (merged, lambda s: merging(s, piece(first=10, y=2)), "must follow"),
-    "the next segment, a number missing": (merged, lambda s: merging(s, piece(first=11, y=1)), "must follow"),
+    "the next segment but one": (merged, lambda s: merging(s, piece(first=10, roll=2)), "must follow"),
+    "the next segment, a number missing": (
+        merged,
+        lambda s: merging(s, piece(first=11, roll=1)),
+        "must follow",
+    ),
     "beyond the end": (
         closing,
         lambda s: merging(s, piece(start=128, end=264, first=10)),
@@ -311,7 +315,7 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda s: merging(s, piece(start=128, end=256, first=10, count=11)),
         "beyond the end",
     ),
-    "beyond the last segment": (closing, lambda s: merging(s, piece(first=10, y=1)), "beyond the end"),
+    "beyond the last segment": (closing, lambda s: merging(s, piece(first=10, roll=1)), "beyond the end"),
     "before an older incarnation": (
         taken_over,
         lambda s: merging(s, piece(2)),
@@ -375,9 +379,9 @@ def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     assert apply(state, opening("a")) == RunOpened(1, 0)
     assert encode_state(state) == before
     assert state.by_name == {"a": 1, "b": 2}
-    assert apply(state, opening("a", x=7)) == RunOpened(1, 7)
-    assert [life.x for life in state.sessions[1].lives] == [0, 7]
-    assert state.sessions[1].last_x == 7
+    assert apply(state, opening("a", run=7)) == RunOpened(1, 7)
+    assert [life.run for life in state.sessions[1].lives] == [0, 7]
+    assert state.sessions[1].last_run == 7
 
 
 def test_an_opening_is_for_the_newest_incarnation_that_its_proposer_knew() -> None:
@@ -446,51 +450,51 @@ def test_a_configuration_changes_what_it_names() -> None:
     assert state.configuration == replace(Configuration(), roll_minutes=5, session_bytes_max=1000)
 
 
-def test_an_x_that_is_closed_above_what_is_merged_ends_when_all_is_merged() -> None:
+def test_a_run_that_is_closed_above_what_is_merged_ends_when_all_is_merged() -> None:
     state = new_state()
     closing(state)
-    assert [life.x for life in state.sessions[1].lives] == [0, 3]
+    assert [life.run for life in state.sessions[1].lives] == [0, 3]
     do_merge(state, piece(start=128, end=192, first=10, count=5))
     assert state.sessions[1].done is None
     do_merge(state, piece(start=192, end=256, first=15, count=5))
     session = state.sessions[1]
-    assert (session.done, session.consumed, [life.x for life in session.lives]) == (
+    assert (session.done, session.consumed, [life.run for life in session.lives]) == (
         (0, End(0, 256, 20)),
         None,
         [3],
     )
-    do_merge(state, piece(x=3, first=17))
+    do_merge(state, piece(run=3, first=17))
     assert end_of(state.sessions[1]) == End(0, 128, 27)
 
 
 @pytest.mark.parametrize("end", [(0, 128, 10), (1, 64, 10)], ids=["there", "in an empty next segment"])
-def test_an_x_that_is_closed_where_it_is_merged_ends_at_once(end: tuple[int, int, int]) -> None:
+def test_a_run_that_is_closed_where_it_is_merged_ends_at_once(end: tuple[int, int, int]) -> None:
     state = new_state()
     merged(state)
-    do_open(state, x=3)
+    do_open(state, run=3)
     do_fence(state)
     assert apply(state, CloseRun(1, 0, *end)) == RunClosed(1, 0, End(*end))
     assert state.sessions[1].done == (0, End(*end))
-    do_merge(state, piece(x=3, first=10))
+    do_merge(state, piece(run=3, first=10))
 
 
-def test_an_x_of_which_nobody_holds_a_byte_is_closed_empty() -> None:
+def test_a_run_of_which_nobody_holds_a_byte_is_closed_empty() -> None:
     state = new_state()
     opened(state)
-    do_open(state, x=1)
+    do_open(state, run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 64, 0))
     assert state.sessions[1].done == (0, End(0, 64, 0))
-    do_merge(state, piece(x=1))
+    do_merge(state, piece(run=1))
 
 
-def test_an_x_closed_at_the_start_of_a_later_segment_still_has_all_before_to_merge() -> None:
+def test_a_run_closed_at_the_start_of_a_later_segment_still_has_all_before_to_merge() -> None:
     """The publisher rolled, and wrote nothing more: the end is at 64, but of segment 1."""
     state = new_state()
     opened(state)
     do_fence(state)
     do_close(state, 1, 0, (1, 64, 10))
-    assert [life.x for life in state.sessions[1].lives] == [0]
+    assert [life.run for life in state.sessions[1].lives] == [0]
     do_merge(state, piece())
     assert state.sessions[1].done == (0, End(1, 64, 10))
 
@@ -498,8 +502,8 @@ def test_an_x_closed_at_the_start_of_a_later_segment_still_has_all_before_to_mer
 def test_a_range_goes_on_in_the_next_segment() -> None:
     state = new_state()
     merged(state)
-    do_merge(state, piece(y=1, first=10, chains=(0xABC, 128)))
-    do_merge(state, piece(y=1, start=128, end=192, first=20))
+    do_merge(state, piece(roll=1, first=10, chains=(0xABC, 128)))
+    do_merge(state, piece(roll=1, start=128, end=192, first=20))
     assert end_of(state.sessions[1]) == End(1, 192, 30)
 
 
@@ -764,24 +768,24 @@ class Sources:
         first = 0
         queue: list[Command | MergeRange] = self.queues.setdefault(session_id, [])
         lives = sorted(rng.sample(range(5), rng.randint(1, 3)))
-        for x in lives:
-            opening = OpenRun(name, incarnation, dedup, x, (x + 1).to_bytes(8, "little"))
-            if x == lives[0]:
+        for run in lives:
+            opening = OpenRun(name, incarnation, dedup, run, (run + 1).to_bytes(8, "little"))
+            if run == lives[0]:
                 self.opened.append(opening)
             else:
                 queue.append(opening)
-            for y in range(rng.randint(1, 3)):
+            for roll in range(rng.randint(1, 3)):
                 numbers = range(first, first + rng.randint(1, 12))
-                first = session.write(x, y, first, random_runs(rng, numbers, label))
-                queue += self._cut(session_id, x, y)
-                end = session.marks[x, y][-1]
-            queue += [FenceRun(session_id, x), CloseRun(session_id, x, y, end.offset, end.number)]
+                first = session.write(run, roll, first, random_runs(rng, numbers, label))
+                queue += self._cut(session_id, run, roll)
+                end = session.marks[run, roll][-1]
+            queue += [FenceRun(session_id, run), CloseRun(session_id, run, roll, end.offset, end.number)]
 
-    def _cut(self, session_id: int, x: int, y: int) -> list[MergeRange]:
+    def _cut(self, session_id: int, run: int, roll: int) -> list[MergeRange]:
         session = self.written[session_id]
-        last = len(session.marks[x, y]) - 1
+        last = len(session.marks[run, roll]) - 1
         cuts = sorted({0, last, *(self.rng.randint(0, last) for _ in range(self.rng.randint(0, 3)))})
-        return [session.range_of(session_id, x, y, a, b) for a, b in pairwise(cuts)]
+        return [session.range_of(session_id, run, roll, a, b) for a, b in pairwise(cuts)]
 
     def next_command(self, state: SequencerState) -> Command | None:
         """The next command of some sessions; instructions take ranges of several."""

@@ -214,8 +214,8 @@ def test_every_cut_of_a_command_is_refused_or_says_less(commands: list[Command])
 
 GOOD_RANGE: dict[str, Any] = {
     "session_id": 1,
-    "x": 0,
-    "y": 0,
+    "run": 0,
+    "roll": 0,
     "start": 64,
     "end": 128,
     "first": 0,
@@ -288,12 +288,12 @@ def test_an_instruction_that_cannot_be_is_refused(
         {"dedup_id": "a/b"},
         {"incarnation": b"I" * 15},
         {"incarnation": b""},
-        {"life": b"L" * 9},
+        {"run_id": b"L" * 9},
     ],
     ids=str,
 )
 def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any]) -> None:
-    good = {"session": "a", "incarnation": b"I" * 16, "dedup_id": "d", "x": 0, "life": b"L" * 8}
+    good = {"session": "a", "incarnation": b"I" * 16, "dedup_id": "d", "run": 0, "run_id": b"L" * 8}
     assert OpenRun(**good)
     with pytest.raises((ValueError, InvalidName)):
         OpenRun(**(good | fields))
@@ -403,7 +403,7 @@ def test_what_can_be_configured_is_the_configuration() -> None:
 
 def test_a_newer_version_or_kind_is_told_from_nonsense() -> None:
     newer = pb.Command(version=2)
-    newer.fence.x = 1
+    newer.fence.run = 1
     for message in (newer, pb.Command(version=1), pb.Command()):
         with pytest.raises(UnknownVersion):
             decode_command(message.SerializeToString())

@@ -117,18 +117,18 @@ def test_a_hard_reset_trims_all_that_is_merged_the_growing_segment_too() -> None
     assert state.cleared == ClearedRange(2, position, state.next_session_id, 2)
 
 
-def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_x() -> None:
+def test_positions_go_on_behind_a_hard_reset_in_a_segment_of_another_run() -> None:
     state = busy()
     position = state.position
     reset(state, is_hard=True)
-    do_open(state, "a", x=1)
-    order = do_merge(state, piece(1, x=1, first=900))
+    do_open(state, "a", run=1)
+    order = do_merge(state, piece(1, run=1, first=900))
     assert (order.segment, order.offset, order.first_position) == (SegmentId(2, 0), 0, position)
     assert do_roll(state).segment == SegmentId(2, 1)
-    assert do_merge(state, piece(1, x=1, start=128, end=256, first=910)).segment == SegmentId(2, 1)
+    assert do_merge(state, piece(1, run=1, start=128, end=256, first=910)).segment == SegmentId(2, 1)
     reset(state, is_hard=True, epoch=3)
-    do_open(state, "a", x=2)
-    assert do_merge(state, piece(1, x=2, first=950)).segment == SegmentId(3, 0)
+    do_open(state, "a", run=2)
+    assert do_merge(state, piece(1, run=2, first=950)).segment == SegmentId(3, 0)
 
 
 def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
@@ -146,20 +146,20 @@ def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
 
 def test_of_several_lives_that_wait_none_is_merged_any_more() -> None:
     state = busy()
-    do_open(state, "a", x=4)
-    do_open(state, "a", x=6)
+    do_open(state, "a", run=4)
+    do_open(state, "a", run=6)
     number = 20
     reset(state, is_hard=True)
     assert state.sessions[1].done == (6, End(*BEGIN, number))
     assert state.sessions[1].fenced_end == 7
 
 
-def test_the_same_directory_goes_on_with_its_next_x_and_no_earlier_one() -> None:
+def test_the_same_directory_goes_on_with_its_next_run_and_no_earlier_one() -> None:
     state = busy()
     reset(state, is_hard=True)
-    refused = refusal(state, opening("a", x=0))
+    refused = refusal(state, opening("a", run=0))
     assert refused.is_fenced
-    assert must(RunOpened, apply(state, opening("a", x=1, newest=1))) == RunOpened(1, 1)
+    assert must(RunOpened, apply(state, opening("a", run=1, newest=1))) == RunOpened(1, 1)
 
 
 def test_watermarks_survive_a_hard_reset() -> None:
@@ -173,7 +173,8 @@ def test_watermarks_survive_a_hard_reset() -> None:
 def test_no_more_trimmed_segments_are_remembered_than_the_bound() -> None:
     state = busy()
     state.segments.extend(
-        MergedSegment(SegmentId(0, 2 + y), 20 + y, 21 + y, 9, 1, 2) for y in range(TRIMMED_ENTRIES_MAX)
+        MergedSegment(SegmentId(0, 2 + roll), 20 + roll, 21 + roll, 9, 1, 2)
+        for roll in range(TRIMMED_ENTRIES_MAX)
     )
     reset(state, is_hard=True)
     assert len(state.segments) == TRIMMED_ENTRIES_MAX
@@ -200,7 +201,7 @@ def merged_in(state: SequencerState, *pieces: MergeRange) -> SegmentId:
     return do_merge(state, *pieces).segment
 
 
-def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_x() -> None:
+def test_behind_a_forced_soft_reset_merging_goes_on_in_a_segment_of_another_run() -> None:
     state = busy()
     growing, position, chain = state.merged.segment, state.position, state.merged.chain
     force(state)
@@ -243,17 +244,17 @@ def test_so_it_does_where_nothing_was_merged_since_a_hard_reset() -> None:
     reset(state, is_hard=True)
     force(state)
     assert state.cleared is not None
-    assert (state.cleared.epoch, state.cleared.x, state.cleared.position) == (2, 1 << 16, position)
-    do_open(state, "a", x=1, newest=1)
-    assert merged_in(state, piece(1, x=1, first=10)) == SegmentId(1 << 16, 0)
+    assert (state.cleared.epoch, state.cleared.run, state.cleared.position) == (2, 1 << 16, position)
+    do_open(state, "a", run=1, newest=1)
+    assert merged_in(state, piece(1, run=1, first=10)) == SegmentId(1 << 16, 0)
 
 
-def test_a_forced_hard_reset_begins_with_its_x() -> None:
+def test_a_forced_hard_reset_begins_with_its_run() -> None:
     state = busy()
     force(state, is_hard=True)
-    assert (state.merged.segment, state.merged.next_x) == (None, 0)
-    do_open(state, "a", x=1, newest=1)
-    assert merged_in(state, piece(1, x=1, first=10)) == SegmentId(1 << 16, 0)
+    assert (state.merged.segment, state.merged.next_run) == (None, 0)
+    do_open(state, "a", run=1, newest=1)
+    assert merged_in(state, piece(1, run=1, first=10)) == SegmentId(1 << 16, 0)
     assert state.force == ForcedQuorum(REQUEST, "n1")
 
 

@@ -165,7 +165,7 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
             set(mixed([*merged.declared])),
             merged.chain,
             merged.total_bytes,
-            merged.next_x,
+            merged.next_run,
         ),
         dict(mixed(state.sessions.items())),
         dict(mixed(state.wanted.items())),
@@ -221,13 +221,13 @@ CHANGES: list[Callable[[SequencerState], object]] = [
     lambda state: apply(state, SubmitRequest(b"r" * 16, 9, ReleaseHold("writer"))),
     lambda state: apply(state, DecideRequest(b"q" * 16, 6)),
     lambda state: do_open(state, "new", incarnation=5),
-    lambda state: do_open(state, "a", x=5),
+    lambda state: do_open(state, "a", run=5),
     lambda state: do_fence(state, 1, 4),
     lambda state: apply(state, CloseSession("b~c")),
     lambda state: apply(state, Forget((4,))),
     lambda state: state.closed.clear(),
     lambda state: state.forgotten.update({b"F" * 8: None}),
-    lambda state: do_merge(state, piece(1, x=4)),
+    lambda state: do_merge(state, piece(1, run=4)),
     lambda state: state.wanted.update(twins=7),
     lambda state: state.merged.declared.add(77),
     lambda state: state.segments.popleft(),
@@ -327,7 +327,7 @@ def grown() -> SequencerState:
     apply(state, Configure(roll_bytes=4096, roll_minutes=60, session_bytes_max=1 << 20))
     do_join(state, "n1", "n2")
     do_open(state, "a")
-    do_open(state, "a", x=4)
+    do_open(state, "a", run=4)
     do_join(state, "n1", disk=1)
     do_open(state, "b~c", dedup="twins", incarnation=1)
     do_merge(state, piece(1), piece(2, first=100))
@@ -360,8 +360,8 @@ def grown() -> SequencerState:
 def was_reset() -> SequencerState:
     state = grown()
     apply(state, ResetCluster(True, 2, 1_700_000_000_000_000_000, b"R" * 16))
-    do_open(state, "a", x=5)
-    do_merge(state, piece(1, x=5, first=900))
+    do_open(state, "a", run=5)
+    do_merge(state, piece(1, run=5, first=900))
     apply(state, ResetCluster(False, 1 << 16, 7, b"S" * 16, "n1"))
     return state
 

@@ -27,7 +27,8 @@ def sealed(count: int) -> SequencerState:
     """So many sealed segments of ten messages and 100 bytes, and one that grows."""
     state = new_state()
     state.segments.extend(
-        MergedSegment(SegmentId(0, y), 10 * y, 10 * (y + 1), 100, y, y + 1) for y in range(count)
+        MergedSegment(SegmentId(0, roll), 10 * roll, 10 * (roll + 1), 100, roll, roll + 1)
+        for roll in range(count)
     )
     state.merged = MergedEnd(SegmentId(0, count), first=10 * count)
     state.position = 10 * count + 5
