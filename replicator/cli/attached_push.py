@@ -106,7 +106,7 @@ def _listen(pushes: PushSidecar) -> None:
         for line in lines.take(data):
             match decode_line(line):
                 case PushRequested() | FinishRequested() as asked:
-                    pushes.take(asked)
+                    pushes.handle(asked)
                 case _:
                     logger.warning("request_malformed bytes=%d", len(line))
         return bool(data)

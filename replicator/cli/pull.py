@@ -17,7 +17,7 @@ import uvloop
 from replicator.cli.common import on_signals
 from replicator.protocol.handshake import HoldRejected, Wanted
 from replicator.pull.client import PullClient
-from replicator.pull.copy_repair import CopyMender, MendingPull
+from replicator.pull.copy_repair import CopyRepairer, RepairingPull
 from replicator.pull.local_copy import LocalCopy, Retention
 from replicator.pull.sidecar_copy import SidecarCopy
 from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
@@ -128,7 +128,7 @@ def pull(
             return
         keep_freed_memory()
         spare_what_is_loaded()
-        raise Interrupted(uvloop.run(_run(MendingPull(copy, make_client), is_attached=attached)))
+        raise Interrupted(uvloop.run(_run(RepairingPull(copy, make_client), is_attached=attached)))
 
 
 def _subscriber(tls: TLS | None, name: str | None) -> str | None:
@@ -178,9 +178,9 @@ def _client(stream: str, nodes: tuple[str, ...], tls: TLS | None, copy: LocalCop
 
 async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient]) -> None:
     """Repair corrupt segments, and report them."""
-    mender = CopyMender(copy, make_client)
+    mender = CopyRepairer(copy, make_client)
     try:
-        changed = await mender.mend_all()
+        changed = await mender.repair_all()
     finally:
         mender.close()
     for segment, count in changed.items():
@@ -189,7 +189,7 @@ async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient])
         click.echo(f"rt: nothing is corrupt in {copy.path}", err=True)
 
 
-async def _run(pull: MendingPull, *, is_attached: bool) -> int:
+async def _run(pull: RepairingPull, *, is_attached: bool) -> int:
     """Pull until a signal, or with `is_attached` the end of stdin, stops it; returns the signal."""
     running = asyncio.ensure_future(pull.run())
     stopped: list[int] = []

@@ -1,1 +1,1 @@
-"""What is sent on a replication stream, and its bytes."""
+"""The messages of a replication stream, and their bytes."""

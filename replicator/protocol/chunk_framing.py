@@ -1,8 +1,9 @@
-"""Chunks on the wire, past protobuf's own copies.
+"""Chunks on the wire, without protobuf's own copies.
 
-Laws. A chunk is framed by hand around the bytes of the file, in the very form that protobuf gives it, and
-what has this form is read in place: one copy at the sender, none at the receiver, where protobuf makes three
-and two. What is read here says what protobuf would read.
+Invariants:
+- A chunk is framed by hand around the bytes of the file, exactly as protobuf encodes it. A message of this
+  form is read in place: one copy at the sender, none at the receiver, where protobuf makes three and two.
+- What is read here is what protobuf would read.
 
     tag of the chunk, length | 0x0a, length, Place | 0x12, length, data up to the end
 """
@@ -13,7 +14,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from replicator.protocol.handshake import check_place
+from replicator.protocol.handshake import check_log_offset
 from replicator.protocol.messages import CHUNK_BYTES_MAX, Chunk, LogOffset
 from rt.errors import ProtocolViolation
 from rt.log.format.constants import Buffer
@@ -21,14 +22,13 @@ from rt.v1 import replication_pb2 as pb
 
 _PLACE: Final = 0x0A
 _DATA: Final = 0x12
-_PLACE_BYTES_MAX: Final = 6 + 6 + 11
-"""Three fields, each a tag and a number of 32 or 64 bits."""
+_PLACE_BYTES_MAX: Final = 6 + 6 + 11  # Three fields, each a tag and a number of 32 or 64 bits.
 
 
 def frame_chunk(tag: int, chunk: Chunk) -> bytes:
-    """The message that holds `chunk` in the field of `tag`; the data are copied once."""
+    """The message that holds `chunk` in the field of `tag`. The data are copied once."""
     place = pb.Place(
-        run=chunk.place.run, roll=chunk.place.roll, offset=chunk.place.offset
+        run=chunk.start.run, roll=chunk.start.roll, offset=chunk.start.offset
     ).SerializeToString()
     size = len(chunk.data)
     inner = b"".join((bytes((_PLACE, len(place))), place, bytes((_DATA,)), _varint(size)))
@@ -54,17 +54,17 @@ def framed_chunk(tag: int, data: bytes) -> Chunk | None:
         return None
     try:
         said = pb.Place.FromString(data[start:stop])
-        place = check_place(LogOffset(said.run, said.roll, said.offset))
+        place = check_log_offset(LogOffset(said.run, said.roll, said.offset))
     except (DecodeError, ValueError) as error:
-        raise ProtocolViolation(f"a chunk of no place: {error}") from error
+        raise ProtocolViolation(f"a chunk without a valid offset: {error}") from error
     return checked_chunk(place, memoryview(data)[content:])
 
 
 def checked_chunk(place: LogOffset, data: Buffer) -> Chunk:
-    """The chunk; `rt.ProtocolViolation` if it is empty or too large."""
+    """The chunk. `rt.ProtocolViolation` if it is empty or too large."""
     if not 0 < len(data) <= CHUNK_BYTES_MAX:
         raise ProtocolViolation(
-            "a chunk of a size that is not allowed",
+            "a chunk has an invalid size",
             where=place,
             got=len(data),
             expected=f"1 to {CHUNK_BYTES_MAX}",
@@ -82,7 +82,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at` and where it ends; -1 if it is not one of up to five bytes."""
+    """The number at `at` and where it ends; -1 if it is not a number of up to five bytes."""
     value = 0
     for index, byte in enumerate(data[at : at + 5]):
         value |= (byte & 0x7F) << 7 * index

@@ -1,8 +1,9 @@
 """Values to and from the bytes of `proto/rt/v1/replication.proto`.
 
-Law: whatever is decoded was checked; a bound that does not hold, or bytes that are no such message, raise
-`rt.ProtocolViolation`. Chunks go past protobuf (`replicator.protocol.chunk_framing`). `encode_…` and
-`decode_…` are the serialisers that gRPC wants; what is encoded once may go to several peers.
+Invariant: every decoded value was checked. Invalid values and invalid bytes raise `rt.ProtocolViolation`.
+
+Chunks bypass protobuf (`replicator.protocol.chunk_framing`). `encode_…` and `decode_…` are the serialisers of
+gRPC; an encoded message may go to several peers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from replicator.protocol.handshake import (
     PushProgress,
     PushStart,
     check_item,
-    check_place,
+    check_log_offset,
     check_progress,
 )
 from replicator.protocol.messages import Chunk, CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
@@ -42,29 +43,26 @@ from rt.v1 import replication_pb2 as pb
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
 PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 
-PushSaid: TypeAlias = PushHello | Run | Chunk | SegmentSealed
-PushAnswered: TypeAlias = PushStart | OpenReply | PushProgress
-PullAsked: TypeAlias = PullHello | PullProgress | Acknowledged
-PullAnswered: TypeAlias = (
+PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed
+PushReply: TypeAlias = PushStart | OpenReply | PushProgress
+PullRequest: TypeAlias = PullHello | PullProgress | Acknowledged
+PullReply: TypeAlias = (
     PullStart | Chunk | SegmentSealed | LogTrimmed | CompleteUpTo | HoldRejected | LogOutline
 )
 
 _Said = TypeVar("_Said", bound=Message)
 _Value = TypeVar("_Value")
 
-_IN_PUSH: Final = 0x1A
-"""The tag of `PushRequest.chunk`: field 3, a length follows."""
-_IN_PULL: Final = 0x12
-"""The tag of `PullReply.chunk`: field 2."""
+_IN_PUSH: Final = 0x1A  # The tag of `PushRequest.chunk`: field 3, a length follows.
+_IN_PULL: Final = 0x12  # The tag of `PullReply.chunk`: field 2.
 
 
-def encode_push_request(said: PushSaid) -> bytes:
-    """What a push client says."""
+def encode_push_request(said: PushRequest) -> bytes:
     match said:
         case Chunk():
             return frame_chunk(_IN_PUSH, said)
-        case Run(run, run_id):
-            return pb.PushRequest(run=pb.Run(run=run, run_id=run_id)).SerializeToString()
+        case Run(number, run_id):
+            return pb.PushRequest(run=pb.Run(run=number, run_id=run_id)).SerializeToString()
         case SegmentSealed():
             return pb.PushRequest(sealed=_sealed(said)).SerializeToString()
         case PushHello(stream, session, incarnation, dedup_id, cluster):
@@ -79,13 +77,12 @@ def encode_push_request(said: PushSaid) -> bytes:
             return pb.PushRequest(hello=hello).SerializeToString()
 
 
-def decode_push_request(data: bytes) -> PushSaid:
-    """What a push client said; a chunk's data lie in `data` itself."""
+def decode_push_request(data: bytes) -> PushRequest:
+    """The data of a chunk are a view of `data`."""
     return framed_chunk(_IN_PUSH, data) or _checked(pb.PushRequest, data, _push_request)
 
 
-def encode_push_reply(answered: PushAnswered) -> bytes:
-    """What a push server answers."""
+def encode_push_reply(answered: PushReply) -> bytes:
     match answered:
         case PushStart(cluster, epoch, members, node, place):
             start = pb.PushStart(
@@ -110,13 +107,11 @@ def encode_push_reply(answered: PushAnswered) -> bytes:
             return pb.PushReply(progress=progress).SerializeToString()
 
 
-def decode_push_reply(data: bytes) -> PushAnswered:
-    """What a push server answered."""
+def decode_push_reply(data: bytes) -> PushReply:
     return _checked(pb.PushReply, data, _push_reply)
 
 
-def encode_pull_request(asked: PullAsked) -> bytes:
-    """What a pull client asks."""
+def encode_pull_request(asked: PullRequest) -> bytes:
     match asked:
         case PullHello(stream, log):
             hello = pb.PullHello(version=PROTOCOL_VERSION, stream=stream)
@@ -135,13 +130,11 @@ def encode_pull_request(asked: PullAsked) -> bytes:
             return pb.PullRequest(acknowledged=_acknowledged(asked)).SerializeToString()
 
 
-def decode_pull_request(data: bytes) -> PullAsked:
-    """What a pull client asked."""
+def decode_pull_request(data: bytes) -> PullRequest:
     return _checked(pb.PullRequest, data, _pull_request)
 
 
-def encode_pull_reply(answered: PullAnswered) -> bytes:
-    """What a pull server answers."""
+def encode_pull_reply(answered: PullReply) -> bytes:
     match answered:
         case Chunk():
             return frame_chunk(_IN_PULL, answered)
@@ -171,8 +164,8 @@ def encode_pull_reply(answered: PullAnswered) -> bytes:
             return pb.PullReply(start=start).SerializeToString()
 
 
-def decode_pull_reply(data: bytes) -> PullAnswered:
-    """What a pull server answered; a chunk's data lie in `data` itself."""
+def decode_pull_reply(data: bytes) -> PullReply:
+    """The data of a chunk are a view of `data`."""
     return framed_chunk(_IN_PULL, data) or _checked(pb.PullReply, data, _pull_reply)
 
 
@@ -184,12 +177,12 @@ def _checked(kind: type[_Said], data: bytes, read: Callable[[_Said], _Value]) ->
         return read(kind.FromString(data))
     except (DecodeError, ValueError) as error:
         raise ProtocolViolation(
-            f"a peer sent a {kind.__name__} that is not valid: {error}",
-            hint="It runs another version of rt, or is no rt at all.",
+            f"a peer sent an invalid {kind.__name__}: {error}",
+            hint="The peer runs another version of rt, or another program.",
         ) from error
 
 
-def _push_request(message: pb.PushRequest) -> PushSaid:
+def _push_request(message: pb.PushRequest) -> PushRequest:
     match message.WhichOneof("kind"):
         case "hello":
             hello = message.hello
@@ -197,18 +190,18 @@ def _push_request(message: pb.PushRequest) -> PushSaid:
             dedup_id = hello.dedup_id or None
             return PushHello(hello.stream, hello.session, hello.incarnation, dedup_id, hello.cluster)
         case "run":
-            life = Run(message.run.run, message.run.run_id)
-            check_item(life)
-            return life
+            run = Run(message.run.run, message.run.run_id)
+            check_item(run)
+            return run
         case "chunk":
             return checked_chunk(_read_place(message.chunk.place), message.chunk.data)
         case "sealed":
             return _read_sealed(message.sealed)
         case _:
-            raise ValueError("it says nothing")
+            raise ValueError("it is empty")
 
 
-def _push_reply(message: pb.PushReply) -> PushAnswered:
+def _push_reply(message: pb.PushReply) -> PushReply:
     match message.WhichOneof("kind"):
         case "start":
             start = message.start
@@ -228,10 +221,10 @@ def _push_reply(message: pb.PushReply) -> PushAnswered:
                 )
             )
         case _:
-            raise ValueError("it says nothing")
+            raise ValueError("it is empty")
 
 
-def _pull_request(message: pb.PullRequest) -> PullAsked:
+def _pull_request(message: pb.PullRequest) -> PullRequest:
     match message.WhichOneof("kind"):
         case "hello":
             hello = message.hello
@@ -244,16 +237,16 @@ def _pull_request(message: pb.PullRequest) -> PullAsked:
                     place = _read_place(wanted.place)
                     return PullHello(hello.stream, PullSession(wanted.session_id, place, wanted.chain))
                 case _:
-                    raise ValueError("it asks for no log")
+                    raise ValueError("it names no log")
         case "progress":
             return PullProgress(message.progress.position, message.progress.is_synced)
         case "acknowledged":
             return _read_acknowledged(message.acknowledged)
         case _:
-            raise ValueError("it says nothing")
+            raise ValueError("it is empty")
 
 
-def _pull_reply(message: pb.PullReply) -> PullAnswered:
+def _pull_reply(message: pb.PullReply) -> PullReply:
     match message.WhichOneof("kind"):
         case "start":
             start = message.start
@@ -285,11 +278,11 @@ def _pull_reply(message: pb.PullReply) -> PullAnswered:
         case "outline":
             return LogOutline(tuple(map(_read_waypoint, message.outline.waypoints)))
         case _:
-            raise ValueError("it says nothing")
+            raise ValueError("it is empty")
 
 
 def _read_place(place: pb.Place) -> LogOffset:
-    return check_place(LogOffset(place.run, place.roll, place.offset))
+    return check_log_offset(LogOffset(place.run, place.roll, place.offset))
 
 
 def _read_waypoint(said: pb.Waypoint) -> Waypoint:
@@ -325,10 +318,10 @@ def _read_acknowledged(said: pb.Acknowledged) -> Acknowledged:
 def _check_version(version: int) -> None:
     if version != PROTOCOL_VERSION:
         raise UnknownVersion(
-            "a peer that speaks another version of the protocol",
+            "the peer uses another version of the protocol",
             got=version,
             expected=PROTOCOL_VERSION,
-            hint="Nodes are upgraded before their clients.",
+            hint="Upgrade the older side. Nodes are upgraded before their clients.",
         )
 
 
@@ -341,7 +334,7 @@ def _place(place: LogOffset | None) -> pb.Place | None:
 
 def _sealed(sealed: SegmentSealed) -> pb.Sealed:
     return pb.Sealed(
-        place=_place(sealed.place),
+        place=_place(sealed.end_offset),
         end=sealed.end,
         is_last_of_run=sealed.is_last_of_run,
         sealed_ns=sealed.sealed_ns,
@@ -351,8 +344,8 @@ def _sealed(sealed: SegmentSealed) -> pb.Sealed:
 def _merged(wanted: PullMerged) -> pb.PullMerged:
     return pb.PullMerged(
         cluster=wanted.cluster,
-        place=_place(wanted.place),
-        has_place=wanted.place is not None,
+        place=_place(wanted.offset),
+        has_place=wanted.offset is not None,
         end=wanted.end,
         chain=wanted.chain,
         from_position=wanted.position if isinstance(wanted.position, int) else None,

@@ -1,7 +1,7 @@
-"""What a batch whose checksums hold says, looked at without decoding its messages.
+"""Checks that the columns of a batch whose checksums hold can be decoded, without decoding its messages.
 
-Law: a batch that passes here is one that every reader can decode. The table in `rt.log.format.batch` lists
-each field and who checks it. Checksums and the header's own sums are looked at before.
+Invariant: every reader can decode a batch that passes here. The table in `rt.log.format.batch` lists each
+field and who checks it. Checksums and the header's own sums are checked before.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import numpy as np
 from rt.log.format.batch import CODEC_NONE, BadBatch, BatchHeader, UnknownCodec, check_values, expand_columns
 from rt.log.format.constants import TOPIC_BYTES_MAX, Buffer, padded
 
-_FEW: Final = 16
-"""Up to so many messages plain Python is quicker than calling numpy."""
-QUICK_BYTES_MAX: Final = 2**20
-"""Uncompressed bytes that a check may expand in an event loop."""
+_FEW: Final = 16  # Up to this number of messages plain Python is faster than numpy.
+QUICK_BYTES_MAX: Final = 2**20  # Uncompressed bytes that a check may expand in an event loop.
 
 
 class BadColumns(ValueError):
-    """What is wrong with a batch whose checksums hold, in words."""
+    """Why a batch whose checksums hold cannot be decoded."""
 
 
 def columns_of(header: BatchHeader, batch: memoryview) -> Buffer | None:
@@ -46,7 +44,9 @@ def dictionary_of(header: BatchHeader, columns: Buffer) -> bytes:
 
 @lru_cache(maxsize=4096)
 def topics_in(dictionary: bytes, count: int) -> tuple[bytes, ...]:
-    """The `count` topics of a dictionary, as UTF-8; most batches bring one of a few. `BadColumns`."""
+    """The `count` topics of a dictionary, as UTF-8. Most batches have one of a few dictionaries.
+    `BadColumns`.
+    """
     ends = np.frombuffer(dictionary, "<i4", count + 1).tolist()
     text = dictionary[4 * (count + 1) :]
     if ends[0] != 0 or ends[-1] != len(text) or any(end < start for start, end in pairwise(ends)):
@@ -63,7 +63,7 @@ def topics_in(dictionary: bytes, count: int) -> tuple[bytes, ...]:
 
 
 def expanded_bytes(header: BatchHeader) -> int:
-    """What `check_columns` expands of the batch: nothing of one that is not compressed."""
+    """How many bytes `check_columns` expands of the batch: 0 if it is not compressed."""
     return 0 if header.flags == CODEC_NONE else header.columns_bytes + header.values_bytes
 
 
@@ -102,7 +102,7 @@ def _check_plain(header: BatchHeader, columns: Buffer) -> None:
     if first != 0 or last != header.values_bytes or not rises:
         raise BadColumns("value offsets do not rise from 0 to the end of the values")
     if (low_ns, high_ns) != (header.timestamp_low_ns, header.timestamp_high_ns):
-        raise BadColumns("the time range in the header differs from the messages")
+        raise BadColumns("the time range in the header differs from that of the messages")
     topics_in(dictionary_of(header, columns), header.topic_count)
     if header.topic_count > 1:
         at += 8 * count

@@ -1,8 +1,7 @@
-"""Whether a node that is asked is in the epoch of the cluster that its client knows of. Pure.
+"""Checks that a node is in the epoch of the cluster that its client knows. Pure.
 
-The law: a client never goes back, nor from one line to another of the same generation. What a node says
-that was left behind in an earlier epoch is not what the cluster says; one that went on by force, apart from
-the one that is known, speaks of another log.
+Invariant: a client never goes back to an earlier epoch, nor to another line of the same generation. A node in
+an earlier epoch does not speak for the cluster; a node of another forced line has another log.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from rt.net.grpc_errors import Unreachable
 
 
 def check_epoch(known: int, epoch: int, node: str) -> bool:
-    """Whether `epoch`, which the node is in, is later than the one that is known (0: none yet).
+    """Whether `epoch`, the node's, is later than the `known` one (0: none yet).
 
-    `rt.Unreachable` if it is earlier: the node is asked again, it may follow; `rt.ClusterMismatch` if it was
+    `rt.Unreachable` if it is earlier: the node may follow, so ask it again. `rt.ClusterMismatch` if it was
     forced apart.
     """
     if epoch == known:
@@ -24,24 +23,26 @@ def check_epoch(known: int, epoch: int, node: str) -> bool:
         return True
     if is_rival(known, epoch):
         raise ClusterMismatch(
-            "the node went on by force, apart from those that were asked before",
+            "a forced reset separated this node from the nodes asked before",
             where=node,
             got=f"epoch {name_of(epoch)}",
             expected=f"epoch {name_of(known)}",
-            hint="Two epochs of one cluster were forced: empty the nodes of one, or begin a new directory.",
+            hint="Two forced resets made two clusters: empty the nodes of one, or use a new directory.",
         )
     if not is_later(known, epoch):
         raise Unreachable(
-            "the node is left behind in an earlier epoch of the cluster",
+            "the node is in an earlier epoch of the cluster",
             where=node,
             got=f"epoch {name_of(epoch)}",
             expected=f"epoch {name_of(known)}",
-            hint="Ask another. If it does not follow by itself, its log says what to do.",
+            hint="Ask another node. If this one does not follow by itself, its log says what to do.",
         )
     return True
 
 
 def check_line(line: int | None, epoch: int, node: str) -> None:
-    """`rt.Unreachable` unless the node is of that line: what others have is not of this log. None: of any."""
+    """`rt.Unreachable` unless the node is of that line (None: of any): other lines have other logs."""
     if line is not None and line_of(epoch) != line:
-        raise Unreachable("the node is in an epoch that was forced apart", where=node, got=name_of(epoch))
+        raise Unreachable(
+            "the node is in another line of epochs after a forced reset", where=node, got=name_of(epoch)
+        )

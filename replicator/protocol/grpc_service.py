@@ -1,4 +1,4 @@
-"""What the push and pull servers share: calls of grpc.aio, and how the service is put together."""
+"""What the push and pull servers share: calls of grpc.aio, and the registration of the service."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ ROLES: Final[dict[str, tuple[Role, ...]]] = {
     PUSH_METHOD: ("publisher",),
     PULL_METHOD: ("subscriber", "node", "operator"),
 }
-"""Who may call what, for `rt.net.grpc_channel.serve`."""
+"""The roles that may call each method, for `rt.net.grpc_channel.serve`."""
 HELLO_SECONDS: Final = 30.0
-"""A stream that says nothing holds a place that others may want. A hello that is here waits for its turn,
-behind a message of each other stream: for seconds on a node that 40 publishers flood."""
+"""How long a stream may wait with its hello. One message of each other stream goes first: seconds, if 40
+publishers flood the node.
+"""
 
 
 def replication_service(
     *, push: Handler | None = None, pull: Handler | None = None
 ) -> Callable[[grpc.aio.Server], None]:
-    """The service `Replication`, for `rt.net.grpc_channel.serve`; its messages come and go as bytes."""
+    """The service `Replication`, for `rt.net.grpc_channel.serve`. Its messages are bytes."""
     handlers = {"Push": push, "Pull": pull}
     service = grpc.method_handlers_generic_handler(
         SERVICE,
@@ -48,18 +49,18 @@ def replication_service(
 
 
 async def read_first(call: Call) -> bytes:
-    """The first message of a stream; `rt.ProtocolViolation` if none comes in time."""
+    """The first message of a stream. `rt.ProtocolViolation` if none comes in time."""
     try:
         first = await asyncio.wait_for(call.read(), HELLO_SECONDS)
     except TimeoutError:
         first = None
     if not isinstance(first, bytes):
-        raise ProtocolViolation("no hello came", expected=f"one within {HELLO_SECONDS:g} s")
+        raise ProtocolViolation("the client sent no hello", expected=f"one within {HELLO_SECONDS:g} s")
     return first
 
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run them side by side until one of them ends; end the others; raise what the first one raised."""
+    """Run all until one of them ends; end the others; raise what the first one raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     ended: list[asyncio.Future[None]] = []
     try:
@@ -72,17 +73,17 @@ async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
         while ended:
             ended.pop(0).result()
     finally:
-        # Else what is raised holds this frame, and the frame the task that raised it.
+        # Else the error holds this frame, and the frame holds the task that raised it.
         tasks.clear()
         ended.clear()
 
 
 @contextlib.contextmanager
 def frames_cleared() -> Iterator[None]:
-    """Let go of what the frames hold that an error of the block comes from.
+    """Clear the frames of an error of the block.
 
-    Errors and tasks refer to each other, so they would keep the last message of each stream that failed until
-    the garbage collector finds them: hundreds of megabytes, if a peer likes.
+    Errors and tasks refer to each other, so they would keep the last message of each failed stream until the
+    garbage collector finds them: hundreds of megabytes, if a peer tries.
     """
     try:
         yield

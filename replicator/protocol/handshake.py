@@ -1,8 +1,7 @@
-"""What both sides of a replication stream say beside the items of the log, as values.
+"""What both sides of a replication stream say beside the items of the log, as values. Pure.
 
-Pure. `proto/rt/v1/replication.proto` has them on the wire, and says what each field means; here stands what
-is checked when one is made, so that an illegal one cannot exist. `replicator/protocol/codec.py` carries them
-over.
+`proto/rt/v1/replication.proto` says what each field means on the wire. Here each value is checked when it is
+made, so that no invalid one exists. `replicator/protocol/codec.py` converts them.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from rt.names import check_dedup_id, check_name, check_session_name
 
 PROTOCOL_VERSION: Final = 1
 TOPICS_WANTED_MAX: Final = 1024
-"""Topics a filtered pull may name; one that wants more takes all and filters itself."""
+"""Topics that a filtered pull may name. A client that needs more pulls all topics and filters them itself."""
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
 
-NOWHERE: Final = LogOffset(0, 0, 0)
-"""Before the first byte of a log."""
+NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
 Wanted: TypeAlias = int | Literal["earliest", "latest"]
 
 
 @dataclass(frozen=True, slots=True)
 class PushHello:
-    """A push client's first word: whose log it brings. `cluster` is empty before the first push."""
+    """The first message of a push client: whose log it brings. `cluster` is empty before the first push."""
 
     stream: str
     session: str
@@ -50,13 +48,15 @@ class PushHello:
 
 @dataclass(frozen=True, slots=True)
 class PushStart:
-    """The answer to a hello: who the node is, and from where on it wants the log (None: the oldest kept)."""
+    """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
+    segment).
+    """
 
     cluster: bytes
     epoch: int
     members: int
     node: str
-    place: LogOffset | None = None
+    offset: LogOffset | None = None
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -64,24 +64,24 @@ class PushStart:
         check_name(self.node, kind="node")
         if not 1 <= self.members <= MEMBERS_MAX:
             raise ValueError(f"a cluster of {self.members} members: 1 to {MEMBERS_MAX}")
-        if self.place is not None:
-            check_place(self.place)
+        if self.offset is not None:
+            check_log_offset(self.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenReply:
-    """The answer to a life: its chunks are welcome."""
+    """The answer to a run: its chunks are accepted."""
 
     run: int
 
     def __post_init__(self) -> None:
-        _check_bound("X", self.run, 2**32)
+        _check_bound("run", self.run, 2**32)
 
 
 class PushProgress(NamedTuple):
-    """How far a session is safe: `durable` on this node, `merged` in the cluster; numbers are one past.
+    """How far a session is safe: `durable` on this node, `merged` in the cluster. Numbers are one past.
 
-    Made for every chunk, so it is checked only where it comes from a peer: `check_progress`.
+    Made for every chunk, so it is checked only if it comes from a peer: `check_progress`.
     """
 
     durable: LogOffset = NOWHERE
@@ -93,7 +93,7 @@ class PushProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The subscriber of that name, which is the certificate's, wants nothing below `position` any more."""
+    """The subscriber `name`, as in its certificate, needs nothing below `position` any more."""
 
     name: str
     position: int
@@ -105,7 +105,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class HoldRejected:
-    """Nothing is held back for the subscriber of that name, which is the certificate's, and why not."""
+    """The node holds nothing for the subscriber `name`, as in its certificate, and `why`."""
 
     name: str
     why: str
@@ -113,12 +113,12 @@ class HoldRejected:
     def __post_init__(self) -> None:
         check_name(self.name, kind="subscriber")
         if len(self.why) > WHY_CHARACTERS_MAX or not self.why.isprintable():
-            raise ValueError(f"no reason: {self.why[:50]!r}, {len(self.why)} characters")
+            raise ValueError(f"an invalid reason: {self.why[:50]!r}, {len(self.why)} characters")
 
 
 @dataclass(frozen=True, slots=True)
 class PullRange:
-    """Only positions up to `end` are wanted; with `outline_bytes`, only how bytes lie along them."""
+    """Only positions up to `end` are asked for; with `outline_bytes`, only how bytes lie along them."""
 
     end: int
     outline_bytes: int = 0
@@ -130,17 +130,17 @@ class PullRange:
 
 @dataclass(frozen=True, slots=True)
 class PullMerged:
-    """The merged log is wanted.
+    """A request for the merged log.
 
-    A receiver that has some of it says where its whole blocks end (`place`, position `end`), of which cluster
-    they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). One that
-    has none (`place` None) says at which position it wants to start. `topics`: empty for all of them.
-    `acknowledged`: what a named subscriber needs no more, if one is known that needs the rest. With `range`
-    it keeps nothing, and only the position counts.
+    A receiver that has some of it says where its whole blocks end (`offset`, position `end`), of which
+    cluster they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). A
+    receiver that has nothing (`offset` None) names the position to start at. `topics`: empty for all.
+    `acknowledged`: what a named subscriber does not need any more. With `range` the receiver keeps nothing,
+    and only the position counts.
     """
 
     cluster: bytes = b""
-    place: LogOffset | None = None
+    offset: LogOffset | None = None
     end: int = 0
     chain: int = 0
     position: Wanted = "earliest"
@@ -150,17 +150,17 @@ class PullMerged:
     range: PullRange | None = None
 
     def __post_init__(self) -> None:
-        _check_id("cluster", self.cluster, may_be_empty=self.place is None)
-        if self.range is not None and (self.place is not None or self.topics):
-            raise ValueError("a range is asked for by its positions")
-        if self.place is not None:
-            check_place(self.place)
+        _check_id("cluster", self.cluster, may_be_empty=self.offset is None)
+        if self.range is not None and (self.offset is not None or self.topics):
+            raise ValueError("a range has only positions")
+        if self.offset is not None:
+            check_log_offset(self.offset)
         _check_bound("end", self.end, NUMBER_MAX + 1)
         _check_bound("chain", self.chain, 2**32)
         if isinstance(self.position, int):
             _check_bound("position", self.position, NUMBER_MAX + 1)
         if len(self.topics) > TOPICS_WANTED_MAX:
-            raise ValueError(f"{len(self.topics)} topics wanted: {TOPICS_WANTED_MAX} at most")
+            raise ValueError(f"{len(self.topics)} topics: {TOPICS_WANTED_MAX} at most")
         for topic in self.topics:
             if len(topic.encode()) > TOPIC_BYTES_MAX:
                 raise ValueError(f"a topic of more than {TOPIC_BYTES_MAX} bytes")
@@ -170,21 +170,23 @@ class PullMerged:
 
 @dataclass(frozen=True, slots=True)
 class PullSession:
-    """A node's copy of a session is wanted, from `place` on, where the segment's chain is `chain`."""
+    """A request for a node's session replica from `offset` on, where the segment's running checksum is
+    `chain`.
+    """
 
     session_id: int
-    place: LogOffset = NOWHERE
+    offset: LogOffset = NOWHERE
     chain: int = 0
 
     def __post_init__(self) -> None:
         _check_bound("session id", self.session_id, 2**32)
-        check_place(self.place)
+        check_log_offset(self.offset)
         _check_bound("chain", self.chain, 2**32)
 
 
 @dataclass(frozen=True, slots=True)
 class PullHello:
-    """A pull client's first word: which log of which stream it wants."""
+    """The first message of a pull client: the stream and the log that it asks for."""
 
     stream: str
     log: PullMerged | PullSession
@@ -195,16 +197,16 @@ class PullHello:
 
 @dataclass(frozen=True, slots=True)
 class PullStart:
-    """The answer to a hello: whose bytes come, from `place` on, which is position (or number) `first`.
+    """The answer to a hello: bytes follow from `offset` on, which is position (or number) `first`.
 
     `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
-    is one past the last position that the node's merged log has now.
+    is one past the last position in the node's merged log.
     """
 
     cluster: bytes
     epoch: int
     node: str
-    place: LogOffset
+    offset: LogOffset
     first: int
     session: str | None = None
     dedup_id: str | None = None
@@ -214,7 +216,7 @@ class PullStart:
         _check_id("cluster", self.cluster)
         _check_bound("epoch", self.epoch, EPOCH_END)
         check_name(self.node, kind="node")
-        check_place(self.place)
+        check_log_offset(self.offset)
         _check_bound("first", self.first, NUMBER_MAX + 1)
         _check_bound("end", self.end, NUMBER_MAX + 1)
         if self.session is not None:
@@ -225,7 +227,7 @@ class PullStart:
 
 @dataclass(frozen=True, slots=True)
 class LogOutline:
-    """How bytes lie along positions, in part; `rt.log.read.outline` makes the waypoints."""
+    """A part of how bytes lie along positions. `rt.log.read.outline` makes the waypoints."""
 
     waypoints: tuple[Waypoint, ...]
 
@@ -242,7 +244,7 @@ class LogOutline:
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """The receiver has everything below `position`; synced, if it says so."""
+    """The receiver has everything below `position`; on disk, if `is_synced`."""
 
     position: int
     is_synced: bool = False
@@ -252,39 +254,39 @@ class PullProgress:
 
 
 def check_progress(progress: PushProgress) -> PushProgress:
-    """Return `progress`; `ValueError` if no node can say it."""
-    check_place(progress.durable)
-    check_place(progress.merged)
-    _check_bound("X", progress.merged_run, 2**32)
+    """Return `progress`. `ValueError` if no node can say it."""
+    check_log_offset(progress.durable)
+    check_log_offset(progress.merged)
+    _check_bound("merged run", progress.merged_run, 2**32)
     _check_bound("durable number", progress.durable_number, NUMBER_MAX + 1)
     _check_bound("merged number", progress.merged_number, NUMBER_MAX + 1)
     return progress
 
 
-def check_place(place: LogOffset) -> LogOffset:
-    """Return `place`; `ValueError` if no segment has it."""
+def check_log_offset(place: LogOffset) -> LogOffset:
+    """Return `place`. `ValueError` if no segment contains it."""
     run, roll, offset = place
     if 0 <= run < 2**32 and 0 <= roll < 2**32 and 0 <= offset < NUMBER_MAX:
         return place
-    _check_bound("X", place.run, 2**32)
-    _check_bound("Y", place.roll, 2**32)
+    _check_bound("run", place.run, 2**32)
+    _check_bound("roll", place.roll, 2**32)
     _check_bound("offset", place.offset, NUMBER_MAX)
     return place
 
 
 def check_item(item: SegmentSealed | Run | LogTrimmed | CompleteUpTo) -> None:
-    """`ValueError` if no log can say it. (Chunks are checked as they are read from the wire.)"""
+    """`ValueError` if no log contains it. Chunks are checked as they are read from the wire."""
     match item:
         case SegmentSealed(place, end, _, sealed_ns):
-            check_place(place)
+            check_log_offset(place)
             _check_bound("end", end, NUMBER_MAX + 1)
             _check_bound("seal time", abs(sealed_ns), 2**63)
-        case Run(run, life):
-            _check_bound("X", run, 2**32)
-            if len(life) != 8:
-                raise ValueError(f"a life id of {len(life)} bytes: 8")
+        case Run(run, run_id):
+            _check_bound("run", run, 2**32)
+            if len(run_id) != 8:
+                raise ValueError(f"a run id of {len(run_id)} bytes: 8")
         case LogTrimmed(before, log_start, _):
-            check_place(LogOffset(*before, 0))
+            check_log_offset(LogOffset(*before, 0))
             _check_bound("log start", log_start, NUMBER_MAX + 1)
         case CompleteUpTo(position):
             _check_bound("position", position, NUMBER_MAX + 1)

@@ -1,7 +1,7 @@
-"""The last block before a place of a merged log: by its header checksum two copies know each other.
+"""The last block before an offset of a merged log: its header checksum identifies a copy.
 
-A block's header holds the chains of its batches, and is seeded with its place; so an equal checksum at an
-equal place shows that the copies are one up to there, as far as each of them was verified.
+A block's header holds the running checksums of its batches, and is seeded with its offset. So an equal
+checksum at an equal offset shows that two copies are equal up to there, as far as each of them was verified.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rt.log.scan.scanner import MergedScanner, Scanner, scanner_for
 
 
 class LastBlock(NamedTuple):
-    """What stands before an offset of a segment.
+    """What precedes an offset of a segment.
 
-    Whole blocks end at `boundary`, with position `next`; the last one has the header checksum `checksum`, 0
-    if there is none. `goes_beyond`: the next block is here, and ends behind the offset.
+    Whole blocks end at `boundary`, with position `next`. The last one has the header checksum `checksum`, 0
+    if there is none. `goes_beyond`: the next block is here, and ends after the offset.
     """
 
     boundary: int
@@ -33,7 +33,7 @@ class LastBlock(NamedTuple):
 
 
 def last_block_before(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> LastBlock:
-    """Find it, one hop away from `offset`. `OSError` as the disk raises it."""
+    """Find it from the last index entry before `offset`. `OSError` as the disk raises it."""
     hops = [
         entry.first
         for entry in read_index(disk, path, header)
@@ -58,7 +58,7 @@ def block_checksum(block: BlockHeader, segment: SegmentHeader, end_offset: int) 
 
 
 def walk_to(file: File, scanner: Scanner, end: int) -> None:
-    """Walk on over the frames that end at or before `end`."""
+    """Walk over the frames that end at or before `end`."""
 
     def pread(size: int, offset: int) -> bytes:
         return file.pread(min(size, end - offset) if offset < end else 0, offset)
@@ -68,6 +68,6 @@ def walk_to(file: File, scanner: Scanner, end: int) -> None:
 
 
 def reaches_beyond(file: File, scanner: Scanner, end: int) -> bool:
-    """Whether the frame in which the walk to `end` stopped ends behind it: then none ends there."""
+    """Whether the frame in which the walk to `end` stopped ends after it: then none ends there."""
     beyond = copy(scanner)
     return any(beyond.boundary > end for _ in scans(file.pread, beyond, values=False))

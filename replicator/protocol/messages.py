@@ -1,7 +1,7 @@
-"""What a sender says to a receiver, as values. `proto/rt/v1/replication.proto` has them on the wire.
+"""The items that a sender sends to a receiver, as values. Pure. `proto/rt/v1/replication.proto` encodes them.
 
-Pure. The items of a log come in log order: for each segment its bytes from offset 0 (the header first), then
-that it is sealed; for a session, each life before the first byte of its X.
+Items come in log order: the bytes of each segment from offset 0 (the header first), then its seal. In a
+session each run is announced before its first byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHUNK_BYTES_MAX: Final = 1 << 20
 
 
 class LogOffset(NamedTuple):
-    """A byte place in a log: `offset` of `log.X.Y`. Places sort in log order."""
+    """A byte `offset` of the segment `log.run.roll`. Offsets sort in log order."""
 
     run: int
     roll: int
@@ -25,7 +25,6 @@ class LogOffset(NamedTuple):
 
     @property
     def segment(self) -> SegmentId:
-        """The segment it is in."""
         return SegmentId(self.run, self.roll)
 
     def __str__(self) -> str:
@@ -34,25 +33,25 @@ class LogOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of a segment from `place` on, `CHUNK_BYTES_MAX` at most."""
+    """Bytes of a segment from `start` on, `CHUNK_BYTES_MAX` at most."""
 
-    place: LogOffset
+    start: LogOffset
     data: Buffer
 
     @property
     def end(self) -> LogOffset:
-        """Behind them."""
-        return self.place._replace(offset=self.place.offset + len(self.data))
+        """Where the next chunk starts."""
+        return self.start._replace(offset=self.start.offset + len(self.data))
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSealed:
-    """The segment ends at `place`, one past its last number or position is `end`.
+    """The segment ends at `end_offset`; one past its last number or position is `end`.
 
     `is_last_of_run`: no segment of the same run follows.
     """
 
-    place: LogOffset
+    end_offset: LogOffset
     end: int
     is_last_of_run: bool
     sealed_ns: int
@@ -60,15 +59,15 @@ class SegmentSealed:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of a publisher: what its segments of this X bear in their headers."""
+    """One start of a publisher. `run_id` is in the headers of all its segments."""
 
-    run: int
+    number: int
     run_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LogTrimmed:
-    """Everything before segment `before` is gone at the sender; `log_start` is the first position kept."""
+    """The sender trimmed everything before segment `before`. `log_start` is the first position kept."""
 
     before: SegmentId
     log_start: int
@@ -77,7 +76,7 @@ class LogTrimmed:
 
 @dataclass(frozen=True, slots=True)
 class CompleteUpTo:
-    """Filtered: below `position` there is nothing more that the filter lets through."""
+    """Filtered: the filter passes nothing more below `position`."""
 
     position: int
 

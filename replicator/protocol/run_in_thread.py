@@ -1,4 +1,4 @@
-"""Running something in a thread from an event loop, to its end, whatever becomes of the task that waits."""
+"""Runs a function in a thread from an event loop, to its end, even if the waiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _Result = TypeVar("_Result")
 async def run_to_end(pool: Executor, act: Callable[[], _Result]) -> _Result:
     """Return what `act` returns, or raise what it raises.
 
-    Cancelled, it waits for `act` all the same and is cancelled then: what `act` uses is never closed or used
-    beside it.
+    If cancelled, it waits for `act` first: what `act` uses is never closed or used meanwhile.
     """
     running = asyncio.get_running_loop().run_in_executor(pool, act)
     try:
@@ -25,5 +24,5 @@ async def run_to_end(pool: Executor, act: Callable[[], _Result]) -> _Result:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # Looked at, so that nobody says that it was not.
+            running.exception()  # Read, so that asyncio does not log it as never retrieved.
         raise

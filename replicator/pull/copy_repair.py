@@ -1,11 +1,11 @@
-"""A pull that mends its copy: damaged segments get good bytes from the nodes, as nodes mend one another.
+"""A pull that repairs its copy: damaged segments get good bytes from the nodes, as nodes repair one another.
 
 Invariants:
-- What is damaged stays as it is until bytes are here that were verified, and of which all that is sound here
-  is the beginning. Then only what differs is overwritten (`rt.log.write.segment_repair`).
-- While a node may have good bytes the nodes are asked again. What none of them can mend ends the pull with
-  `rt.Corrupt`, which names the file, the range and the next step.
-- A reader's request (`rt.log.write.repair_requests`) is done when the segment verifies, or is trimmed.
+- Damaged bytes stay until verified bytes are here that begin with everything that is sound. Then only what
+  differs is overwritten (`rt.log.write.segment_repair`).
+- While a node may have good bytes the nodes are asked again. If none of them can repair a segment, the pull
+  ends with `rt.Corrupt`, which names the file, the range and the next step.
+- A reader's request (`rt.log.write.repair_requests`) is done when the segment verifies, or was trimmed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ from rt.net.grpc_errors import Unreachable
 logger = logging.getLogger("replicator")
 
 ASIDE_DIRECTORY: Final = "mending"
-"""In the copy's directory: where bytes are fetched to, by whoever has the lock beside it."""
+"""In the copy's directory: good bytes are fetched to it, under `LOCK_FILE`."""
 LOCK_FILE: Final = "mending.lock"
 AGAIN_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS_MAX: Final = 30.0
-"""Between two tries to mend a segment: the pause doubles from the least to the most."""
-REQUEST_SECONDS: Final = 0.5
-"""How often requests of readers are looked for."""
+"""The pause between two tries to repair a segment doubles from the least to the most."""
+REQUEST_SECONDS: Final = 0.5  # How often requests of readers are looked for.
 _LOOK_SECONDS: Final = 0.02
 
 MakeClient = Callable[[LocalCopy], PullClient]
@@ -64,8 +63,8 @@ MakeClient = Callable[[LocalCopy], PullClient]
 _Result = TypeVar("_Result")
 
 
-class CopyMender:
-    """Mends the segments of `copy`, one at a time. For one event loop; `close` it."""
+class CopyRepairer:
+    """Repairs the segments of `copy`, one at a time. For one event loop; `close` it."""
 
     def __init__(
         self, copy: LocalCopy, make_client: MakeClient, *, again_seconds: float = AGAIN_SECONDS_MIN
@@ -75,35 +74,34 @@ class CopyMender:
         self._again_seconds = again_seconds
         self._aside = os.path.join(copy.path, ASIDE_DIRECTORY)
         self._pool: Executor = ThreadPoolExecutor(1, thread_name_prefix="rt-mending")
-        self._mending = asyncio.Lock()
+        self._repair_lock = asyncio.Lock()
 
     def close(self) -> None:
-        """Release the thread."""
         self._pool.shutdown(wait=False)
 
     async def serve_requests(self) -> None:
-        """Mend what readers ask for, until cancelled. Raises what `mend` does."""
-        # It may be in use, or there is no copy yet.
+        """Repair what readers request, until cancelled. Raises what `repair` does."""
+        # Another process may use it, or there is no copy yet.
         with contextlib.suppress(DirectoryLocked, LogNotFound), self._locked():
-            await self._clear_aside()  # A pull that was killed may have left something.
+            await self._clear_aside()  # A pull that was killed may have left files.
         while True:
             requested = await self._in_thread(partial(requested_repairs, self._disk, self._copy.path))
             for segment in requested:
-                await self.mend(segment)
+                await self.repair(segment)
                 await self._in_thread(partial(finish_repair, self._disk, self._copy.path, segment))
             await asyncio.sleep(REQUEST_SECONDS)
 
-    async def mend(self, segment: SegmentId, *, is_patient: bool = True) -> int:
-        """Mend a segment; how many bytes were changed: 0 if it was sound, or is trimmed.
+    async def repair(self, segment: SegmentId, *, is_patient: bool = True) -> int:
+        """Repair a segment. Returns how many bytes were changed: 0 if it was sound, or trimmed.
 
-        `rt.Corrupt` if no node can mend it, `rt.Diverged` if the nodes' log is another one; storage errors.
-        Without `is_patient` also what kept a node from being asked.
+        `rt.Corrupt` if no node can repair it, `rt.Diverged` if the nodes have another log; storage errors.
+        Without `is_patient` also why a node could not be asked.
         """
-        async with self._mending:
+        async with self._repair_lock:
             changed, pause, told = 0, self._again_seconds, ""
             while True:
                 try:
-                    more = await self._mend_once(segment)
+                    more = await self._repair_once(segment)
                 except (Corrupt, Diverged, StorageFailed):
                     raise
                 except RtError as error:
@@ -120,16 +118,16 @@ class CopyMender:
                     return changed
                 changed, pause = changed + more, self._again_seconds
 
-    async def mend_all(self) -> dict[SegmentId, int]:
-        """Look at every segment of the copy, and mend what is damaged: bytes changed, by segment.
+    async def repair_all(self) -> dict[SegmentId, int]:
+        """Check every segment of the copy, and repair the damaged ones: bytes changed, by segment.
 
-        Goes on to the next one where one cannot be mended, and raises the first such error at the end.
+        If one cannot be repaired it goes on, and raises the first such error at the end.
         """
         changed: dict[SegmentId, int] = {}
         failed: RtError | None = None
         for segment in await self._in_thread(partial(list_segments, self._disk, self._copy.path)):
             try:
-                if count := await self.mend(segment, is_patient=False):
+                if count := await self.repair(segment, is_patient=False):
                     changed[segment] = count
                 await self._in_thread(partial(finish_repair, self._disk, self._copy.path, segment))
             except RtError as error:
@@ -138,18 +136,18 @@ class CopyMender:
             raise failed
         return changed
 
-    async def _mend_once(self, segment: SegmentId) -> int | None:
+    async def _repair_once(self, segment: SegmentId) -> int | None:
         """Overwrite what the nodes have good bytes of; None if nothing is damaged (any more)."""
         disk, path = self._disk, self._copy.path
         end, sound = await self._in_thread(partial(_look, disk, path, segment))
         if sound >= end:
             return None
         with self._locked():
-            return await self._mend_locked(segment, end, sound)
+            return await self._repair_locked(segment, end, sound)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """The directory aside is ours. `rt.DirectoryLocked` if it is another's."""
+        """Lock the directory for fetched bytes. `rt.DirectoryLocked` if another process uses it."""
         with storage_errors(self._copy.path, "locking a copy to mend it"):
             lock = self._disk.lock(os.path.join(self._copy.path, LOCK_FILE))
         try:
@@ -157,12 +155,12 @@ class CopyMender:
         finally:
             lock.close()
 
-    async def _mend_locked(self, segment: SegmentId, end: int, sound: int) -> int:
+    async def _repair_locked(self, segment: SegmentId, end: int, sound: int) -> int:
         disk, path = self._disk, self._copy.path
         logger.error("segment_corrupt path=%s offset=%d", segment_path(path, segment), sound)
         first = await self._in_thread(partial(_first_of, disk, path, segment))
         if first is None:
-            raise self._unmendable("where it begins is not known", segment, sound, end)
+            raise self._unrepairable("where it begins is not known", segment, sound, end)
         await self._clear_aside()
         try:
             left = await self._fetch(segment, first, end)
@@ -178,18 +176,18 @@ class CopyMender:
         return changed
 
     async def _fetch(self, segment: SegmentId, first: int, end: int) -> dict[str, RtError]:
-        """Pull the segment aside as far as any node has it; why nodes were left behind that."""
+        """Pull the segment aside as far as any node has it. Returns why nodes were left after that."""
         aside = self._copy.aside(self._aside, first)
         client, goal = self._make_client(aside), LogOffset(*segment, end)
         running = asyncio.ensure_future(client.run())
         try:
             while not running.done():
                 await asyncio.wait([running], timeout=_LOOK_SECONDS)
-                place = aside.place
+                place = aside.next_offset
                 if client.has_left_all or (place is not None and place >= goal):
                     return dict(client.left)
             running.result()
-        except Diverged as error:  # Of nodes, among each other.
+        except Diverged as error:  # The nodes differ from each other.
             raise Unreachable("the nodes do not agree on that segment", where=segment, got=error) from error
         finally:
             running.cancel()
@@ -197,13 +195,15 @@ class CopyMender:
         raise AssertionError
 
     async def _judge(self, segment: SegmentId, sound: int, end: int, left: dict[str, RtError]) -> RtError:
-        """Why nothing was mended: `rt.Corrupt` if it never will be."""
+        """Why nothing was repaired: `rt.Corrupt` if it never will be."""
         here = list[SegmentId]()
         with contextlib.suppress(LogNotFound):
             here = await self._in_thread(partial(list_segments, self._disk, self._aside))
         if here and segment < here[0]:
-            what = "the nodes keep that segment no longer"
-            return self._unmendable(what, segment, sound, end, "Readers are told what they skip.")
+            what = "the nodes have trimmed that segment"
+            return self._unrepairable(
+                what, segment, sound, end, "Readers get an error that names what they skip."
+            )
         said = "; ".join(f"{endpoint}: {error}" for endpoint, error in sorted(left.items()))
         are_all_damaged = left and all(
             isinstance(one, FormatError | ProtocolViolation) for one in left.values()
@@ -219,10 +219,10 @@ class CopyMender:
             except Diverged:
                 if not self._copy.is_filtered:
                     raise
-        # Its declarations lie where each pull began anew, so its bytes are not made twice.
-        raise self._unmendable("a filtered copy is not mended in part", segment, sound, end)
+        # Its declarations lie where each pull began, so another pull makes other bytes.
+        raise self._unrepairable("a filtered copy cannot be repaired in part", segment, sound, end)
 
-    def _unmendable(self, what: str, segment: SegmentId, sound: int, end: int, more: str = "") -> Corrupt:
+    def _unrepairable(self, what: str, segment: SegmentId, sound: int, end: int, more: str = "") -> Corrupt:
         path = self._copy.path
         hint = f"Remove the directory {path}: it is filled again from the nodes. {more}".rstrip()
         return Corrupt(
@@ -240,23 +240,23 @@ class CopyMender:
         return await run_to_end(self._pool, act)
 
 
-class MendingPull:
-    """Keeps `copy` up to date with a client that `make_client` makes, and mends what is damaged of it."""
+class RepairingPull:
+    """Keeps `copy` up to date with a client that `make_client` makes, and repairs its damaged segments."""
 
     def __init__(self, copy: LocalCopy, make_client: MakeClient) -> None:
         self._copy, self._make_client = copy, make_client
 
     async def run(self) -> None:
-        """Follow the log until cancelled. Raises only what no node can mend."""
-        mender = CopyMender(self._copy, self._make_client)
+        """Follow the log until cancelled. Raises only what no node can repair."""
+        mender = CopyRepairer(self._copy, self._make_client)
         try:
             while True:
                 try:
                     await first_of(self._make_client(self._copy).run(), mender.serve_requests())
                 except Corrupt as error:
                     segment = self._segment_of(error)
-                    if segment is None or not await mender.mend(segment):
-                        raise  # It is no segment, or nothing that a check of its frames finds.
+                    if segment is None or not await mender.repair(segment):
+                        raise  # It is no segment, or a check of its frames finds no damage.
         finally:
             mender.close()
 
@@ -273,7 +273,7 @@ def _look(disk: Disk, path: str, segment: SegmentId) -> tuple[int, int]:
 
 
 def _first_of(disk: Disk, path: str, segment: SegmentId) -> int | None:
-    """The first position of a segment; None if neither table nor header say it."""
+    """The first position of a segment; None if neither table nor header contain it."""
     with storage_errors(path, "looking for damage"):
         table = read_table(disk, path)
         listed = () if table is None else table.segments

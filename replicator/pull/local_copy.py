@@ -1,8 +1,9 @@
-"""The copy that a pull client keeps: made when it is known of which cluster, checked when it is there.
+"""The copy that a pull client keeps: made when its cluster is known, checked when it is opened.
 
-Laws. A directory holds one log, ever: of one cluster, whole or filtered by the same topics. It never goes
-back to a node in an earlier epoch than it followed, whatever was started again between. Nothing is told as
-synced before it is.
+Invariants:
+- A directory holds one log only: of one cluster, whole or filtered by the same topics.
+- It never goes back to a node in an earlier epoch than it followed, also after a restart.
+- Nothing is reported as synced before it is.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ logger = logging.getLogger("replicator")
 
 Retention: TypeAlias = Literal["follow", "own"]
 
-TOPICS_FILE: Final = "topics"
-"""JSON, the sorted topics of a filtered copy. It is there before the log is."""
+TOPICS_FILE: Final = "topics"  # JSON, the sorted topics of a filtered copy. It is written before the log.
 EPOCH_FILE: Final = "epoch"
-"""JSON, the latest epoch that a node was in which this copy followed, as `rt.cluster_epoch` names it."""
+"""JSON, the latest epoch of a node that this copy followed, as `rt.cluster_epoch` names it."""
 _EPOCH_BYTES_MAX: Final = 32
 _TOPICS_BYTES_MAX: Final = 2 * 2**20
 
 
 class LocalCopy:
-    """The local side of a pull. Nothing is made on disk before a node said whose log it is.
+    """The local side of a pull. Nothing is written to disk before a node said whose log it is.
 
-    `position` and `topics` are those of `PullMerged`; the position counts while there is no copy yet.
-    One thread at a time; `sync_to` may run in another one.
+    `position` and `topics` are those of `PullMerged`; the position counts only while there is no copy yet.
+    `line`: only nodes in epochs of that line are followed (`rt.cluster_epoch.line_of`); None: any. For one
+    thread at a time; `sync_to` may run in another one.
     """
 
     def __init__(
@@ -57,9 +58,6 @@ class LocalCopy:
         line: int | None = None,
         disk: Disk = REAL,
     ) -> None:
-        """`line`: only nodes in epochs of that one are followed (`rt.cluster_epoch.line_of`); None: of
-        any.
-        """
         self.path = os.path.abspath(os.fspath(path))
         self._stream = stream
         self._position = position
@@ -67,8 +65,7 @@ class LocalCopy:
         self._retention = retention
         self._name = name
         self._line = line
-        self._epoch = 0
-        """The latest that is known; 0: none."""
+        self._epoch = 0  # The latest that is known; 0: none.
         self._disk = disk
         self._receiver: MergedReceiver | None = None
 
@@ -83,18 +80,16 @@ class LocalCopy:
         return 0 if self._receiver is None else self._receiver.end
 
     @property
-    def place(self) -> LogOffset | None:
+    def next_offset(self) -> LogOffset | None:
         """Where the copy ends; None before there is one."""
-        return None if self._receiver is None else self._receiver.place
+        return None if self._receiver is None else self._receiver.next_offset
 
     @property
     def disk(self) -> Disk:
-        """Where the copy lies."""
         return self._disk
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it holds some topics only."""
         return bool(self._topics)
 
     def aside(self, path: str, position: int) -> LocalCopy:
@@ -110,10 +105,9 @@ class LocalCopy:
         )
 
     def open(self) -> None:
-        """Open the copy if it is there already; it stays locked until `close`.
+        """Open the copy if it exists; it stays locked until `close`.
 
-        `rt.InvalidName` if it is another log than is wanted; `rt.Corrupt`, `rt.DirectoryLocked`, storage
-        errors.
+        `rt.InvalidName` if it is another log; `rt.Corrupt`, `rt.DirectoryLocked`, storage errors.
         """
         with storage_errors(self.path, "opening a copy"):
             if self._receiver is not None or not is_log_directory(self._disk, self.path):
@@ -132,7 +126,7 @@ class LocalCopy:
             )
         self._open(identity)
 
-    def wanted(self) -> PullMerged:
+    def request(self) -> PullMerged:
         """What to ask a node for: to go on where the copy ends."""
         receiver = self._receiver
         wanted = PullMerged(
@@ -140,30 +134,30 @@ class LocalCopy:
         )
         if receiver is None:
             return wanted
-        receiver.forget_unfinished()
+        receiver.drop_unfinished()
         wanted = replace(wanted, cluster=receiver.identity.origin)
-        if receiver.place is None:
+        if receiver.next_offset is None:
             return wanted
         end, chain = receiver.end, receiver.last_checksum
-        return replace(wanted, place=receiver.place, end=end, chain=chain, position="earliest")
+        return replace(wanted, offset=receiver.next_offset, end=end, chain=chain, position="earliest")
 
     def acknowledged(self) -> Acknowledged | None:
-        """What is not needed any more, for a subscriber that needs the rest; it may run beside `take`."""
+        """What the subscriber does not need any more; None if unknown. May run during `append`."""
         return None
 
     def on_hold_refused(self, refused: HoldRejected) -> None:
-        """The nodes hold nothing back for the subscriber."""
+        """The nodes hold nothing for the subscriber."""
         logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
     def on_corrupt(self, start: int, end: int | None, why: str) -> None:
-        """No node has good bytes of positions `start` to `end` (None: not known how far)."""
+        """No node has good bytes of positions `start` to `end` (None: unknown)."""
         logger.warning("no_good_bytes path=%s start=%d end=%s why=%r", self.path, start, end, why)
 
-    def begin(self, start: PullStart) -> None:
+    def start(self, start: PullStart) -> None:
         """A node has answered: go on as it says.
 
         `rt.ClusterMismatch` if it is of another cluster, or was forced apart, `rt.Unreachable` if it is in an
-        earlier epoch than is known, `rt.ProtocolViolation`.
+        earlier epoch, `rt.ProtocolViolation`.
         """
         check_line(self._line, start.epoch, start.node)
         is_later = check_epoch(self._epoch, start.epoch, start.node)
@@ -183,23 +177,23 @@ class LocalCopy:
                 expected=self._receiver.identity.origin.hex(),
                 hint="Pull into another directory.",
             )
-        self._receiver.start_at(start.place, start.first)
+        self._receiver.start_at(start.offset, start.first)
         if is_later:
-            self._remember_epoch(start.epoch)
+            self._save_epoch(start.epoch)
 
     def is_quick(self, item: Item) -> bool:
-        """Whether `take` is one short write at most."""
+        """Whether `append` is one short write at most."""
         if isinstance(item, Chunk):
             return self._receiver is not None and self._receiver.is_quick(item)
         return isinstance(item, CompleteUpTo)
 
-    def take(self, item: Item) -> None:
+    def append(self, item: Item) -> None:
         """Store what a node sent; the errors of the receiver."""
         receiver = self._receiver
         assert receiver is not None
         match item:
             case Chunk():
-                receiver.take(item)
+                receiver.append(item)
             case SegmentSealed():
                 receiver.seal(item)
             case LogTrimmed():
@@ -207,27 +201,27 @@ class LocalCopy:
             case CompleteUpTo():
                 receiver.complete(item)
             case _:
-                raise ProtocolViolation("no item of a merged log", got=type(item).__name__)
+                raise ProtocolViolation("not an item of a merged log", got=type(item).__name__)
 
     def sync_point(self) -> SyncPoint | None:
-        """All that was taken, for `sync_to`; None if it is known to be durable. Never beside `take`."""
+        """All that was appended, for `sync_to`; None if it is known to be durable. Never during `append`."""
         return None if self._receiver is None else self._receiver.sync_point()
 
     def sync_to(self, point: SyncPoint | None) -> int:
-        """Return when what was taken up to `point` is on the medium: up to which position all is.
+        """Return when all up to `point` is on disk: up to which position everything is.
 
-        It may run beside `take`, not beside `close`.
+        It may run during `append`, not during `close`.
         """
         receiver = self._receiver
         if receiver is None:
             return 0
         if point is not None:
             receiver.sync_to(point)
-        receiver.note_synced(point)
+        receiver.record_synced(point)
         return receiver.durable_end
 
     def tidy(self) -> None:
-        """Do what may be done behind a sync. Never beside `take`."""
+        """Called after each sync. Never during `append`."""
 
     def close(self) -> None:
         """Release the files. Does not sync."""
@@ -244,7 +238,7 @@ class LocalCopy:
             self.path, identity, disk=self._disk, follows_trims=self._retention == "follow"
         )
 
-    def _remember_epoch(self, epoch: int) -> None:
+    def _save_epoch(self, epoch: int) -> None:
         path = os.path.join(self.path, EPOCH_FILE)
         with storage_errors(path, "remembering the epoch of a copy"):
             write_whole(self._disk, path, json.dumps(epoch).encode())
@@ -265,12 +259,11 @@ class LocalCopy:
         except ValueError:
             epoch = None
         if not isinstance(epoch, int) or not 0 <= epoch < EPOCH_END:
-            hint = "Remove the file: the copy goes on with whichever node answers."
+            hint = "Remove the file: the copy then follows any node that answers."
             raise Corrupt("the epoch of a copy cannot be read", path=path, offset=0, got=data, hint=hint)
         return epoch
 
     def _check_topics(self) -> None:
-        """A filtered copy goes on with the topics that it began with."""
         path = os.path.join(self.path, TOPICS_FILE)
         known: tuple[str, ...] = ()
         with storage_errors(path, "reading the topics of a copy"):
@@ -282,7 +275,7 @@ class LocalCopy:
                     file.close()
         if known != self._topics:
             raise InvalidName(
-                "the copy was begun with other topics",
+                "the copy was started with other topics",
                 where=self.path,
                 got=", ".join(self._topics) or "all",
                 expected=", ".join(known) or "all",

@@ -27,20 +27,18 @@ from rt.errors import Overloaded
 
 PULL_BYTES_MAX: Final = 64 * 2**20
 PULLS_PER_IDENTITY_MAX: Final = 16
-READ_BYTES_MAX: Final = 4 * 2**20
-"""Read at once by a pull that is behind, if its share allows it."""
+READ_BYTES_MAX: Final = 4 * 2**20  # Read at once by a pull that is behind, if its share allows it.
 CHUNK_BYTES_MAX: Final = 2**20
 CHUNK_BYTES_MIN: Final = 16 * 1024
 STALLED_S: Final = 2.0
 """A subscriber that takes its bytes in this time is not ended: at 4 MiB that is a link of 17 Mbit/s. A slower
 one is ended only while others wait, and goes on from where it is with a smaller share."""
 
-_COPIES: Final = 2
-"""Of a chunk, while it is sent: framed, and in gRPC."""
+_COPIES: Final = 2  # Of a chunk while it is sent: the framed one, and the one in gRPC.
 
 
 class BudgetGrant(NamedTuple):
-    """How much a pull may read now, in chunks of what size."""
+    """How much a pull may read now, and in chunks of what size."""
 
     read_bytes: int
     chunk_bytes: int
@@ -52,7 +50,7 @@ class BudgetGrant(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What that takes: what is read, up to a chunk more, and the copies."""
+        """The total: what is read, up to a chunk more, and the copies."""
         return self.read_bytes + self.chunk_bytes + self.copies_bytes
 
 
@@ -81,20 +79,16 @@ class PullBudget:
         self.per_identity_max = per_identity_max
         self.used_bytes = 0
         self.used_bytes_peak = 0
-        self.ended = 0
-        """Pulls that were ended so that others get their share."""
-        self.counts: Counter[str] = Counter()
-        """Pulls by the identity's URI."""
+        self.ended = 0  # Pulls that were ended so that others get their share.
+        self.counts: Counter[str] = Counter()  # Pulls by the identity's URI.
         self._now = now
         self._active: dict[BudgetHold, None] = {}
-        """Those that hold or want bytes; first those that took them first."""
-        self._held: Counter[str] = Counter()
-        """Bytes by the identity's URI."""
-        self._waiting: dict[str, deque[BudgetHold]] = {}
-        """By the identity's URI; none of them is empty."""
+        """Those that hold or want bytes; those that took them first come first."""
+        self._held: Counter[str] = Counter()  # Bytes by the identity's URI.
+        self._waiting: dict[str, deque[BudgetHold]] = {}  # By the identity's URI; none of them is empty.
 
     def enter(self, identity: str, places: int | None = None) -> BudgetHold:
-        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: as all have)."""
+        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: the default number)."""
         places = self.per_identity_max if places is None else places
         if self.counts[identity] >= places:
             raise Overloaded(
@@ -108,16 +102,13 @@ class PullBudget:
 
     @property
     def share_bytes(self) -> int:
-        """What each pull that is active may hold."""
+        """What each active pull may hold."""
         return self.bytes_max // max(len(self._active), 1)
 
-    # For holds
-
     def now(self) -> float:
-        """The time in seconds."""
         return asyncio.get_running_loop().time() if self._now is None else self._now()
 
-    def try_take(self, hold: BudgetHold, wanted: int) -> BudgetGrant | None:
+    def try_acquire(self, hold: BudgetHold, wanted: int) -> BudgetGrant | None:
         """Take the grant of a share now; None if others wait, or there is no room."""
         self._active[hold] = self._active.pop(hold, None)
         if self._waiting and self._next() is not hold:
@@ -129,15 +120,15 @@ class PullBudget:
         hold.taken_s = self.now()
         return grant
 
-    async def take(self, hold: BudgetHold, wanted: int) -> BudgetGrant:
+    async def acquire(self, hold: BudgetHold, wanted: int) -> BudgetGrant:
         """Take the grant of a share, as soon as there is room."""
-        grant = self.try_take(hold, wanted)
+        grant = self.try_acquire(hold, wanted)
         if grant is not None:
             return grant
         line = self._waiting.setdefault(hold.identity, deque())
         line.append(hold)
         try:
-            while (grant := self.try_take(hold, wanted)) is None:
+            while (grant := self.try_acquire(hold, wanted)) is None:
                 hold.turn.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._end_stalled()):
@@ -150,19 +141,17 @@ class PullBudget:
             self._wake()
 
     def _next(self) -> BudgetHold:
-        """The one whose turn it is, of those that wait."""
+        """The next one of those that wait."""
         return self._waiting[min(self._waiting, key=self._held.__getitem__)][0]
 
-    def give(self, hold: BudgetHold, size: int) -> None:
-        """A hold gives bytes back."""
+    def release(self, hold: BudgetHold, size: int) -> None:
         self._set(hold, hold.bytes - size)
         if not hold.bytes:
             self._active.pop(hold, None)
         self._wake()
 
     def leave(self, hold: BudgetHold) -> None:
-        """A hold is over."""
-        self.give(hold, hold.bytes)
+        self.release(hold, hold.bytes)
         self.counts[hold.identity] -= 1
         if not self.counts[hold.identity]:
             del self.counts[hold.identity]
@@ -182,7 +171,7 @@ class PullBudget:
             self._next().turn.set()
 
     def _end_stalled(self) -> float:
-        """End the pull that is due; how long until there may be another."""
+        """End the pull that is due. Returns how long until there may be another."""
         now, share = self.now(), self.share_bytes
         holders = [hold for hold in self._active if hold.bytes > hold.sending_bytes and not hold.is_ended]
         if not holders:
@@ -205,8 +194,7 @@ class BudgetHold:
         self.sending_bytes = 0
         """Of them, those of the message that is being sent: they cannot be given back before."""
         self.taken_s = 0.0
-        self.turn = asyncio.Event()
-        """Set when there may be room for it."""
+        self.turn = asyncio.Event()  # Set when there may be room for it.
         self._budget = budget
         self._ended = asyncio.Event()
         self._is_over = False
@@ -216,24 +204,24 @@ class BudgetHold:
         """Whether the pull must end, so that others get their share."""
         return self._ended.is_set()
 
-    async def take(self, wanted: int) -> BudgetGrant:
+    async def acquire(self, wanted: int) -> BudgetGrant:
         """A grant to read `wanted` bytes or less. Holds nothing yet."""
         assert not self.bytes
-        return await self._budget.take(self, wanted)
+        return await self._budget.acquire(self, wanted)
 
     def keep(self, size: int) -> None:
         """Of what was taken only this much is needed."""
         if size < self.bytes:
-            self._budget.give(self, self.bytes - size)
+            self._budget.release(self, self.bytes - size)
 
     def begin_sending(self, size: int) -> None:
-        """A message of `size` is handed over to gRPC."""
+        """A message of `size` is passed to gRPC."""
         self.sending_bytes = min(_COPIES * size, self.bytes)
 
     def end_sending(self, size: int) -> None:
         """It was sent: its bytes are given back."""
         self.sending_bytes = 0
-        self._budget.give(self, min(size, self.bytes))
+        self._budget.release(self, min(size, self.bytes))
 
     def end(self) -> None:
         """Have the pull ended: see `wait_ended`."""

@@ -1,8 +1,10 @@
-"""Where a pull begins: what the receiver says it has is held against this node's own log.
+"""Where a pull begins: compares what the receiver says it has with this node's log.
 
-Law: a receiver goes on only where its bytes are shown to be the same as here, by the position and the header
-checksum of its last block, or by the session's chain. Where this node has less, it says so and nothing is
-judged; where it has trimmed what comes next, it begins at its log start.
+Invariants:
+- A receiver goes on only where its bytes are shown to be the same as here, by the position and the header
+  checksum of its last block, or by the session's running checksum.
+- If this node has less, it says so and judges nothing. If it has trimmed what comes next, the pull begins at
+  its log start.
 """
 
 from __future__ import annotations
@@ -26,63 +28,61 @@ from rt.log.scan.scanner import MergedScanner, SessionScanner
 from rt.log.write.segment_repair import synced_end
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
 
-_COMPARE = (
-    "`rt log compare` shows where two copies part; a copy that is wrong is moved away and pulled again."
-)
+_COMPARE = "`rt log compare` shows where two copies part; move a wrong copy away and pull again."
 
 
 class PullPlan(NamedTuple):
-    """Chunks go on from `place`, which is position (or number) `first`."""
+    """Chunks go on from `offset`, which is position (or number) `first`."""
 
-    place: LogOffset
+    offset: LogOffset
     first: int
 
 
 class RangePlan(NamedTuple):
     """Where the blocks of a range lie, and what a reader must know of their segment first.
 
-    `first_items` are its header and the declarations before them. They end at `end_place`; None if that is
+    `first_items` are its header and the declarations before them. They end at `end_offset`; None if that is
     not here yet.
     """
 
-    place: LogOffset
+    offset: LogOffset
     first: int
     first_items: list[Chunk]
-    end_place: LogOffset | None
+    end_offset: LogOffset | None
 
 
 class MidLogStart(NamedTuple):
-    """A place within a segment of the merged log, from which a filter reads on."""
+    """An offset within a segment of the merged log, from which a filter reads on."""
 
-    place: LogOffset
+    offset: LogOffset
     scanner: MergedScanner
     header: SegmentHeader
 
 
-def begin_merged(disk: Disk, path: str, wanted: PullMerged) -> PullPlan:
+def plan_merged(disk: Disk, path: str, wanted: PullMerged) -> PullPlan:
     """Where a pull of the whole merged log begins.
 
-    `rt.Diverged` if what the receiver has is not what is here, `Unreachable` if this node has less.
+    `rt.Diverged` if the receiver has other bytes than this node, `Unreachable` if this node has less.
     """
     with storage_errors(path, "reading a log to begin a pull"):
         catalog = _catalog(disk, path)
-        if wanted.place is None:
-            return _fresh(catalog, wanted)
+        if wanted.offset is None:
+            return _plan_new_copy(catalog, wanted)
         _check_not_beyond(catalog, wanted)
-        kept = _kept_at(catalog, wanted.place)
+        kept = _kept_at(catalog, wanted.offset)
         if kept is None:
             return _at_log_start(catalog, wanted)
-        if wanted.place.offset == 0:
+        if wanted.offset.offset == 0:
             _check_position(kept.first, wanted)
         else:
-            _check_last_block(disk, path, kept, wanted.place, wanted)
-        return PullPlan(wanted.place, wanted.end)
+            _check_last_block(disk, path, kept, wanted.offset, wanted)
+        return PullPlan(wanted.offset, wanted.end)
 
 
 def check_next_block(disk: Disk, path: str, place: LogOffset) -> None:
-    """Verify the block at `place`, values included, if it is known to be synced.
+    """Verify the block at `place`, values included, if it is known to be synced; `rt.Corrupt`.
 
-    A receiver that was sent bytes which do not verify comes back to where they begin. `rt.Corrupt` then.
+    A receiver that was sent corrupt bytes comes back to where they begin.
     """
     with storage_errors(path, "reading a log to begin a pull"):
         if place.offset >= synced_end(disk, path, place.segment):
@@ -99,44 +99,43 @@ def check_next_block(disk: Disk, path: str, place: LogOffset) -> None:
                 reader.close()
 
 
-def begin_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, MidLogStart | None]:
-    """Where a filtered pull begins, and where in the merged log reading for it does, if within a segment."""
+def plan_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, MidLogStart | None]:
+    """Where a filtered pull begins, and where reading the merged log does, if within a segment."""
     with storage_errors(path, "reading a log to begin a pull"):
         catalog = _catalog(disk, path)
-        if wanted.place is None:
-            return _fresh(catalog, wanted), None
+        if wanted.offset is None:
+            return _plan_new_copy(catalog, wanted), None
         _check_not_beyond(catalog, wanted)
         kept = catalog.find(wanted.end)
-        if kept is None or kept.id < wanted.place.segment:
-            raise _behind(wanted)
+        if kept is None or kept.id < wanted.offset.segment:
+            raise _has_less(wanted)
         if kept.first > wanted.end:
             return _at_log_start(catalog, wanted), None
-        if kept.id > wanted.place.segment:
+        if kept.id > wanted.offset.segment:
             return PullPlan(LogOffset(*kept.id, 0), kept.first), None
         found = _open(disk, path, kept)
         if found is None:
-            raise _behind(wanted)
+            raise _has_less(wanted)
         header, file = found
         try:
             scanner = scanner_at(disk, path, header, file, wanted.end)
         finally:
             file.close()
         assert isinstance(scanner, MergedScanner)
-        return PullPlan(wanted.place, wanted.end), MidLogStart(
+        return PullPlan(wanted.offset, wanted.end), MidLogStart(
             LogOffset(*header.id, scanner.offset), scanner, header
         )
 
 
-def begin_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
-    """Where the blocks from position `start` up to `end` lie; from the log start on, if that is behind
-    `start`.
+def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
+    """Where the blocks from position `start` (or the log start, if later) up to `end` lie.
 
-    `Unreachable` if this node has less than that.
+    `Unreachable` if this node has less.
     """
     with storage_errors(path, "reading a log to begin a pull"):
         if log_end(disk, path) < end:
             raise Unreachable(
-                "this node has less of the log than is wanted", expected=end, hint="Ask another."
+                "this node has less of the log than was requested", expected=end, hint="Ask another."
             )
         catalog = _catalog(disk, path)
         kept = catalog.find(start)
@@ -150,46 +149,46 @@ def begin_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
         finally:
             file.close()
         return RangePlan(
-            LogOffset(*kept.id, scanner.offset), scanner.next, items, _place_behind(disk, path, catalog, end)
+            LogOffset(*kept.id, scanner.offset), scanner.next, items, _block_end(disk, path, catalog, end)
         )
 
 
-def begin_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:
-    """Where a pull of a session's copy begins; the errors of `begin_merged`."""
+def plan_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:
+    """Where a pull of a session replica begins; the errors of `plan_merged`."""
     with storage_errors(path, "reading a log to begin a pull"):
         catalog = _catalog(disk, path)
         if not catalog.kept:
-            raise _behind(wanted)
-        kept = _kept_at(catalog, wanted.place)
+            raise _has_less(wanted)
+        kept = _kept_at(catalog, wanted.offset)
         if kept is None:
-            later = next((later for later in catalog.kept if later.id > wanted.place.segment), None)
+            later = next((later for later in catalog.kept if later.id > wanted.offset.segment), None)
             if later is None:
-                raise _behind(wanted)
+                raise _has_less(wanted)
             return PullPlan(LogOffset(*later.id, 0), later.first)
-        if wanted.place.offset == 0:
-            return PullPlan(wanted.place, kept.first)
-        return PullPlan(wanted.place, _check_chain(disk, path, kept, wanted))
+        if wanted.offset.offset == 0:
+            return PullPlan(wanted.offset, kept.first)
+        return PullPlan(wanted.offset, _check_chain(disk, path, kept, wanted))
 
 
 def log_end(disk: Disk, path: str) -> int:
-    """One past the last position of the merged log as it is now; looks at the newest segment's last hop."""
+    """One past the last position of the merged log now, from the newest segment's last index entry."""
     with LogReader(path, position="latest", disk=disk) as reader:
         return reader.position
 
 
 def _catalog(disk: Disk, path: str) -> SegmentCatalog:
     if not is_log_directory(disk, path):
-        raise _nothing(path)
+        raise _nothing_merged(path)
     try:
         return read_catalog(disk, path)
     except LogNotFound as error:
-        raise _nothing(path) from error
+        raise _nothing_merged(path) from error
 
 
-def _fresh(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
+def _plan_new_copy(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
     """The start of the segment that holds the position: a copy has whole segments."""
     if not catalog.kept:
-        raise _nothing("the merged log")
+        raise _nothing_merged("the merged log")
     kept: ReadableSegment | None = catalog.kept[0]
     if wanted.position == "latest":
         kept = catalog.kept[-1]
@@ -200,7 +199,7 @@ def _fresh(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
 
 
 def _introduction(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> list[Chunk]:
-    """The header of a segment, and the declarations before `offset`, each at its place."""
+    """The header of a segment, and the declarations before `offset`, each at its offset."""
     items = [Chunk(LogOffset(*header.id, 0), file.pread(SEGMENT_HEADER_BYTES, 0))]
     for entry in read_index(disk, path, header) if offset > SEGMENT_HEADER_BYTES else []:
         if entry.kind is EntryKind.DECLARATION and entry.offset < offset:
@@ -212,7 +211,7 @@ def _introduction(disk: Disk, path: str, header: SegmentHeader, file: File, offs
     return items
 
 
-def _place_behind(disk: Disk, path: str, catalog: SegmentCatalog, end: int) -> LogOffset | None:
+def _block_end(disk: Disk, path: str, catalog: SegmentCatalog, end: int) -> LogOffset | None:
     """The end of the block that holds the position before `end`; None if it is not whole yet."""
     kept = catalog.find(end - 1)
     found = None if kept is None else _open(disk, path, kept)
@@ -237,29 +236,29 @@ def _kept_at(catalog: SegmentCatalog, place: LogOffset) -> ReadableSegment | Non
 
 def _at_log_start(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
     """The segment that the receiver is in is not here: trimmed, or not merged yet."""
-    assert wanted.place is not None
-    later = next((kept for kept in catalog.kept if kept.id > wanted.place.segment), None)
+    assert wanted.offset is not None
+    later = next((kept for kept in catalog.kept if kept.id > wanted.offset.segment), None)
     if later is None:
-        raise _behind(wanted)
+        raise _has_less(wanted)
     if later.first < wanted.end:
         raise _diverged(wanted, f"log.{later.id.run}.{later.id.roll} begins with position {later.first}")
     return PullPlan(LogOffset(*later.id, 0), later.first)
 
 
 def _check_not_beyond(catalog: SegmentCatalog, wanted: PullMerged) -> None:
-    """The log goes on in another X, behind a reset: a receiver must not have gone further in the one before.
+    """After a reset the log goes on as `log.X` of a later X: a receiver must not have more of the earlier X.
 
-    One that has followed a node without which the cluster was forced to go on. By its topics alone a filtered
-    copy would not show it.
+    It has if it followed a node that a forced reset left out. The topics of a filtered copy would not show
+    it.
     """
-    assert wanted.place is not None
-    run = wanted.place.run
+    assert wanted.offset is not None
+    run = wanted.offset.run
     known = [(one.id.run, one.first) for one in catalog.kept] + [
         (one.id.run, one.first) for one in catalog.trimmed()
     ]
     first = min((first for later, first in known if later > run), default=wanted.end)
     if first < wanted.end:
-        raise _diverged(wanted, f"X {run} ends at position {first}")
+        raise _diverged(wanted, f"log.{run} ends at position {first}")
 
 
 def _check_last_block(
@@ -267,18 +266,18 @@ def _check_last_block(
 ) -> None:
     """The block that ends at `place` is here, and is the receiver's.
 
-    A receiver that has trimmed its last block cannot show it (0): then its position must do.
+    A receiver that has trimmed its last block cannot show it (0): then its position decides.
     """
     found = _open(disk, path, kept)
     if found is None:
-        raise _behind(wanted)
+        raise _has_less(wanted)
     header, file = found
     try:
         last = last_block_before(disk, path, header, file, place.offset)
     finally:
         file.close()
     if last.boundary < place.offset and kept.end is None and not last.goes_beyond:
-        raise _behind(wanted)
+        raise _has_less(wanted)
     if last.boundary != place.offset or wanted.chain not in {0, last.checksum}:
         raise _diverged(wanted, f"block checksum {last.checksum:#010x}")
     _check_position(last.next, wanted)
@@ -290,20 +289,20 @@ def _check_position(position: int, wanted: PullMerged) -> None:
 
 
 def _check_chain(disk: Disk, path: str, kept: ReadableSegment, wanted: PullSession) -> int:
-    """The number that follows `wanted.place`, up to which the segment's chain is the receiver's."""
+    """The number after `wanted.offset`, if the segment's running checksum there is the receiver's."""
     found = _open(disk, path, kept)
     if found is None:
-        raise _behind(wanted)
+        raise _has_less(wanted)
     header, file = found
     try:
         scanner = SessionScanner(header, marks=True)
-        walk_to(file, scanner, wanted.place.offset)
-        has_less = kept.end is None and not reaches_beyond(file, scanner, wanted.place.offset)
+        walk_to(file, scanner, wanted.offset.offset)
+        has_less = kept.end is None and not reaches_beyond(file, scanner, wanted.offset.offset)
     finally:
         file.close()
-    if scanner.offset < wanted.place.offset and has_less:
-        raise _behind(wanted)
-    if scanner.offset != wanted.place.offset or scanner.chain != wanted.chain:
+    if scanner.offset < wanted.offset.offset and has_less:
+        raise _has_less(wanted)
+    if scanner.offset != wanted.offset.offset or scanner.chain != wanted.chain:
         raise _diverged(wanted, f"chain {scanner.chain or 0:#010x} at offset {scanner.offset}")
     return scanner.next
 
@@ -317,17 +316,17 @@ def _open(disk: Disk, path: str, kept: ReadableSegment) -> tuple[SegmentHeader, 
         return None
 
 
-def _behind(wanted: PullMerged | PullSession) -> Unreachable:
+def _has_less(wanted: PullMerged | PullSession) -> Unreachable:
     return Unreachable(
-        "this node has less of the log than the receiver", got=wanted.place, hint="Ask another."
+        "this node has less of the log than the receiver", got=wanted.offset, hint="Ask another."
     )
 
 
-def _nothing(where: str) -> NothingMergedYet:
+def _nothing_merged(where: str) -> NothingMergedYet:
     return NothingMergedYet("there is nothing to pull yet", where=where)
 
 
 def _diverged(wanted: PullMerged | PullSession, here: str) -> Diverged:
     end = f", position {wanted.end}" if isinstance(wanted, PullMerged) else ""
-    got = f"{wanted.place}{end}, checksum {wanted.chain:#010x}"
+    got = f"{wanted.offset}{end}, checksum {wanted.chain:#010x}"
     return Diverged("the receiver's copy is not this log", got=got, expected=here, hint=_COMPARE)

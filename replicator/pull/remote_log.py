@@ -1,11 +1,14 @@
-"""A merged log read straight from the nodes of its cluster, for readers that keep nothing.
+"""A merged log read directly from the nodes of its cluster, for readers that keep nothing.
 
-Laws. All nodes have the same bytes, so that a range which one node began is finished by another, exactly
-where the first left it. A node that fails, is silent, has less, or sends what does not verify is left for
-the next one; only when all of them have been for `patience_seconds` is that an error. Where a log ends is
-asked of a majority at first; it is empty when every node says so. What is handed out is verified here.
+Invariants:
+- All nodes have the same bytes: a range that one node began is finished by another, exactly where the first
+  stopped.
+- A node that fails, is silent, has less, or sends bytes that do not verify is left for the next one. If all
+  of them fail for `patience_seconds`, that is an error.
+- The end of the log is asked of a majority at first. The log is empty if every node says so.
+- What is returned was verified here.
 
-Connections live in an event loop of an own thread: callers are plain functions, in whatever thread or loop.
+Connections live in an event loop in its own thread: callers are plain functions, in any thread or loop.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import time
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from replicator.protocol.codec import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from replicator.protocol.codec import PULL_METHOD, PullReply, decode_pull_reply, encode_pull_request
 from replicator.protocol.handshake import (
     Acknowledged,
     HoldRejected,
@@ -48,18 +51,16 @@ import grpc.aio
 logger = logging.getLogger("replicator")
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long all nodes may fail before a reader gives up: longer than a leader's election or a node's
-restart."""
+"""How long all nodes may fail before a reader gives up: longer than an election or a node's restart."""
 SILENCE_SECONDS: Final = 15.0
 OUTLINE_BYTES: Final = 4 * 2**20
 BOUNDS_SECONDS: Final = 0.1
-"""How long an answer about the log's end is good for: a streaming query asks many times a second."""
+"""How long an answer about the log's end is valid: a streaming query asks many times a second."""
 
-_EMPTY_SECONDS: Final = 1.0
-"""How long that of a log without messages is."""
+_EMPTY_SECONDS: Final = 1.0  # The same for a log without messages.
 _PAUSE_SECONDS_MAX: Final = 1.0
 _REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
-"""What does not change by waiting: an error once every node has said so."""
+"""Waiting does not change these: an error once every node returned one."""
 
 _Result = TypeVar("_Result")
 
@@ -67,7 +68,7 @@ _Result = TypeVar("_Result")
 class RemoteLog:
     """The merged log of `stream`, from the nodes at `endpoints` ("host:port" each). For one thread.
 
-    `ca`, `cert` and `key` are paths of PEM files; the certificate's role must be subscriber, node or
+    `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
     operator.
     """
 
@@ -90,14 +91,11 @@ class RemoteLog:
         """The node that is asked: readers spread over them, and stay with one that answers."""
         self._end = 0
         self._bounds: tuple[float, int, int] | None = None
-        """Until when they are good; where the log begins, and ends."""
+        """Until when they are valid; where the log begins, and ends."""
         self._held: Acknowledged | None = None
-        self._told: int | None = None
-        """The node that was told so."""
-        self.switches = 0
-        """How often a node was left."""
-        self.received_bytes = 0
-        """Of the log, whether it was wanted or not."""
+        self._told_node: int | None = None  # The node that was told so.
+        self.switches = 0  # How often a node was left.
+        self.received_bytes = 0  # Of the log, also those that were skipped.
 
     def bounds(self) -> tuple[int, int]:
         """See `rt.spark.source.log_source.LogSource`. Nodes may differ in how much they have: the most
@@ -117,7 +115,7 @@ class RemoteLog:
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
         """See `rt.spark.source.log_source.LogSource`."""
         if start < end:
-            yield from self._asked(start, PullRange(end, OUTLINE_BYTES))[1]
+            yield from self._ask(start, PullRange(end, OUTLINE_BYTES))[1]
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
@@ -132,7 +130,7 @@ class RemoteLog:
                     on_loss(SkipForward(position, end, "trimmed"))
                     return
                 while not feed.is_done:
-                    found, error = self._fed(call, feed)
+                    found, error = self._next_found(call, feed)
                     for each in found:
                         if isinstance(each, MessageBatch):
                             yield each
@@ -140,7 +138,7 @@ class RemoteLog:
                             on_loss(each)
                     if feed.position > position:
                         position = feed.position
-                        trial.note_success()
+                        trial.record_success()
                     if error is not None:
                         self._leave(error, trial)
                         break
@@ -148,15 +146,15 @@ class RemoteLog:
                 self._loop.run(call.end())
 
     def hold(self, name: str, position: int) -> None:
-        """See `rt.spark.source.log_source.LogSource`. `rt.CertificateError` unless the certificate is of
-        that name.
+        """See `rt.spark.source.log_source.LogSource`. `rt.CertificateError` unless the certificate has that
+        name.
 
         Returns once the cluster has a hold of that name. Without a majority it returns after seconds, and the
         node proposes the hold when there is one. If the node is left, the next one is told as well.
         """
-        self._held, self._told = Acknowledged(name, position), None
-        with contextlib.suppress(NothingMergedYet):  # They have heard it all the same.
-            self._asked("earliest", PullRange(0))
+        self._held, self._told_node = Acknowledged(name, position), None
+        with contextlib.suppress(NothingMergedYet):  # The node has received it all the same.
+            self._ask("earliest", PullRange(0))
 
     def close(self) -> None:
         """See `rt.spark.source.log_source.LogSource`."""
@@ -167,16 +165,16 @@ class RemoteLog:
     # Calls
 
     def _newest(self) -> PullStart:
-        """What a node answers that has all that is known to be there; the first time, the best of a majority.
+        """The answer of a node that has everything known so far; the first time, the best of a majority.
 
-        One that was wiped has little of the log for as long as it takes to copy it. Where fewer answer, the
-        best of them counts, and a line of the log says so.
+        A wiped node has little of the log until it has copied it. If fewer than a majority answer, the best
+        answer counts, and that is logged.
         """
         nodes = len(self._channels)
         wanted = 1 if self._end else nodes // 2 + 1
         answers: list[tuple[PullStart, int]] = []
         while True:
-            start, _ = self._asked("earliest", PullRange(0))
+            start, _ = self._ask("earliest", PullRange(0))
             is_again = self._at in (at for _, at in answers)
             if is_again and len(answers) < wanted:
                 logger.warning("no_majority_reachable answers=%d nodes=%d", len(answers), nodes)
@@ -187,8 +185,8 @@ class RemoteLog:
                 return start
             self._at = (self._at + 1) % nodes
 
-    def _asked(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
-        """What a node answers that sends no bytes: its start, and an outline if that is wanted."""
+    def _ask(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
+        """The answer of a node that sends no bytes: its start, and an outline if that was requested."""
         trial = _Attempt(self._patience_seconds, len(self._channels))
         while True:
             call = self._call(position, wanted, trial)
@@ -196,7 +194,9 @@ class RemoteLog:
             try:
                 while (item := self._loop.run(call.next_item())) is not None:
                     if not isinstance(item, LogOutline):
-                        raise ProtocolViolation("bytes where none were asked for", where=call.target)
+                        raise ProtocolViolation(
+                            "the node sent bytes that were not requested", where=call.target
+                        )
                     waypoints += item.waypoints
                 return call.start, waypoints
             except RtError as error:
@@ -204,40 +204,40 @@ class RemoteLog:
             finally:
                 self._loop.run(call.end())
 
-    def _fed(self, call: _Call, feed: RangeStream) -> tuple[list[Found], RtError | None]:
-        """What the next item brings, and what went wrong behind that."""
+    def _next_found(self, call: _Call, feed: RangeStream) -> tuple[list[Found], RtError | None]:
+        """The messages of the next item, and the error that followed."""
         found: list[Found] = []
         try:
             item = self._loop.run(call.next_item())
             if item is None:
                 raise Unreachable("the node ended the stream", where=call.target)
             if isinstance(item, PullStart | LogOutline):
-                raise ProtocolViolation("an answer that was not asked for", where=call.target)
+                raise ProtocolViolation("the node sent a message that was not requested", where=call.target)
             if isinstance(item, Chunk):
                 self.received_bytes += len(item.data)
-            found.extend(feed.take(item))
+            found.extend(feed.handle(item))
         except RtError as error:
             return found, error
         return found, None
 
     def _call(self, position: Wanted, wanted: PullRange, trial: _Attempt) -> _Call:
-        """A call that a node has answered; raises when all have failed for long enough."""
+        """A call that a node has answered. Raises when all have failed for long enough."""
         while True:
             at = self._at
-            held = None if at == self._told else self._held
+            held = None if at == self._told_node else self._held
             merged = PullMerged(position=position, acknowledged=held, range=wanted)
             try:
-                call = self._loop.run(_Call.begin(self._channels[at], PullHello(self._stream, merged)))
+                call = self._loop.run(_Call.open(self._channels[at], PullHello(self._stream, merged)))
             except RtError as error:
                 self._leave(error, trial)
             else:
-                self._told = at
+                self._told_node = at
                 return call
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
-        """Go on to the next node, behind a pause; raise if that is of no use any more."""
+        """Go on to the next node after a pause; raise if that is of no use any more."""
         target = self._channels[self._at].target
-        pause = trial.note_failure(error)
+        pause = trial.record_failure(error)
         level = logging.DEBUG if isinstance(error, NothingMergedYet) else logging.WARNING
         logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
         self.switches += 1
@@ -246,8 +246,8 @@ class RemoteLog:
 
 
 class _Attempt:
-    """When to stop trying: behind `patience_seconds` without success, or when every node has refused, or
-    said that the log is empty.
+    """When to stop trying: after `patience_seconds` without success, or when every node has refused, or said
+    that the log is empty.
     """
 
     def __init__(self, patience_seconds: float, nodes: int) -> None:
@@ -258,15 +258,14 @@ class _Attempt:
         self._refusals = 0
         self._empties = 0
         self._failure: RtError | None = None
-        """The last one, but for nodes without messages: to be raised if not all are."""
+        """The last one of a node with messages, if there is any: it is raised."""
 
-    def note_success(self) -> None:
-        """Something came."""
+    def record_success(self) -> None:
         self._failing_since = self._failure = None
         self._failures = self._refusals = self._empties = 0
 
-    def note_failure(self, error: RtError) -> float:
-        """How many seconds to wait before the next node is asked; raises `error` if none shall be."""
+    def record_failure(self, error: RtError) -> float:
+        """How many seconds to wait before the next node is asked. Raises `error` to stop."""
         now = time.monotonic()
         self._failing_since = now if self._failing_since is None else self._failing_since
         self._failures += 1
@@ -283,7 +282,7 @@ class _Attempt:
 
 
 class _Call:
-    """An answered pull. The next item is asked for while the last one is looked at."""
+    """An answered pull. The next item is requested while the last one is processed."""
 
     def __init__(self, target: str, call: Any, start: PullStart) -> None:
         self.target = target
@@ -292,23 +291,22 @@ class _Call:
         self._next = asyncio.ensure_future(call.read())
 
     @classmethod
-    async def begin(cls, channel: Channel, hello: PullHello) -> _Call:
-        """Say hello, and wait for the answer."""
+    async def open(cls, channel: Channel, hello: PullHello) -> _Call:
         call: Any = channel.get().stream_stream(PULL_METHOD)()
         try:
             with asking(channel.target):
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(encode_pull_request(hello))  # What is wrong, the read says.
+                    await call.write(encode_pull_request(hello))  # The read raises what is wrong.
                 start = await _read(call.read(), channel.target)
             if not isinstance(start, PullStart):
-                raise ProtocolViolation("a stream begins with a start", where=channel.target)
+                raise ProtocolViolation("a stream must begin with a start", where=channel.target)
         except BaseException:
             call.cancel()
             raise
         return cls(channel.target, call, start)
 
     async def next_item(self) -> Item | PullStart | LogOutline | None:
-        """What comes next; None behind the last."""
+        """None after the last one."""
         while True:
             with asking(self.target):
                 item = await _read(self._next, self.target)
@@ -318,14 +316,13 @@ class _Call:
             logger.warning("hold_refused name=%s why=%r", item.name, item.why)
 
     async def end(self) -> None:
-        """Nothing more is wanted of it."""
         self._call.cancel()
         self._next.cancel()
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._next
 
 
-async def _read(reading: Awaitable[object], target: str) -> PullAnswered | None:
+async def _read(reading: Awaitable[object], target: str) -> PullReply | None:
     try:
         data = await asyncio.wait_for(asyncio.shield(reading), SILENCE_SECONDS)
     except TimeoutError:
@@ -351,15 +348,12 @@ class _LoopThread:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What `work` returns or raises."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,10 +1,12 @@
-"""The pull side of a node: its merged log for subscribers, its copies of sessions for other nodes.
+"""The pull side of a node: its merged log for subscribers, its session replicas for other nodes.
 
-Laws. Who a peer is stands in its certificate: session copies go to nodes only, and a name that holds data
-back is the certificate's own. A stream goes on from the receiver's place only if its bytes there are this
-node's (`replicator.pull.negotiation`). What is in memory for all streams is bounded, and shared fairly
-(`replicator.pull.memory_budget`). A stream with nothing to send waits on a watch that all streams of the
-directory share.
+Invariants:
+- A peer is who its certificate says: session replicas go to nodes only, and the name of a hold is the
+  certificate's own.
+- A stream goes on from the receiver's offset only if its bytes there are this node's
+  (`replicator.pull.negotiation`).
+- The memory of all streams is bounded, and shared fairly (`replicator.pull.memory_budget`).
+- A stream with nothing to send waits on a watch that all streams of the directory share.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSea
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetGrant, BudgetHold, PullBudget
 from replicator.pull.negotiation import (
-    begin_filtered,
-    begin_merged,
-    begin_range,
-    begin_session,
     check_next_block,
     log_end,
+    plan_filtered,
+    plan_merged,
+    plan_range,
+    plan_session,
 )
 from replicator.pull.trim_overtake import TrimOvertake
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
@@ -61,10 +63,9 @@ from rt.net.identity import Identity
 
 logger = logging.getLogger("replicator")
 
-BEYOND: Final = LogOffset(2**32, 0, 0)
-"""Behind every place: where a range ends that is not whole here yet."""
+BEYOND: Final = LogOffset(2**32, 0, 0)  # After every offset: the end of a range that is not whole here yet.
 BEGINNINGS_MAX: Final = 1
-"""Finding out where a stream begins may read a message of the largest size: one at a time does."""
+"""Finding out where a stream begins may read a message of the largest size: one stream at a time does."""
 TAIL_BYTES: Final = 256 * 1024
 """Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
 
@@ -78,7 +79,7 @@ class LogProvider(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch that it is in: see `rt.cluster_epoch`."""
+        """The epoch of the cluster: see `rt.cluster_epoch`."""
 
     @property
     def node(self) -> str:
@@ -86,19 +87,19 @@ class LogProvider(Protocol):
 
     @property
     def merged(self) -> str:
-        """The directory of the merged log; it need not be there yet."""
+        """The directory of the merged log; it may not exist yet."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the cluster has merged nothing so far, as this node knows, which has heard all of it."""
+        """Whether the cluster has merged nothing so far, as far as this node, which is up to date, knows."""
 
     def session(self, session_id: int) -> str:
-        """The directory of a session's copy; `rt.LogNotFound` if there is none."""
+        """The directory of a session replica. `rt.LogNotFound` if there is none."""
 
 
 @dataclass(slots=True)
 class Pull:
-    """One stream, for `rt-clients`. What the receiver has is what it last said."""
+    """One stream, for the list of clients. `progress` is what the receiver last reported."""
 
     identity: Identity
     peer: str
@@ -106,20 +107,19 @@ class Pull:
     connected_ns: int
     sent_bytes: int = 0
     sent_ns: int = 0
-    has: PullProgress = field(default_factory=lambda: PullProgress(0))
-    refusal: HoldRejected | None = None
-    """To be told with what comes next."""
+    progress: PullProgress = field(default_factory=lambda: PullProgress(0))
+    rejection: HoldRejected | None = None  # Sent before the next items.
 
 
 def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
-    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate allows to pull that."""
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate may pull that."""
     if hello.stream != stream or identity.stream != stream:
         got = f"{hello.stream} by a certificate of {identity.stream}"
         raise ClusterMismatch("another stream is served here", got=got, expected=stream)
     wanted = hello.log
     roles = ("node",) if isinstance(wanted, PullSession) else ("subscriber", "node", "operator")
     if identity.role not in roles:
-        what = "a session's copy" if isinstance(wanted, PullSession) else "the merged log"
+        what = "a session replica" if isinstance(wanted, PullSession) else "the merged log"
         wants = f"role {' or '.join(roles)}"
         raise CertificateError(f"this role may not pull {what}", got=identity.uri, expected=wants)
     if isinstance(wanted, PullMerged) and wanted.name not in {None, identity.name}:
@@ -131,7 +131,7 @@ def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
 
 
 def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
-    """`rt.CertificateError` unless the certificate is of the subscriber that is said to acknowledge."""
+    """`rt.CertificateError` unless the certificate is the one of the subscriber that acknowledges."""
     if (identity.role, identity.name) != ("subscriber", said.name):
         raise CertificateError(
             "only a subscriber itself can acknowledge",
@@ -145,14 +145,12 @@ async def _confirm_nothing(_name: str) -> None:
 
 
 class PullServicer:
-    """Answers `Replication.Pull`. `refused` counts what was refused, by the error's class.
+    """Answers `Replication.Pull`. `refused` counts rejections by the error's class.
 
-    For a server of `rt.net.grpc_channel.serve`, whose gate turns what is raised into statuses. `identify`
-    says who
-    makes the call that is being served; `on_progress` is told what a receiver says it has, `on_acknowledged`
-    below which position a named subscriber, which was checked, wants nothing any more. `confirm_hold` waits
-    until the cluster holds the log back for it. `check_reach` raises `rt.Corrupt` if a file is known to be
-    damaged before an offset.
+    For a server of `rt.net.grpc_channel.serve`, whose gate turns errors into statuses. `identify` returns the
+    identity of the caller. `on_progress` gets what a receiver reports, `on_acknowledged` the position below
+    which a named subscriber, which was checked, needs nothing. `confirm_hold` waits until the cluster has the
+    hold. `check_reach` raises `rt.Corrupt` if a file is known to be damaged before an offset.
     """
 
     def __init__(
@@ -170,7 +168,7 @@ class PullServicer:
         budget: PullBudget | None = None,
     ) -> None:
         self.budget = budget or PullBudget()
-        self._beginnings = asyncio.Semaphore(BEGINNINGS_MAX)
+        self._opening = asyncio.Semaphore(BEGINNINGS_MAX)
         self._logs = logs
         self._stream = stream
         self._pool = pool
@@ -180,18 +178,16 @@ class PullServicer:
         self._check_reach = check_reach
         self._disk = disk
         self._hub = WatchHub()
-        self.pulls: dict[int, Pull] = {}
-        """The streams that run now."""
+        self.pulls: dict[int, Pull] = {}  # The streams that run now.
         self._next_id = 0
         self.refused: Counter[str] = Counter()
-        self.overtaken = 0
-        """How often a subscriber had to skip forward: what it wanted next was trimmed."""
+        self.overtaken = 0  # How often a subscriber had to skip positions because they were trimmed.
 
     def refuse_hold(self, name: str, why: str) -> None:
-        """Tell the subscriber of that name, wherever it pulls here, that nothing is held back for it."""
+        """Tell the subscriber of that name, on each of its streams, that nothing is held for it."""
         for pull in self.pulls.values():
             if (pull.identity.role, pull.identity.name) == ("subscriber", name):
-                pull.refusal = HoldRejected(name, why)
+                pull.rejection = HoldRejected(name, why)
         self._hub.wake(self._logs.merged)
 
     async def pull(self, _requests: Any, context: Call) -> None:
@@ -209,7 +205,7 @@ class PullServicer:
         identity = self._identify()
         hello = decode_pull_request(await read_first(context))
         if not isinstance(hello, PullHello):
-            raise ProtocolViolation("a stream begins with a hello")
+            raise ProtocolViolation("a stream must begin with a hello")
         check_puller(identity, hello, self._stream)
         places = STREAMS_PER_IDENTITY_MAX if identity.role == "node" else None
         hold = self.budget.enter(identity.uri, places)
@@ -229,14 +225,14 @@ class PullServicer:
             hold.stop()
 
     async def _send(self, context: Call, pull: Pull, hold: BudgetHold) -> None:
-        async with self._beginnings:
-            source = await run_to_end(self._pool, partial(self._begin, pull.wanted))
+        async with self._opening:
+            source = await run_to_end(self._pool, partial(self._open_source, pull.wanted))
         try:
             with self._hub.watching(source.sender.path) as watched:
-                self._note_overtaken(pull, source)
-                if source.end_place is not None:
-                    # It keeps nothing, and tells nothing: it is where it began, or at the end without bytes.
-                    pull.has = PullProgress(source.start.end if source.is_at_end else source.start.first)
+                self._record_overtaken(pull, source)
+                if source.end_offset is not None:
+                    # It reports no progress: it is where it began, or at the end without bytes.
+                    pull.progress = PullProgress(source.start.end if source.is_at_end else source.start.first)
                 await context.write(encode_pull_reply(source.start))
                 await first_of(
                     self._send_items(context, pull, source, watched, hold),
@@ -246,20 +242,20 @@ class PullServicer:
         finally:
             source.sender.close()
 
-    def _begin(self, wanted: PullMerged | PullSession) -> _Source:
+    def _open_source(self, wanted: PullMerged | PullSession) -> _Source:
         """Find out where the stream begins; in a thread."""
         logs, disk = self._logs, self._disk
         if isinstance(wanted, PullSession):
             path = logs.session(wanted.session_id)
-            self._check_reach(segment_path(path, wanted.place.segment), wanted.place.offset)
-            beginning = begin_session(disk, path, wanted)
+            self._check_reach(segment_path(path, wanted.offset.segment), wanted.offset.offset)
+            beginning = plan_session(disk, path, wanted)
             identity = read_identity(disk, path)
             start = PullStart(
                 identity.origin, logs.epoch, logs.node, *beginning, identity.name, identity.dedup_id
             )
-            return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [])
+            return _Source(start, Sender(path, beginning.offset, disk=disk), None, [])
         try:
-            return self._begin_merged(logs.merged, wanted)
+            return self._open_merged(logs.merged, wanted)
         except NothingMergedYet as error:
             if logs.is_empty:
                 raise
@@ -267,7 +263,7 @@ class PullServicer:
                 "this node has nothing of the log yet", where=logs.merged, hint="Ask another."
             ) from error
 
-    def _begin_merged(self, path: str, wanted: PullMerged) -> _Source:
+    def _open_merged(self, path: str, wanted: PullMerged) -> _Source:
         logs, disk = self._logs, self._disk
         if wanted.cluster not in {b"", logs.cluster}:
             raise ClusterMismatch(
@@ -277,54 +273,54 @@ class PullServicer:
                 hint="Pull into another directory.",
             )
         if wanted.range is not None:
-            return self._begin_range(path, wanted, wanted.range)
+            return self._open_range(path, wanted, wanted.range)
         if wanted.topics:
-            return self._begin_filtered(path, wanted)
-        if wanted.place is not None:
-            self._check_reach(segment_path(path, wanted.place.segment), wanted.place.offset)
-        beginning = begin_merged(disk, path, wanted)
-        if wanted.place is not None and beginning.place.offset:
-            check_next_block(disk, path, beginning.place)
+            return self._open_filtered(path, wanted)
+        if wanted.offset is not None:
+            self._check_reach(segment_path(path, wanted.offset.segment), wanted.offset.offset)
+        beginning = plan_merged(disk, path, wanted)
+        if wanted.offset is not None and beginning.offset.offset:
+            check_next_block(disk, path, beginning.offset)
         start = PullStart(logs.cluster, logs.epoch, logs.node, *beginning, end=log_end(disk, path))
         overtaking = TrimOvertake(wanted, *beginning)
-        return _Source(start, Sender(path, beginning.place, disk=disk, watch=False), None, [], overtaking)
+        return _Source(start, Sender(path, beginning.offset, disk=disk), None, [], overtaking)
 
-    def _begin_filtered(self, path: str, wanted: PullMerged) -> _Source:
+    def _open_filtered(self, path: str, wanted: PullMerged) -> _Source:
         logs, disk = self._logs, self._disk
-        beginning, middle = begin_filtered(disk, path, wanted)
-        place, end, first_items = beginning.place, beginning.first, list[Item | LogOutline]()
-        if middle is None and wanted.place is not None and beginning.first == wanted.end:
-            # The receiver's segment ends where it is: it is told so before the next one begins.
+        beginning, middle = plan_filtered(disk, path, wanted)
+        place, end, first_items = beginning.offset, beginning.first, list[Item | LogOutline]()
+        if middle is None and wanted.offset is not None and beginning.first == wanted.end:
+            # The receiver's segment ends where it is: that is sent before the next one begins.
             sealed_ns = time.time_ns()
             first_items.append(
-                SegmentSealed(wanted.place, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
+                SegmentSealed(wanted.offset, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
             )
-            place = wanted.place
-        elif wanted.place is None and isinstance(wanted.position, int):
+            place = wanted.offset
+        elif wanted.offset is None and isinstance(wanted.position, int):
             end = max(end, wanted.position)
         filtering = FilteredScan(
             wanted.topics,
             scanner=None if middle is None else middle.scanner,
             header=None if middle is None else middle.header,
-            place=None if middle is None else wanted.place,
+            offset=None if middle is None else wanted.offset,
             end=end,
         )
-        source = beginning.place if middle is None else middle.place
+        source = beginning.offset if middle is None else middle.offset
         end_now = log_end(disk, path)
         start = PullStart(logs.cluster, logs.epoch, logs.node, place, beginning.first, end=end_now)
-        sender = Sender(path, source, disk=disk, watch=False)
+        sender = Sender(path, source, disk=disk)
         return _Source(start, sender, filtering, first_items, TrimOvertake(wanted, source, beginning.first))
 
-    def _note_overtaken(self, pull: Pull, source: _Source) -> None:
+    def _record_overtaken(self, pull: Pull, source: _Source) -> None:
         overtaking = source.overtaking
         if overtaking is not None and overtaking.is_overtaken and pull.identity.role == "subscriber":
             self.overtaken += 1
             logger.warning("subscriber_overtaken peer=%s name=%s", pull.peer, pull.identity.name)
             overtaking.is_overtaken = False
 
-    def _begin_range(self, path: str, wanted: PullMerged, until: PullRange) -> _Source:
+    def _open_range(self, path: str, wanted: PullMerged, until: PullRange) -> _Source:
         logs, disk = self._logs, self._disk
-        log_start = begin_merged(disk, path, PullMerged())
+        log_start = plan_merged(disk, path, PullMerged())
         place, first = log_start
         if isinstance(wanted.position, int):
             first = max(first, wanted.position)
@@ -333,12 +329,12 @@ class PullServicer:
         if first < until.end and until.outline_bytes:
             waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
         elif first < until.end:
-            found = begin_range(disk, path, first, until.end)
-            place, first, end_place = found.place, found.first, found.end_place or BEYOND
+            found = plan_range(disk, path, first, until.end)
+            place, first, end_place = found.offset, found.first, found.end_offset or BEYOND
             items += found.first_items
         start = PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(disk, path))
-        sender = Sender(path, place, disk=disk, watch=False)
-        return _Source(start, sender, None, items, end_place=end_place, waypoints=waypoints)
+        sender = Sender(path, place, disk=disk)
+        return _Source(start, sender, None, items, end_offset=end_place, waypoints=waypoints)
 
     async def _send_items(
         self, context: Call, pull: Pull, source: _Source, watched: WatchedDirectory, hold: BudgetHold
@@ -346,15 +342,15 @@ class PullServicer:
         is_behind = True
         while True:
             version = watched.version
-            if pull.refusal is not None:
-                refusal, pull.refusal = pull.refusal, None
+            if pull.rejection is not None:
+                refusal, pull.rejection = pull.rejection, None
                 await context.write(encode_pull_reply(refusal))
-            grant = await hold.take(READ_BYTES_MAX if is_behind else TAIL_BYTES)
+            grant = await hold.acquire(READ_BYTES_MAX if is_behind else TAIL_BYTES)
             if is_behind:
                 items = await run_to_end(self._pool, partial(source.items, grant))
             else:
                 items = source.items(grant)
-            self._note_overtaken(pull, source)
+            self._record_overtaken(pull, source)
             size = sum(len(item.data) for item in items if isinstance(item, Chunk))
             is_behind = size >= min(TAIL_BYTES, grant.read_bytes)
             hold.keep(size and size + grant.copies_bytes)
@@ -385,7 +381,7 @@ class PullServicer:
         while isinstance(data := await context.read(), bytes):
             match decode_pull_request(data):
                 case PullProgress() as has:
-                    pull.has = has
+                    pull.progress = has
                     self._on_progress(pull)
                 case Acknowledged() as said:
                     check_acknowledged(pull.identity, said)
@@ -396,33 +392,29 @@ class PullServicer:
 
 @dataclass(slots=True)
 class _Source:
-    """What a stream is fed from."""
+    """Where the items of a stream come from."""
 
     start: PullStart
     sender: Sender
     filtering: FilteredScan | None
     first_items: list[Item | LogOutline]
-    overtaking: TrimOvertake | None = None
-    """Of a merged log."""
-    end_place: LogOffset | None = None
-    """Nothing from there on is wanted; None if there is no end."""
-    is_idle: bool = False
-    """Whether the last look found nothing new in the log."""
-    waypoints: Iterator[Waypoint] | None = None
-    """An outline that is told before anything else."""
+    overtaking: TrimOvertake | None = None  # Of a merged log.
+    end_offset: LogOffset | None = None  # Where the range ends; None if there is no end.
+    is_idle: bool = False  # Whether the last poll found nothing new in the log.
+    waypoints: Iterator[Waypoint] | None = None  # An outline that is sent before anything else.
 
     @property
     def is_done(self) -> bool:
-        """Whether all that is wanted was handed out."""
+        """Whether everything that was requested was returned."""
         return self.waypoints is None and not self.first_items and self.is_at_end
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no more bytes of the log are wanted."""
-        return self.end_place is not None and self.sender.place >= self.end_place
+        """Whether no more bytes of the log are needed."""
+        return self.end_offset is not None and self.sender.next_offset >= self.end_offset
 
     def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
-        """What comes next, as much as is granted; with `is_idle`, nothing more before the log changes."""
+        """The next items, as much as is granted; with `is_idle`, nothing more before the log changes."""
         if self.waypoints is not None:
             if part := tuple(islice(self.waypoints, WAYPOINTS_MAX)):
                 return [LogOutline(part)]
@@ -435,22 +427,22 @@ class _Source:
         if self.overtaking is not None:
             self.overtaking.follow(found)
         self.is_idle = not found
-        if self.end_place is not None:
-            return ready + _before(self.end_place, found)
+        if self.end_offset is not None:
+            return ready + _before(self.end_offset, found)
         if self.filtering is None:
             return ready + found
         return ready + self.filtering.items(found, chunk_bytes=grant.chunk_bytes)
 
 
 def _before(end: LogOffset, items: list[Item]) -> list[Item | LogOutline]:
-    """The items, of chunks only what lies before `end`."""
+    """The items; of chunks only what lies before `end`."""
     before: list[Item | LogOutline] = []
     for item in items:
         if isinstance(item, Chunk):
-            if item.place >= end:
+            if item.start >= end:
                 break
             if item.end > end:
-                before.append(Chunk(item.place, memoryview(item.data)[: end.offset - item.place.offset]))
+                before.append(Chunk(item.start, memoryview(item.data)[: end.offset - item.start.offset]))
                 break
         before.append(item)
     return before

@@ -1,9 +1,11 @@
 """The copy of a pull client that works for a subscriber beside it, or leaves trimming to one.
 
-Laws. It has caught up when all is here that the first node had when it was asked: that is told once. With
-retention "own" sealed segments go when the subscriber has said so (`rt.client.cursor.TRIMMABLE_FILE`), at the
-next sync. What the subscriber has acknowledged, or where it began, is in files as well: that of the name in
-the certificate is told to the nodes, whichever of the subscribers that share the copy has that name.
+Invariants:
+- It has caught up when everything is here that the first node had when it was asked. That is reported once.
+- With retention "own" sealed segments are trimmed at the next sync after the subscriber allowed it
+  (`rt.client.cursor.TRIMMABLE_FILE`).
+- What the subscriber has acknowledged, or where it began, is in files as well. The nodes are sent that of the
+  name in the certificate, whichever subscriber of the copy has that name.
 """
 
 from __future__ import annotations
@@ -23,11 +25,9 @@ logger = logging.getLogger("replicator")
 
 
 class SidecarCopy(LocalCopy):
-    """A `LocalCopy`. `on_reached` is called, in any thread, with the end of the log that a node first told;
-    `on_refused` whenever a node says that it holds nothing back for the subscriber; `on_no_good_bytes` when
-    every node says so of what comes next.
-
-    `subscriber` is the name in the certificate, if that is a subscriber's.
+    """`on_reached` is called, in any thread, with the end of the log that a node first reported; `on_refused`
+    when a node says that it holds nothing for the subscriber; `on_no_good_bytes` when every node says that
+    what comes next is corrupt. `subscriber` is the name in the certificate, if that is a subscriber's.
     """
 
     def __init__(
@@ -49,25 +49,24 @@ class SidecarCopy(LocalCopy):
         self._has_reached = False
         self._trimmed_to = 0
 
-    def begin(self, start: PullStart) -> None:
-        """As the base class."""
-        super().begin(start)
+    def start(self, start: PullStart) -> None:
+        super().start(start)
         if not self._has_reached:
             self._has_reached = True
             self._on_reached(start.end)
 
     def on_hold_refused(self, refused: HoldRejected) -> None:
-        """As the base class."""
         super().on_hold_refused(refused)
         self._on_refused(refused)
 
     def on_corrupt(self, start: int, end: int | None, why: str) -> None:
-        """As the base class."""
         super().on_corrupt(start, end, why)
         self._on_no_good_bytes(start, end, why)
 
     def acknowledged(self) -> Acknowledged | None:
-        """As the base class. What cannot be read is logged once, and holds nothing: whoever reads is told."""
+        """As the base class. A file that cannot be read is logged once, and holds nothing: its reader gets
+        the error.
+        """
         if self._subscriber is None:
             return None
         try:
@@ -81,7 +80,6 @@ class SidecarCopy(LocalCopy):
         return None if position is None else Acknowledged(self._subscriber, position)
 
     def tidy(self) -> None:
-        """Trim what may go."""
         if self._retention != "own":
             return
         receiver = self.receiver

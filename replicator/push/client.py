@@ -1,9 +1,10 @@
-"""The push client of one session directory: a stream to each node, and what they say together.
+"""The push client of one session directory: a stream to each node, and the progress of all together.
 
-Laws. Each node is served for itself: one that is slow, gone or wrong costs the others nothing. The client
-goes on for ever, until all of the nodes refuse the session for good, the own log cannot be read, the
-directory was removed, or it was told that the publisher has ended and a majority has everything. One client
-serves a directory, by lock.
+Invariants:
+- A node that is slow, unreachable or wrong costs the others nothing.
+- The client goes on until all nodes refuse the session for good, the local log cannot be read, the directory
+  was removed, or the publisher has ended and a majority has everything.
+- One client serves a directory, by lock.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from rt.sidecar.progress_file import PushState
 logger = logging.getLogger("replicator")
 
 _LOOK_AROUND_SECONDS = 0.2
-"""How often a client whose publisher has ended looks whether another one waits for the directory."""
+"""How often a client whose publisher has ended checks whether another client waits for the directory."""
 _LOOK_FOR_DIRECTORY_SECONDS = 30.0
-"""How often a client in whose directory nothing happens looks whether it is still there."""
+"""How often a client checks that its directory still exists, if nothing happens in it."""
 
 
 class PushClient:
-    """Pushes the session in `directory` to the nodes at `endpoints` ("host:port" each). `run` it.
+    """Pushes the session in `directory` to the nodes at `endpoints` ("host:port" each), by `run`.
 
-    Without `tls` the endpoints must be of loopback, and `insecure` be set. `waits`: for another client that
-    serves the directory, rather than to raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
+    Without `tls` the endpoints must be on loopback, and `insecure` set. `waits`: wait for another client that
+    serves the directory, rather than raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
     """
 
     def __init__(
@@ -65,27 +66,27 @@ class PushClient:
         self._hub = WatchHub() if hub is None else hub
         self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._disk = disk
-        self._log: SessionSource | None = None
+        self._source: SessionSource | None = None
         self._streams: list[PushStream] = []
         self._is_finishing = False
 
     @property
     def is_drained(self) -> bool:
-        """Whether a majority of the nodes has synced all there was at the last look."""
-        if self._log is None:
+        """Whether a majority of the nodes has synced everything that the last poll found."""
+        if self._source is None:
             return False
         drained = {stream.node for stream in self._streams if stream.is_drained}
-        return len(drained) >= self._log.levels.majority
+        return len(drained) >= self._source.quorum.majority
 
     def finish(self) -> None:
-        """The publisher has ended: `run` returns when all that is there now is replicated."""
+        """The publisher has ended: `run` returns when everything that is there now is replicated."""
         self._is_finishing = True
-        if self._log is not None:
-            self._log.wake(is_last=True)
-            self._log.progressed.set()
+        if self._source is not None:
+            self._source.wake(is_last=True)
+            self._source.progressed.set()
 
     async def run(self) -> None:
-        """Push. Returns after `finish`; raises what ended it otherwise."""
+        """Returns after `finish`; otherwise raises what ended it."""
         with contextlib.ExitStack() as opened:
             lock = (
                 await wait_for_turn(self.directory, disk=self._disk)
@@ -94,7 +95,7 @@ class PushClient:
             )
             opened.callback(lock.close)
             watched = opened.enter_context(self._hub.watching(self.directory))
-            self._log = log = SessionSource(self.directory, self._stream, disk=self._disk)
+            self._source = log = SessionSource(self.directory, self._stream, disk=self._disk)
             opened.callback(log.close)
             if self._is_finishing:
                 log.wake(is_last=True)
@@ -112,8 +113,8 @@ class PushClient:
                         log, endpoint, channel, unacknowledged_bytes_max=self._unacknowledged_bytes_max
                     )
                 )
-            tasks.append(asyncio.create_task(self._until_the_end(log, lock)))
-            tasks.append(asyncio.create_task(self._follow(log, watched, lock)))
+            tasks.append(asyncio.create_task(self._wait_until_done(log, lock)))
+            tasks.append(asyncio.create_task(self._watch_directory(log, watched, lock)))
             tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -132,7 +133,7 @@ class PushClient:
             await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
             self._streams.clear()
 
-    async def _until_the_end(self, log: SessionSource, lock: Lock) -> None:
+    async def _wait_until_done(self, log: SessionSource, lock: Lock) -> None:
         while True:
             log.progressed.clear()
             self._raise_if_refused(log)
@@ -146,8 +147,8 @@ class PushClient:
                 if is_awaited(self.directory, disk=self._disk):
                     return
 
-    async def _follow(self, log: SessionSource, watched: WatchedDirectory, lock: Lock) -> None:
-        """Wake the streams when the directory changes. `rt.LogNotFound` when it is gone."""
+    async def _watch_directory(self, log: SessionSource, watched: WatchedDirectory, lock: Lock) -> None:
+        """Wake the streams when the directory changes. `rt.LogNotFound` when it was removed."""
         while True:
             version = watched.version
             self._raise_if_removed(lock)
@@ -157,20 +158,20 @@ class PushClient:
                     log.wake()
 
     def _raise_if_removed(self, lock: Lock) -> None:
-        """What was not sent is gone with the directory, and no wait brings it back."""
+        """Bytes that were not sent are lost with the directory, so waiting is of no use."""
         path = os.path.join(self.directory, SERVING_FILE)
         if lock.is_linked() and self._disk.size(path) is not None:
             return
         error = LogNotFound(
             "the session's directory was removed while it was pushed",
             where=self.directory,
-            hint="What was not replicated is lost with it. Open the publisher again: it begins a new one.",
+            hint="What was not replicated is lost. Open the publisher again: it makes a new directory.",
         )
         logger.error("session_directory_removed path=%s", self.directory)
         raise error
 
     def _raise_if_refused(self, log: SessionSource) -> None:
-        """All nodes say so, or enough of them that it is fenced: tell the publisher, and end."""
+        """If all nodes refuse, or enough of them fence the session: tell the publisher, and end."""
         refusals = [stream.refused for stream in self._streams if stream.refused is not None]
         fenced = [error for error in refusals if isinstance(error, Fenced)]
         serving = sum(stream.node is not None for stream in self._streams)
@@ -183,9 +184,9 @@ class PushClient:
 
 
 def _is_fenced(fenced: int, serving: int, nodes: int) -> bool:
-    """Whether so many of the nodes that a session is pushed to are enough to believe that it is fenced.
+    """Whether `fenced` of the `nodes` are enough to believe that the session is fenced.
 
-    A majority is. Half of them are if none of the others takes the session now: a publisher that reaches two
-    nodes, of which one is away, would never be told otherwise.
+    A majority is. Half is, if no other node accepts the session now: else a publisher that reaches two nodes,
+    of which one is unreachable, would never learn of it.
     """
     return 2 * fenced > nodes or (2 * fenced == nodes and not serving)

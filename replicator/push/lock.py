@@ -1,7 +1,8 @@
-"""One push client a session directory, by lock; and how the next one is let in.
+"""The lock of a session directory: one push client at a time, and how the next one takes over.
 
-Law: whoever serves holds `push.lock`, whoever waits for that `push.next`. A client whose publisher has ended
-makes way for one that waits, for that one has a publisher, and the same bytes to send.
+Invariant: the client that serves holds `push.lock`, the one that waits holds `push.next`. A client whose
+publisher has ended makes way for one that waits, because that one has a publisher, and the same bytes to
+send.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from rt.log.disk import REAL, Disk, Lock, storage_errors
 
 SERVING_FILE = "push.lock"
 WAITING_FILE = "push.next"
-_TRY_SECONDS = 0.05
-"""How often a lock is tried that is held: flock(2) cannot be waited for in an event loop."""
+_TRY_SECONDS = 0.05  # How often a held lock is tried: an event loop cannot wait for flock(2).
 
 
 def lock_push(path: str, *, disk: Disk = REAL) -> Lock:
-    """The lock of the session directory `path`; `rt.DirectoryLocked` if another client serves it."""
+    """The lock of the session directory `path`. `rt.DirectoryLocked` if another client serves it."""
     return _lock(disk, path, SERVING_FILE)
 
 
 async def wait_for_turn(path: str, *, disk: Disk = REAL) -> Lock:
-    """The lock, when the client that has it makes way."""
+    """The lock, when the client that holds it makes way."""
     with contextlib.suppress(DirectoryLocked):
         return lock_push(path, disk=disk)
     waiting = await _locked(disk, path, WAITING_FILE)
@@ -36,7 +36,6 @@ async def wait_for_turn(path: str, *, disk: Disk = REAL) -> Lock:
 
 
 def is_awaited(path: str, *, disk: Disk = REAL) -> bool:
-    """Whether another client waits for the lock."""
     try:
         _lock(disk, path, WAITING_FILE).close()
     except DirectoryLocked:

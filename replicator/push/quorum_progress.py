@@ -1,8 +1,10 @@
-"""How far a session is safe, counted over the nodes it is pushed to.
+"""How far a session is safe, counted over the nodes it is pushed to. Pure.
 
-Pure. A number is replicated when a majority of the cluster's members has synced it; a member counts once, by
-its name, and one that was never heard has nothing. A number is merged when any member says so: it tells what
-is committed; and what is merged is replicated, for only such bytes are merged.
+Invariants:
+- A number is replicated when a majority of the cluster's members has synced it. A member counts once, by its
+  name; one that never reported has nothing.
+- A number is merged when any member says so, because it reports what is committed. Merged implies replicated:
+  only replicated bytes are merged.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from replicator.protocol.messages import LogOffset
 from rt.sidecar.progress_file import NO_LEVEL, Level
 
 NEAR_SEGMENTS: Final = 8
-"""So far behind what is merged a node may be for its publisher to keep segments for it: 1 GiB of them."""
+"""A publisher keeps segments for a node that is up to this number of segments behind the merge: 1 GiB."""
 
 
 def majority_level(levels: Iterable[Level], members: int) -> Level:
@@ -26,13 +28,12 @@ def majority_level(levels: Iterable[Level], members: int) -> Level:
 
 
 class QuorumProgress:
-    """What each node said last."""
+    """What each node reported last."""
 
     def __init__(self) -> None:
         self.merged = NO_LEVEL
-        self.merged_place = NOWHERE
-        """Up to where the session is merged, as far as a node said."""
-        self._said: dict[str, PushProgress] = {}
+        self.merged_offset = NOWHERE  # Up to where the session is merged, as far as a node reported.
+        self._progress: dict[str, PushProgress] = {}
         self._members: dict[str, int] = {}
         self._connected: set[str] = set()
 
@@ -43,59 +44,61 @@ class QuorumProgress:
 
     @property
     def majority(self) -> int:
-        """How many nodes are one; 1 before any was heard."""
+        """1 before any node reported."""
         return self.members // 2 + 1
 
     @property
     def replicated(self) -> Level:
         """What a majority has synced, as far as it is known now."""
-        levels = (Level(said.durable.run, said.durable_number) for said in self._said.values())
+        levels = (Level(said.durable.run, said.durable_number) for said in self._progress.values())
         return max(majority_level(levels, self.members), self.merged)
 
     @property
     def lacking(self) -> int:
-        """Numbers below `merged` that a node lacks which is being sent them, and is not far behind.
+        """Numbers below `merged` that a connected node that is not far behind still needs.
 
-        It gets them from us sooner than from its peers. One that is away gets them merged, when it is back.
+        It gets them from us sooner than from its peers. A disconnected node gets them merged, when it is
+        back.
         """
-        told = (self._said[node] for node in self._connected if node in self._said)
+        told = (self._progress[node] for node in self._connected if node in self._progress)
         near = (said for said in told if said.durable.run == self.merged.run)
         return max(
             (
                 self.merged.number - said.durable_number
                 for said in near
                 if said.durable_number < self.merged.number
-                and self.merged_place.roll - said.durable.roll <= NEAR_SEGMENTS
+                and self.merged_offset.roll - said.durable.roll <= NEAR_SEGMENTS
             ),
             default=0,
         )
 
     def durable(self, node: str) -> LogOffset:
         """How far a node has synced the session."""
-        said = self._said.get(node)
+        said = self._progress.get(node)
         return NOWHERE if said is None else said.durable
 
     def safe(self, node: str) -> LogOffset:
-        """Up to where a node needs nothing more: it has synced it, or it is merged and comes from others."""
-        return max(self.durable(node), self.merged_place)
+        """Up to where a node needs nothing more: it has synced it, or it is merged and comes from other
+        nodes.
+        """
+        return max(self.durable(node), self.merged_offset)
 
     def start(self, node: str, members: int, place: LogOffset | None) -> None:
-        """A stream to a node begins at `place`: one that has lost what it had counts anew."""
+        """A stream to a node begins at `place`. A node that lost bytes is counted from there."""
         self._members[node] = members
         self._connected.add(node)
         if (place or NOWHERE) < self.durable(node):
-            del self._said[node]
+            del self._progress[node]
 
-    def leave(self, node: str) -> None:
-        """The stream to a node has ended: what it holds is known again when it says so.
+    def remove(self, node: str) -> None:
+        """The stream to a node has ended: what it holds is known again when it reports.
 
-        Its disk may be another one then. What was replicated stays so, whoever counts it (`ProgressFile`).
+        Its disk may be another one then. What was replicated stays so (`ProgressFile`).
         """
         self._connected.discard(node)
-        self._said.pop(node, None)
+        self._progress.pop(node, None)
 
     def report(self, node: str, said: PushProgress) -> None:
-        """A node said how far it is."""
-        self._said[node] = said
+        self._progress[node] = said
         self.merged = max(self.merged, Level(said.merged_run, said.merged_number))
-        self.merged_place = max(self.merged_place, said.merged)
+        self.merged_offset = max(self.merged_offset, said.merged)

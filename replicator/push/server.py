@@ -1,9 +1,11 @@
 """The push side of a node: publishers bring their sessions.
 
-Laws. Who a peer is stands in its certificate: a publisher pushes only sessions of its own name, and a dedup
-session only with that dedup id. A stream begins with a hello, and a life is open before a byte of it is
-taken. There is one stream a session: a newer one takes the place of the older. One message of a stream is in
-memory at a time; the rest waits in gRPC's windows.
+Invariants:
+- A peer is who its certificate says: a publisher pushes only sessions of its own name, and a dedup session
+  only with that dedup id.
+- A stream begins with a hello, and a run is open before a byte of it is accepted.
+- A session has one stream: a newer one replaces the older.
+- One message of a stream is in memory at a time; the others wait in gRPC's windows.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ logger = logging.getLogger("replicator")
 
 SESSIONS_MAX = 64
 """Streams of one certificate at once: a publisher has one, or a few with suffixes. Each takes up to 1.6 MiB
-of memory: gRPC's window, and the message that is read."""
+of memory: gRPC's window, and the message that is read.
+"""
 
 
 class SessionIntake(Protocol):
@@ -35,19 +38,21 @@ class SessionIntake(Protocol):
 
     @property
     def start(self) -> PushStart:
-        """The answer to the hello: from where on the session is wanted."""
+        """The answer to the hello: from where on the session is needed."""
 
-    async def open_life(self, life: Run) -> None:
-        """Return when the life is open in the cluster: its bytes are welcome. `rt.Fenced` if it never is."""
+    async def open_run(self, run: Run) -> None:
+        """Return when the run is open in the cluster: its bytes are accepted. `rt.Fenced` if it never will
+        be.
+        """
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
-        """Verify and store; returns when the next item may come, not when this one is durable."""
+    async def append(self, item: Chunk | SegmentSealed) -> None:
+        """Verify and store. Returns when the next item may come, not when this one is durable."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
-        """How far the session is safe, as soon as that is not `told`. Raises what ends the stream."""
+        """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
 
     async def close(self) -> None:
-        """The stream has ended, in whatever way. What it stored stays."""
+        """The stream has ended. What it stored stays."""
 
 
 class SessionReplicaStore(Protocol):
@@ -58,19 +63,19 @@ class SessionReplicaStore(Protocol):
         """The id of the cluster."""
 
     async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
-        """Get the session ready for a stream. Whose it is was checked; the caller closes the intake."""
+        """Prepare the session for a stream. The certificate was checked; the caller closes the intake."""
 
 
 def check_publisher(identity: Identity, hello: PushHello, stream: str) -> None:
-    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate allows to push that session."""
+    """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate may push that session."""
     if identity.role != "publisher":
-        raise CertificateError("only a publisher pushes", got=identity.uri, expected="role publisher")
+        raise CertificateError("only a publisher can push", got=identity.uri, expected="role publisher")
     if hello.stream != stream or identity.stream != stream:
         got = f"{hello.stream} by a certificate of {identity.stream}"
         raise ClusterMismatch("another stream is served here", got=got, expected=stream)
     if session_owner(hello.session) != identity.name:
         raise CertificateError(
-            "a session of another name than the certificate's",
+            "the session does not belong to the certificate's name",
             got=hello.session,
             expected=f"{identity.name} or {identity.name}~<suffix>",
             hint="`rt certs issue` makes a certificate for that name.",
@@ -85,10 +90,10 @@ def check_publisher(identity: Identity, hello: PushHello, stream: str) -> None:
 
 
 class PushServicer:
-    """Answers `Replication.Push`. `refused` counts what was refused, by the error's class.
+    """Answers `Replication.Push`. `refused` counts rejections by the error's class.
 
-    For a server of `rt.net.grpc_channel.serve`, whose gate turns what is raised into statuses. `identify`
-    says who makes the call that is being served.
+    For a server of `rt.net.grpc_channel.serve`, whose gate turns errors into statuses. `identify` returns the
+    identity of the caller.
     """
 
     def __init__(
@@ -98,8 +103,7 @@ class PushServicer:
         self._stream = stream
         self._identify = identify
         self._streams: dict[str, _Stream] = {}
-        self._owned: Counter[str] = Counter()
-        """How many of them each certificate's name has."""
+        self._owned: Counter[str] = Counter()  # The number of streams of each certificate's name.
         self.refused: Counter[str] = Counter()
 
     @property
@@ -144,11 +148,11 @@ class PushServicer:
     async def _read_hello(self, context: Call) -> PushHello:
         said = decode_push_request(await read_first(context))
         if not isinstance(said, PushHello):
-            raise ProtocolViolation("a stream begins with a hello")
+            raise ProtocolViolation("a stream must begin with a hello")
         return said
 
     def _register(self, session: str, identity: Identity, stream: _Stream) -> _Stream | None:
-        """Make `stream` the one of its session; the older one, if there is any."""
+        """Make `stream` the one of its session. Returns the older one, if there is any."""
         older = self._streams.get(session)
         owned = self._owned[identity.name]
         if older is None and owned >= SESSIONS_MAX:
@@ -165,7 +169,7 @@ class PushServicer:
             del self._owned[owner]
 
     async def _replace(self, older: _Stream | None, stream: _Stream) -> None:
-        """Return when the older stream has let go; raises if a newer one has come meanwhile."""
+        """Return when the older stream has ended. Raises if a newer one came meanwhile."""
         if older is not None:
             older.replaced.set()
             await older.has_ended.wait()
@@ -187,12 +191,14 @@ class _Stream:
         self._writing = asyncio.Lock()
 
     async def run(self, intake: SessionIntake) -> None:
-        """Take what comes and tell what is safe, until the peer ends it, another replaces it or it fails."""
+        """Store what comes and report progress, until the peer ends it, another stream replaces it or it
+        fails.
+        """
         await self._write(intake.start)
-        await first_of(self._receive(intake), self._tell(intake), self._give_way())
+        await first_of(self._receive(intake), self._send_progress(intake), self._wait_replaced())
 
     async def _receive(self, intake: SessionIntake) -> None:
-        read, take = self._context.read, intake.take
+        read, take = self._context.read, intake.append
         while isinstance(data := await read(), bytes):
             said = decode_push_request(data)
             del data
@@ -200,18 +206,18 @@ class _Stream:
                 case Chunk() | SegmentSealed():
                     await take(said)
                 case Run():
-                    await intake.open_life(said)
-                    await self._write(OpenReply(said.run))
+                    await intake.open_run(said)
+                    await self._write(OpenReply(said.number))
                 case PushHello():
                     raise ProtocolViolation("a second hello")
 
-    async def _tell(self, intake: SessionIntake) -> None:
+    async def _send_progress(self, intake: SessionIntake) -> None:
         told: PushProgress | None = None
         while True:
             told = await intake.next_progress(told)
             await self._write(told)
 
-    async def _give_way(self) -> None:
+    async def _wait_replaced(self) -> None:
         await self.replaced.wait()
         raise _replaced()
 

@@ -1,6 +1,7 @@
-"""Pushing all sessions of a stream below one root, for a sidecar: also those that appear later.
+"""Pushes all sessions of a stream below one root, for a sidecar, including those that appear later.
 
-Law: each session has a client of its own, and what ends one ends no other. One that ended is tried again.
+Invariant: each session has its own client, and the end of one ends no other. A client that ended is
+restarted.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from rt.log.scan.directory import is_log_directory
 
 logger = logging.getLogger("replicator")
 
-_LOOK_SECONDS = 1.0
-"""How often to look for new sessions: a publisher that starts is there for longer than that."""
-_AGAIN_SECONDS = 10.0
-"""How long a session is left alone whose client failed, or was refused."""
+_LOOK_SECONDS = 1.0  # How often new sessions are looked for: publishers live longer than that.
+_AGAIN_SECONDS = 10.0  # The pause after the client of a session failed or was refused.
 
 
 class SessionDiscovery:
@@ -32,7 +31,6 @@ class SessionDiscovery:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Push, for ever."""
         try:
             while True:
                 for name in self._found():

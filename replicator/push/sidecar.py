@@ -1,9 +1,10 @@
-"""The push clients of one process with publishers, as that process asks for them.
+"""The push clients of one process with publishers, as that process requests them.
 
-Laws. What ends one client ends no other. One that failed is started again, after the pauses of
-`RestartBackoff`,
-but not after the cluster has fenced its session, or its directory was removed; once more when its publisher
-has ended. It is over when the end of the publishers' process was told and each client has sent what is left.
+Invariants:
+- The end of one client ends no other.
+- A client that failed is restarted after the pauses of `RestartBackoff`, unless the cluster has fenced its
+  session, or its directory was removed; once more when its publisher has ended.
+- The sidecar ends when the publishers' process has ended and each client has sent what is left.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rt.sidecar.restart_backoff import RestartBackoff
 logger = logging.getLogger("replicator")
 
 SERVED: Final[ContextVar[str]] = ContextVar("SERVED", default="")
-"""The session directory for which whatever runs now runs; empty outside of all."""
+"""The session directory that the current task serves; empty outside of all."""
 
 
 class PushSidecar:
-    """Serves what it is asked to. `on_end` is called with the number of each session that has ended."""
+    """`on_end` is called with the number of each session that has ended."""
 
     def __init__(self, make: Callable[[PushRequested], PushClient], on_end: Callable[[int], None]) -> None:
         self._make = make
@@ -42,8 +43,7 @@ class PushSidecar:
         """Of the sessions that are served, the longest served first."""
         return [session.asked.directory for session in self._sessions.values()]
 
-    def take(self, asked: PushRequested | FinishRequested) -> None:
-        """Do what the publishers' process asks for."""
+    def handle(self, asked: PushRequested | FinishRequested) -> None:
         match asked:
             case PushRequested(number):
                 session = self._sessions[number] = _Session(asked)
@@ -61,7 +61,7 @@ class PushSidecar:
         self._changed.set()
 
     async def run(self) -> None:
-        """Serve. Returns after `finish`, when all sessions have ended."""
+        """Returns after `finish`, when all sessions have ended."""
         try:
             while self._sessions or not self._is_finishing:
                 self._changed.clear()
@@ -82,8 +82,8 @@ class PushSidecar:
                 await session.push(self._make)
                 break
             except Fenced:
-                break  # The client has said so.
-            except LogNotFound as error:  # There is nothing to push any more, nor will there be.
+                break  # The client has logged it.
+            except LogNotFound as error:  # There is nothing to push any more.
                 logger.error("push_ended path=%s reason=%s", directory, error)
                 break
             except Exception as error:  # noqa: BLE001 - the others go on
@@ -99,15 +99,12 @@ class PushSidecar:
 
 
 class _Session:
-    """A session that is served."""
-
     def __init__(self, asked: PushRequested) -> None:
         self.asked = asked
         self.finishing = asyncio.Event()
         self._client: PushClient | None = None
 
     def finish(self) -> None:
-        """Its publisher has ended."""
         self.finishing.set()
         if self._client is not None:
             self._client.finish()

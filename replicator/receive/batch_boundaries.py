@@ -1,7 +1,7 @@
-"""Marks of a session's copy: the batch boundaries that nodes compare, read back or kept while walking.
+"""Boundaries of the batches of a session replica, which nodes compare.
 
-Law: a mark is told only of what verifies whole, columns and values: what is merged by it later is copied in
-the kernel, which looks at nothing.
+Invariant: a boundary is reported only if everything before it verified, columns and values. What is merged
+later is copied in the kernel, which verifies nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rt.log.scan.scanner import ScanResult, SessionScanner
 
 
 class BoundaryRecorder(NamedTuple):
-    """Marks of one segment, in order."""
+    """Boundaries of one segment, in order."""
 
     segment: SegmentId
     marks: list[ChecksummedBoundary]
 
 
 class RecordingScanner(SessionScanner):
-    """Keeps the marks of everything that it walks."""
+    """Keeps the boundaries of everything that it walks."""
 
     def __init__(self, header: SegmentHeader) -> None:
         super().__init__(header, marks=True)
@@ -32,14 +32,13 @@ class RecordingScanner(SessionScanner):
         self.seen: list[ChecksummedBoundary] = []
 
     def scan(self, data: memoryview, *, values: bool = True) -> ScanResult:
-        """As the base class, and keep the marks."""
         found = super().scan(data, values=values)
         self.seen += found.marks
         return found
 
 
 def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[ChecksummedBoundary]:
-    """The marks of a segment of a copy, read back, up to what does not verify; [] if it is trimmed."""
+    """The boundaries of a segment on disk, up to what does not verify; [] if it was trimmed."""
     with storage_errors(path, "reading a segment"):
         header = read_header(disk, path, segment)
         if header is None:

@@ -1,8 +1,10 @@
-"""Group commit for many receivers: syncs in a few threads, and tells what became durable.
+"""Group commit for many receivers: syncs them in a few threads, and reports what became durable.
 
-Laws. A receiver is synced by one thread at a time; what is stored while its sync is under way waits for the
-next round, so that the more arrives, the more one sync covers. Nothing is told as durable before its sync
-returned. A sync that failed is told once, and the receiver is never synced again.
+Invariants:
+- One thread at a time syncs a receiver. Bytes stored meanwhile wait for the next round: the more arrives, the
+  more one sync covers.
+- Nothing is reported as durable before its sync returned.
+- A failed sync is reported once, and the receiver is never synced again.
 """
 
 from __future__ import annotations
@@ -26,17 +28,16 @@ THREADS: Final = 3
 
 
 class Syncable(Protocol):
-    """What a round needs of a receiver."""
+    """A receiver. `path` names it in logs."""
 
     @property
-    def path(self) -> str:
-        """What it is called in logs."""
+    def path(self) -> str: ...
 
     def sync_point(self) -> SyncPoint | None:
-        """All that is stored and not synced, when it was noted; None if there is nothing to sync."""
+        """All that is stored and not synced; None if nothing is. Called in the event loop."""
 
     def sync_to(self, point: SyncPoint) -> None:
-        """Return when it is on the medium; in another thread. Raises where that failed, which is final."""
+        """Return when it is on disk. Called in another thread. A failure is final."""
 
 
 OnSynced = Callable[[SyncPoint | None], None]
@@ -45,20 +46,19 @@ OnFailed = Callable[[RtError], None]
 
 @dataclass(slots=True)
 class _Member:
-    """A receiver that has been noted: whom to tell, and whether a sync of it is wanted or under way."""
+    """A receiver with its callbacks, and whether its sync is requested or running."""
 
     receiver: Syncable
     on_synced: OnSynced
     on_failed: OnFailed
     is_syncing: bool = False
-    noted: SyncPoint | None = None
-    point: SyncPoint | None = None
-    """What the sync that is under way reaches."""
+    requested: SyncPoint | None = None
+    point: SyncPoint | None = None  # Up to where the running sync goes.
     error: RtError | None = None
 
 
 class GroupCommit:
-    """Syncs receivers that were noted, in rounds. For one event loop; make it and use it there."""
+    """Syncs receivers on request, in rounds. For one event loop; make it and use it there."""
 
     def __init__(self, *, threads: int = THREADS) -> None:
         self._loop = asyncio.get_running_loop()
@@ -77,44 +77,44 @@ class GroupCommit:
         self._idle.set()
 
     def add(self, receiver: Syncable, on_synced: OnSynced, on_failed: OnFailed) -> None:
-        """Take a receiver in. The callbacks come in the loop's thread: `on_synced(point)` after each sync."""
+        """Add a receiver. The callbacks come in the loop's thread: `on_synced(point)` after each sync."""
         self._members[receiver] = _Member(receiver, on_synced, on_failed)
 
     def discard(self, receiver: Syncable) -> None:
-        """Let go of a receiver; a sync that is under way ends, and is not told."""
+        """Remove a receiver. A running sync ends, and is not reported."""
         self._members.pop(receiver, None)
         self._wanted.pop(receiver, None)
 
-    def note(self, receiver: Syncable) -> None:
-        """What it has stored by now is to be synced next. Never called while something is being stored."""
+    def request_sync(self, receiver: Syncable) -> None:
+        """Sync next what the receiver has stored by now. Never called while something is being stored."""
         member = self._members.get(receiver)
         if member is None or member.error is not None or self._is_closed:
             return
-        member.noted = receiver.sync_point()
+        member.requested = receiver.sync_point()
         self._wanted[receiver] = member
         self._start_rounds()
 
-    async def settled(self) -> None:
-        """Return when nothing is wanted and nothing under way."""
+    async def wait_idle(self) -> None:
+        """Return when no sync is requested or running."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Wait for what is under way; what was only noted is not synced."""
+        """Wait for the running syncs. Syncs that were only requested are dropped."""
         self._is_closed = True
         self._wanted.clear()
         if not self._running:
             self._idle.set()
-        await self.settled()
+        await self.wait_idle()
         for _ in self._threads:
             self._rounds.put(None)
         for thread in self._threads:
             thread.join()
 
     def _start_rounds(self) -> None:
-        """Share what is ready among the threads that are free."""
+        """Share the receivers that are ready among the threads that are free."""
         free = len(self._threads) - self._running
         if free <= 0:
-            return  # Before the others are looked at: there may be thousands.
+            return  # Before all receivers are checked: there may be thousands.
         ready = [member for member in self._wanted.values() if not member.is_syncing]
         if not ready:
             return
@@ -127,28 +127,27 @@ class GroupCommit:
         for member in members:
             del self._wanted[member.receiver]
             member.is_syncing = True
-            member.point = member.noted
+            member.point = member.requested
         self._running += 1
         self._rounds.put(members)
 
     def _serve(self) -> None:
-        """In a thread: sync what comes, until None does."""
         while (members := self._rounds.get()) is not None:
             _sync_all(members)
-            with contextlib.suppress(RuntimeError):  # The loop was closed, and nobody waits.
-                self._loop.call_soon_threadsafe(self._ended, members)
+            with contextlib.suppress(RuntimeError):  # The loop was closed, and no task waits.
+                self._loop.call_soon_threadsafe(self._finish_round, members)
 
-    def _ended(self, members: Sequence[_Member]) -> None:
+    def _finish_round(self, members: Sequence[_Member]) -> None:
         self._running -= 1
         for member in members:
             member.is_syncing = False
-            self._tell(member)
+            self._notify(member)
         if not self._is_closed:
             self._start_rounds()
         if not self._running and not self._wanted:
             self._idle.set()
 
-    def _tell(self, member: _Member) -> None:
+    def _notify(self, member: _Member) -> None:
         if self._members.get(member.receiver) is not member:
             return
         if member.error is None:
@@ -160,7 +159,6 @@ class GroupCommit:
 
 
 def _sync_all(members: Sequence[_Member]) -> None:
-    """Sync them one after the other; in a thread. What went wrong is noted with the member."""
     for member in members:
         if member.point is None:
             continue
@@ -170,4 +168,4 @@ def _sync_all(members: Sequence[_Member]) -> None:
             member.error = error
         except Exception as error:  # noqa: BLE001
             # A thread of the pool must not swallow it: the bytes are not known to be durable.
-            member.error = Closed(f"a sync was broken off: {error!r}", where=member.receiver.path)
+            member.error = Closed(f"a sync failed unexpectedly: {error!r}", where=member.receiver.path)

@@ -1,10 +1,10 @@
-"""Receiving a merged log, whole or filtered: the one writer of a subscriber's or node's copy.
+"""Receives a merged log, whole or filtered: the one writer of a subscriber's or node's copy.
 
-Laws. Whole blocks only, verified with all that they hold: their place, the chains of their batches, values.
-Positions follow each other; where the sender no longer has what is wanted (`start_at`, `LogTrimmed`), the
-copy
-goes on at a later segment, and a reader of it finds that gap by the positions. In a filtered copy positions
-may jump, and its `end` says how far it is complete.
+Invariants:
+- Only whole blocks are stored, verified with all that they hold: offset, running checksums, values.
+- Positions follow each other. If the sender trimmed what comes next (`start_at`, `LogTrimmed`), the copy goes
+  on at a later segment, and its reader finds the gap by the positions.
+- In a filtered copy positions may jump; `end` says up to where it is complete.
 """
 
 from __future__ import annotations
@@ -27,31 +27,25 @@ from rt.log.scan.scanner import MergedScanner, PlacedBlock, Scanner, ScanResult
 from rt.log.write.writer import BatchFrames, LogWriter
 
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 2 * BATCH_BYTES_MAX
-"""A block holds up to a cap of bytes (16 MiB), or one batch that is larger."""
+"""A block holds up to 16 MiB, or one batch that is larger."""
 
 _DECLARATION: Final = int(BlockKind.DECLARATION)
 
 
 class MergedReceiver(Receiver[MergedScanner]):
-    """The one writer of a copy of a merged log. Make it with `open`.
-
-    `chain` is the merged chain at `place`, if the caller knew the one to start from; else it only compares
-    within this object.
+    """Made by `open`. `chain` is the merged chain at `next_offset` if the caller passed the one to start
+    from; otherwise it only compares within this object.
     """
 
     def __init__(self, writer: LogWriter, disk: Disk, *, frame_bytes_max: int) -> None:
         self._disk = disk
-        self._chain = 0
-        """The merged chain where the last segment ended, while none is active."""
+        self._chain = 0  # The merged chain where the last segment ended, while none is active.
         self._first: int | None = None
-        """The position at which `_welcome` must begin; None if any above the end will do."""
+        """The position at which `_skip_target` must begin; None if any position from `end` on will do."""
         self._is_trimming = True
-        self._reason = TrimReason.FOLLOWED
-        """Why the sender has trimmed what it trimmed last, as far as it has said so."""
-        self._log_start = 0
-        """The first position that it keeps, as far as it has said so."""
-        self._blocks: list[PlacedBlock] = []
-        """Blocks behind `place` that have begun."""
+        self._reason = TrimReason.FOLLOWED  # Why the sender last trimmed, as far as it has said so.
+        self._log_start = 0  # The first position that the sender keeps, as far as it has said so.
+        self._blocks: list[PlacedBlock] = []  # Blocks after `next_offset` that have begun.
         self._times: list[tuple[int, int, int]] = []
         """(offset, lowest, highest timestamp) of the batches in them."""
         super().__init__(writer, frame_bytes_max=frame_bytes_max)
@@ -67,11 +61,11 @@ class MergedReceiver(Receiver[MergedScanner]):
         follows_trims: bool = True,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> MergedReceiver:
-        """Lock and recover the copy (made if it is missing); it goes on where it ends.
+        """Lock and recover the copy (created if missing); it goes on where it ends.
 
         `chain` is the merged chain at the start of the newest segment that is here, or at the log's start.
-        `follows_trims`: what the sender trims is trimmed here; else it is left to others.
-        `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another cluster), storage errors.
+        `follows_trims`: trim here what the sender trims. `rt.Corrupt`, `rt.DirectoryLocked`,
+        `rt.ClusterMismatch` (another cluster), storage errors.
         """
         assert identity.kind is not LogKind.SESSION, identity
         scanners: dict[SegmentId, MergedScanner] = {}
@@ -86,29 +80,30 @@ class MergedReceiver(Receiver[MergedScanner]):
         receiver._chain = chain
         if active is not None:
             walked = scanners[active.id]
-            receiver._scanner = receiver._rewound(walked)
-            receiver._scanner.next = writer.end  # Filtered: it may be complete further than its last block.
+            receiver._scanner = receiver._rewind(walked)
+            receiver._scanner.next = writer.end  # Filtered: it may be complete beyond its last block.
             receiver._finish_skip(active)
-        if (place := receiver.place) is not None:
+        if (place := receiver.next_offset) is not None:
             receiver._became_durable(place, receiver.end)
         return receiver
 
     @property
     def chain(self) -> int:
-        """The merged chain at `place`."""
+        """The merged chain at `next_offset`."""
         known = None if self._scanner is None else self._scanner.chain
         return self._chain if known is None else known
 
     @property
     def instruction(self) -> int | None:
-        """The instruction that the last block of the active segment belongs to."""
+        """The merge instruction of the last block of the active segment."""
         return None if self._scanner is None else self._scanner.instruction
 
     @property
     def last_checksum(self) -> int:
-        """The header checksum of the last block before `place` in its segment.
+        """The header checksum of the last block before `next_offset` in its segment; 0 if there is none, or
+        it was trimmed.
 
-        0 if it has none, or is trimmed. Of a sealed segment it is read back: storage errors.
+        Of a sealed segment it is read from disk: storage errors.
         """
         scanner, active = self._scanner, self.active
         if scanner is None or active is None:
@@ -131,43 +126,43 @@ class MergedReceiver(Receiver[MergedScanner]):
             finally:
                 file.close()
 
-    def forget_unfinished(self) -> None:
-        """As the base class says; `start_at` says anew what is skipped."""
-        self._welcome = self._first = None
-        super().forget_unfinished()
+    def drop_unfinished(self) -> None:
+        """As the base class; `start_at` says again what is skipped."""
+        self._skip_target = self._first = None
+        super().drop_unfinished()
 
-    def start_at(self, place: LogOffset, first: int) -> None:
-        """The sender goes on from `place`, which is position `first`.
+    def start_at(self, offset: LogOffset, first: int) -> None:
+        """The sender goes on from `offset`, which is position `first`.
 
-        Where that is not `self.place`, it must be the start of a segment whose first position is at or above
-        `end`: what lies between is gone at the sender, and the copy lets go of it.
+        If that is not `self.next_offset`, it must be the start of a later segment whose first position is at
+        or above `end`: the sender trimmed the positions between, and the copy skips them.
         `rt.ProtocolViolation` otherwise.
         """
-        self.forget_unfinished()
-        own = self.place
-        if place == own:
+        self.drop_unfinished()
+        own = self.next_offset
+        if offset == own:
             if first != self.end and self.identity.kind is LogKind.MERGED:
-                raise violation(f"{place} is position {first} at the sender", place, self.end)
+                raise violation(f"{offset} is position {first} at the sender", offset, self.end)
             return
-        if place.offset or (own is not None and (place.segment <= own.segment or first < self.end)):
-            raise violation(f"the sender goes on at position {first}", place, own)
-        self._welcome, self._first = place.segment, first
+        if offset.offset or (own is not None and (offset.segment <= own.segment or first < self.end)):
+            raise violation(f"the sender goes on at position {first}", offset, own)
+        self._skip_target, self._first = offset.segment, first
 
     def follow_trim(self, trimmed: LogTrimmed) -> None:
-        """The sender has trimmed everything before a segment; what is not here yet of it will not come.
+        """The sender has trimmed everything before a segment.
 
-        The copy's own segments before it are trimmed for the sender's reason, if the copy follows trims.
+        The copy's own segments before it are trimmed for the same reason, if the copy follows trims.
         """
         self._reason, self._log_start = trimmed.reason or TrimReason.FOLLOWED, trimmed.log_start
         last = self.writer.last_id
         if last is None or trimmed.before > last:
-            if self._welcome is None or trimmed.before > self._welcome:  # Else it goes on further behind.
-                self._welcome, self._first = trimmed.before, None
+            if self._skip_target is None or trimmed.before > self._skip_target:  # Else it goes on even later.
+                self._skip_target, self._first = trimmed.before, None
         elif self._is_trimming:
             self.trim(trimmed.before, self._reason)
 
     def complete(self, up_to: CompleteUpTo) -> None:
-        """Filtered: below that position nothing is missing but what was filtered out. Durable with a sync."""
+        """Filtered: below that position only filtered messages are missing. Durable with the next sync."""
         if self.identity.kind is not LogKind.FILTERED:
             raise ProtocolViolation("the log is not filtered", got=up_to.position)
         if self.active is not None and up_to.position > self.end:
@@ -175,12 +170,10 @@ class MergedReceiver(Receiver[MergedScanner]):
             self.writer.complete_to(up_to.position)
             self._scanner.next = max(self._scanner.next, up_to.position)
 
-    # As the base class asks
-
-    def _check_begins(self, place: LogOffset) -> None:
+    def _check_start(self, place: LogOffset) -> None:
         last = self.writer.last_id
-        if self._welcome is not None:
-            is_due = place.segment == self._welcome
+        if self._skip_target is not None:
+            is_due = place.segment == self._skip_target
         elif last is None:
             is_due = True
         else:
@@ -189,7 +182,7 @@ class MergedReceiver(Receiver[MergedScanner]):
             )
             is_due = self._scanner is None and follows
         if not is_due:
-            raise violation("a segment that does not follow", place, self.place)
+            raise violation("a segment that does not follow", place, self.next_offset)
 
     def _check_header(self, header: SegmentHeader) -> None:
         identity = self.identity
@@ -200,19 +193,21 @@ class MergedReceiver(Receiver[MergedScanner]):
                 got=f"{header.kind.name} {header.origin.hex()}",
                 expected=f"{identity.kind.name} {identity.origin.hex()}",
             )
-        is_fresh = self.writer.last_id is None or self._welcome is not None
+        is_fresh = self.writer.last_id is None or self._skip_target is not None
         wanted = self.end if self._first is None else self._first
         is_due = header.first >= self.end if is_fresh and self._first is None else header.first == wanted
         if not is_due:
             raise violation(f"{header.id} begins with position {header.first}", header.id, wanted)
 
-    def _ends(self, sealed: SegmentSealed, place: LogOffset) -> bool:
-        if sealed.place != place or self._rest or not self._ends_at(sealed.end):
-            wanted = f"{place}, position {self.end}, {len(self._rest)} bytes of an unfinished block behind it"
-            raise violation(f"a segment is sealed with end {sealed.end}", sealed.place, wanted)
+    def _check_seal(self, sealed: SegmentSealed, place: LogOffset) -> bool:
+        if sealed.end_offset != place or self._partial or not self._ends_at(sealed.end):
+            wanted = (
+                f"{place}, position {self.end}, {len(self._partial)} bytes of an unfinished block after it"
+            )
+            raise violation(f"a segment is sealed with end {sealed.end}", sealed.end_offset, wanted)
         return True
 
-    def _sealing(self, sealed: SegmentSealed | None) -> None:
+    def _before_seal(self, sealed: SegmentSealed | None) -> None:
         self._chain = self.chain
         if sealed is not None and sealed.end > self.end:
             self.writer.complete_to(sealed.end)
@@ -225,7 +220,7 @@ class MergedReceiver(Receiver[MergedScanner]):
         self._blocks, self._times = [], []
         return MergedScanner(header, chain=self._chain)
 
-    def _rewound(self, scanner: MergedScanner) -> MergedScanner:
+    def _rewind(self, scanner: MergedScanner) -> MergedScanner:
         active = self.writer.active
         assert active is not None
         self._blocks, self._times = [], []
@@ -236,8 +231,8 @@ class MergedReceiver(Receiver[MergedScanner]):
         fresh.last_block = scanner.last_block
         return fresh
 
-    def _runs(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:
-        """One run for the blocks between two declarations: each of these gets an entry in the index."""
+    def _split_frames(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:
+        """One item for the blocks between two declarations: each of these gets an entry in the index."""
         self._blocks += scan.blocks
         for placed in scan.batches:
             header = placed.header
@@ -245,15 +240,17 @@ class MergedReceiver(Receiver[MergedScanner]):
         runs: list[BatchFrames] = []
         start, stop = 0, len(data)
         while self._blocks and start < stop:
-            size, end, is_declaration = self._run(base + stop)
+            size, end, is_declaration = self._next_frames(base + stop)
             pieces = [data[start : start + size]]
             low_ns, high_ns = self._time_range(base + start + size)
             runs.append(BatchFrames(pieces, end, low_ns, high_ns, is_declaration))
             start += size
         return runs
 
-    def _run(self, stop: int) -> tuple[int, int, bool]:
-        """Take the next run from the blocks before `stop`: its bytes, the position behind it, what it is."""
+    def _next_frames(self, stop: int) -> tuple[int, int, bool]:
+        """Take the next blocks before `stop`: their bytes, the position after them, whether it is a
+        declaration.
+        """
         taken = [self._blocks.pop(0)]
         is_declaration = taken[0].header.kind == _DECLARATION
         if not is_declaration:
@@ -269,7 +266,7 @@ class MergedReceiver(Receiver[MergedScanner]):
         return end - taken[0].offset, header.end, is_declaration
 
     def _time_range(self, stop: int) -> tuple[int, int]:
-        """The times of the batches before `stop`, which are taken; zeros if there are none."""
+        """The time range of the batches before `stop`, which are taken; zeros if there are none."""
         count = next((at for at, time in enumerate(self._times) if time[0] >= stop), len(self._times))
         taken = self._times[:count]
         del self._times[:count]
@@ -277,10 +274,10 @@ class MergedReceiver(Receiver[MergedScanner]):
             return 0, 0
         return min(low for _, low, _ in taken), max(high for _, _, high in taken)
 
-    def _leave_behind(self, header: SegmentHeader) -> None:
-        if self._welcome is None:
+    def _before_start(self, header: SegmentHeader) -> None:
+        if self._skip_target is None:
             return
-        # A copy that begins has not asked for all that is before it.
+        # A new copy has not asked for earlier positions.
         end = header.first if self.writer.last_id is not None else min(header.first, self._log_start)
         if self.end < end:
             record_skip(self._disk, self.path, GapReport(self.end, end, self._reason))
@@ -288,7 +285,7 @@ class MergedReceiver(Receiver[MergedScanner]):
             self.writer.trim(header.id, self._reason)
 
     def _finish_skip(self, active: SegmentHeader) -> None:
-        """A skip that was cut off between its two steps: the segment began, what is before it was kept."""
+        """Finish a skip that a crash interrupted: the segment began, and what is before it was kept."""
         sealed = self.writer.table.segments
         if self._is_trimming and sealed and sealed[-1].end < active.first:
             self.writer.trim(active.id, TrimReason.FOLLOWED)

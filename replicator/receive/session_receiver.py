@@ -1,8 +1,10 @@
-"""Receiving a session: the one writer of a session's copy.
+"""Receives a session: the one writer of a session replica.
 
-Laws. A byte is taken only of the X whose life was begun, in segments that bear that life, in the order of the
-publisher's log: the next segment of an X begins when the one before is sealed, the next X when the sender
-said that nothing more of the last one follows. Copies of the same session are the same bytes on all nodes.
+Invariants:
+- Bytes are accepted only of the run that was started, in segments with its run id, in the order of the
+  publisher's log. The next segment of a run begins when the one before is sealed, the next run when the
+  sender said that nothing more of the last one follows.
+- Replicas of one session have the same bytes on all nodes.
 """
 
 from __future__ import annotations
@@ -29,40 +31,35 @@ from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
 __all__ = ["FRAME_BYTES_MAX", "BoundaryRecorder", "SessionReceiver", "read_marks"]
 
 _ONE_MESSAGE_BYTES: Final = 4096
-"""What a batch of one message needs beside its value, at most: headers, padding and the longest topic."""
+"""What a batch of one message needs beside its value, at most: headers, padding, the longest topic."""
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + _ONE_MESSAGE_BYTES
 
 
 _EXPANDING: Final = threading.BoundedSemaphore(2)
-"""Held while a large compressed batch is checked. A check takes up to 16 MiB for columns and 10 MiB for
-values; two keep two cores busy."""
+"""Held while a large compressed batch is checked. A check takes up to 26 MiB; two keep two cores busy."""
 
 
 class _Merged(NamedTuple):
-    """Everything before `at` is merged; the number that comes next, if it is known."""
+    """Everything before `offset` is merged; `number` comes next, if it is known."""
 
-    at: LogOffset
+    offset: LogOffset
     number: int | None
-    keep: bool = False
-    """What is here before it is kept for now."""
+    keep: bool = False  # What is here before it is kept for now.
 
 
 class SessionReceiver(Receiver[SessionScanner]):
-    """The one writer of a session's copy. Make it with `open`.
-
-    `recovered` are the marks of the segment that was active when the copy was opened; all of it is durable.
+    """Made by `open`. `recovered` are the boundaries of the segment that was active then; all of it is
+    durable.
     """
 
     def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
         self.recovered: list[BoundaryRecorder] = []
         self._unsynced: deque[BoundaryRecorder] = deque()
-        """One for each append; `on_synced` may take them while another thread appends."""
-        self._life: Run | None = None
-        self._ended: SegmentId | None = None
-        """The segment behind which nothing of its X follows."""
+        """One for each append; `on_synced` may remove them while another thread appends."""
+        self._run: Run | None = None
+        self._ended: SegmentId | None = None  # The segment after which nothing of its run follows.
         self._merged = _Merged(NOWHERE, None)
-        self._is_jump = False
-        """The segment that is beginning was let in because all before it is merged."""
+        self._is_jump = False  # The segment that begins was accepted because everything before it is merged.
         super().__init__(writer, frame_bytes_max=frame_bytes_max)
 
     @classmethod
@@ -76,10 +73,10 @@ class SessionReceiver(Receiver[SessionScanner]):
         number: int | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> SessionReceiver:
-        """Lock and recover the copy (made if it is missing); it goes on where it ends.
+        """Lock and recover the replica (created if missing); it goes on where it ends.
 
-        `at` is the consumed end and `number` the next one there: see `skip_to`.
-        `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
+        `at` is the consumed end and `number` the next one there: see `skip_to`. `rt.Corrupt`,
+        `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
         """
         assert identity.kind is LogKind.SESSION, identity
         scanners: list[RecordingScanner] = []
@@ -102,75 +99,74 @@ class SessionReceiver(Receiver[SessionScanner]):
 
     @property
     def next_number(self) -> int:
-        """The number that must follow within this X."""
+        """The number that must follow within this run."""
         return self.end
 
     @property
     def chain(self) -> int | None:
-        """The chain of the segment at `place`; None while no segment is active."""
+        """The running checksum of the segment at `next_offset`; None while no segment is active."""
         return None if self._scanner is None else self._scanner.chain
 
     @property
-    def life(self) -> Run | None:
-        """The life whose bytes are welcome."""
-        return self._life
+    def run(self) -> Run | None:
+        """The run whose bytes are accepted."""
+        return self._run
 
-    def begin_life(self, life: Run) -> None:
-        """From now on only segments of this X and life are taken.
+    def start_run(self, run: Run) -> None:
+        """Accept only segments of this run from now on.
 
-        `rt.Fenced` if the copy holds a later X, or another life of this one.
+        `rt.Fenced` if the replica holds a later run, or one with this number and another id.
         """
         last = self.writer.last_id
-        if last is not None and life.run < last.run:
+        if last is not None and run.number < last.run:
             raise Fenced(
-                "an X that a later one has followed", where=self.path, got=life.run, expected=last.run
+                "a run that a later one has followed", where=self.path, got=run.number, expected=last.run
             )
-        known = self._life_of(life.run)
-        if known is not None and known != life.run_id:
+        known = self._run_id_of(run.number)
+        if known is not None and known != run.run_id:
             raise Fenced(
-                f"another life of X {life.run}",
+                f"another run with the number {run.number}",
                 where=self.path,
-                got=life.run_id.hex(),
+                got=run.run_id.hex(),
                 expected=known.hex(),
-                hint="Two publishers use one session directory, or copies of it: give each its own.",
+                hint="Two publishers share a session directory, or copies of it: give each its own one.",
             )
-        self._life = life
+        self._run = run
 
     @property
     def has_ended(self) -> bool:
-        """Whether the sender said that nothing of the last segment's X follows it."""
+        """Whether the sender said that nothing of the last segment's run follows it."""
         return self._scanner is None and self._ended is not None and self._ended == self.writer.last_id
 
     def skip_to(self, at: LogOffset, number: int | None = None, *, keep: bool = False) -> None:
-        """Everything before `at` is merged: a copy that ends in an earlier segment goes on where its begins.
+        """Everything before `at` is merged: a replica that ends in an earlier segment goes on where that of
+        `at` begins.
 
-        What is here before it is let go of, unless it is to be kept for now. `number` is the one that must be
-        merged next: with it the sender may also begin at the later segment of that X which begins with it,
-        for the others may be gone there.
-        Not beside `take`; may be said again as merging goes on.
+        Earlier segments are trimmed unless `keep`. `number` must be merged next: with it the sender may also
+        begin at the later segment of that run which begins with it, because earlier ones may be trimmed
+        there. Not during `append`; may be repeated as merging goes on.
         """
-        if at >= self._merged.at:
+        if at >= self._merged.offset:
             self._merged = _Merged(at, number, keep)
-        place = self.place
+        place = self.next_offset
         if place is not None and place.segment >= at.segment:
             return
-        self.forget_unfinished()
-        with self._files:
+        self.drop_unfinished()
+        with self._files_lock:
             if self._scanner is not None:
                 self.writer.seal()
                 self._scanner = None
             if not keep:
                 self.writer.trim(at.segment, TrimReason.MERGED)
-        if (stored := self._stored_place()) is not None:
+        if (stored := self._stored_offset()) is not None:
             self._became_durable(stored, self.end)
-        self._welcome = at.segment
+        self._skip_target = at.segment
 
     def on_synced(self, point: SyncPoint | None) -> list[BoundaryRecorder]:
-        """`sync_to(point)` returned (None: there was nothing to sync); the marks that became durable.
-
-        Those of segments that were sealed since are among them.
+        """`sync_to(point)` returned (None: there was nothing to sync). Returns the boundaries that became
+        durable, also of segments that were sealed since.
         """
-        self.note_synced(point)
+        self.record_synced(point)
         durable = self.durable
         ready: list[BoundaryRecorder] = []
         while self._unsynced and durable is not None:
@@ -180,22 +176,20 @@ class SessionReceiver(Receiver[SessionScanner]):
             ready.append(self._unsynced.popleft())
         return ready
 
-    # As the base class asks
-
-    def _check_begins(self, place: LogOffset) -> None:
-        if self._life is None or place.run != self._life.run:
+    def _check_start(self, place: LogOffset) -> None:
+        if self._run is None or place.run != self._run.number:
             raise violation(
-                "bytes of an X that was not announced", place, self._life and f"X {self._life.run}"
+                "bytes of a run that was not announced", place, self._run and f"run {self._run.number}"
             )
         self._is_jump = not self._is_due(place) and self._is_merged_before(place.segment)
         if not self._is_jump and not self._is_due(place):
-            raise violation("a segment that does not follow", place, self.place)
+            raise violation("a segment that does not follow", place, self.next_offset)
 
     def _is_due(self, place: LogOffset) -> bool:
         """Whether the segment of `place` is where a skip leads to, or follows what is here."""
         last = self.writer.last_id
-        if self._welcome is not None or last is None:
-            return self._welcome in {None, place.segment}
+        if self._skip_target is not None or last is None:
+            return self._skip_target in {None, place.segment}
         if self._scanner is not None:
             return False
         if place.run == last.run:
@@ -203,9 +197,11 @@ class SessionReceiver(Receiver[SessionScanner]):
         return place.run > last.run and place.roll == 0 and self._ended == last
 
     def _is_merged_before(self, segment: SegmentId) -> bool:
-        """Whether the segment may be one before which all is merged: the number it begins with will show."""
+        """Whether everything before the segment may be merged: the number it begins with will show."""
         merged = self._merged
-        return merged.number is not None and merged.at.run == segment.run and merged.at.segment < segment
+        return (
+            merged.number is not None and merged.offset.run == segment.run and merged.offset.segment < segment
+        )
 
     def _check_header(self, header: SegmentHeader) -> None:
         if header.kind is not LogKind.SESSION or header.origin != self.identity.origin:
@@ -215,43 +211,43 @@ class SessionReceiver(Receiver[SessionScanner]):
                 got=header.origin.hex(),
                 expected=self.identity.origin.hex(),
             )
-        assert self._life is not None
-        if header.run_id != self._life.run_id:
+        assert self._run is not None
+        if header.run_id != self._run.run_id:
             raise violation(
-                f"{header.id} bears the life {header.run_id.hex()}", header.id, self._life.run_id.hex()
+                f"{header.id} has the run id {header.run_id.hex()}", header.id, self._run.run_id.hex()
             )
         last = self.writer.last_id
-        follows = last is not None and last.run == header.id.run and self._welcome is None
+        follows = last is not None and last.run == header.id.run and self._skip_target is None
         wanted = self._merged.number if self._is_jump else self.end
         if (self._is_jump or follows) and header.first != wanted:
             raise violation(f"{header.id} begins with number {header.first}", header.id, wanted)
 
-    def _ends(self, sealed: SegmentSealed, place: LogOffset) -> bool:
-        """A publisher that lost what it had not synced ends its X below what is here: the copy keeps it.
+    def _check_seal(self, sealed: SegmentSealed, place: LogOffset) -> bool:
+        """A publisher that lost unsynced bytes ends its run before the end of the replica, which keeps them.
 
-        It may say so before it knows that the segment is the last of its X, and says it again then.
+        It may say so before it knows that the segment is the last of its run, and repeats it then.
         """
-        is_whole = sealed.place == place and not self._rest and sealed.end == self.end
-        is_shorter = sealed.place.offset < place.offset and sealed.end <= self.end
+        is_whole = sealed.end_offset == place and not self._partial and sealed.end == self.end
+        is_shorter = sealed.end_offset.offset < place.offset and sealed.end <= self.end
         if not is_whole and not is_shorter:
-            wanted = f"{place}, number {self.end}, {len(self._rest)} bytes of an unfinished batch behind it"
-            raise violation(f"a segment is sealed with end {sealed.end}", sealed.place, wanted)
+            wanted = f"{place}, number {self.end}, {len(self._partial)} bytes of an unfinished batch after it"
+            raise violation(f"a segment is sealed with end {sealed.end}", sealed.end_offset, wanted)
         if sealed.is_last_of_run:
             self._ended = place.segment
         return is_whole or sealed.is_last_of_run
 
-    def _leave_behind(self, header: SegmentHeader) -> None:
+    def _before_start(self, header: SegmentHeader) -> None:
         if self._is_jump and not self._merged.keep:
             self.writer.trim(header.id, TrimReason.MERGED)
 
     def _new_scanner(self, header: SegmentHeader) -> SessionScanner:
         return SessionScanner(header, marks=True)
 
-    def _rewound(self, scanner: SessionScanner) -> SessionScanner:
+    def _rewind(self, scanner: SessionScanner) -> SessionScanner:
         return scanner
 
     def _scan(self, scanner: SessionScanner, data: memoryview, *, is_quick: bool) -> ScanResult:
-        """As the base class says; and every reader can decode each batch."""
+        """As the base class; and every reader can decode each batch."""
         start, number, chain, content = scanner.offset, scanner.next, scanner.chain, scanner.content
         found = scanner.scan(data)
         if is_quick and sum(expanded_bytes(placed.header) for placed in found.batches) > EXPANDED_BYTES_MAX:
@@ -270,7 +266,7 @@ class SessionReceiver(Receiver[SessionScanner]):
                 break
         return found
 
-    def _runs(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:  # noqa: ARG002
+    def _split_frames(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:  # noqa: ARG002
         if not scan.batches:
             return []
         active, scanner = self.active, self._scanner
@@ -280,16 +276,13 @@ class SessionReceiver(Receiver[SessionScanner]):
         high_ns = max(mark.timestamp_high_ns for mark in scan.marks)
         return [BatchFrames([data], scanner.next, low_ns, high_ns)]
 
-    def _stored(self, scan: ScanResult) -> None:
+    def _on_stored(self, scan: ScanResult) -> None:
         active = self.active
         assert active is not None
         if scan.marks:
             self._unsynced.append(BoundaryRecorder(active.id, scan.marks))
 
-    # Opening
-
     def _resume(self, active: SegmentHeader | None, scanners: list[RecordingScanner]) -> None:
-        """Go on in the segment that was active."""
         if active is not None:
             walked = next(scanner for scanner in reversed(scanners) if scanner.header.id == active.id)
             self._scanner = SessionScanner(
@@ -301,13 +294,13 @@ class SessionReceiver(Receiver[SessionScanner]):
                 content=walked.content,
             )
             self.recovered = [BoundaryRecorder(active.id, walked.seen)]
-        place = self.place
+        place = self.next_offset
         if place is not None:
             self._became_durable(place, self.end)
 
-    def _life_of(self, run: int) -> bytes | None:
-        """The life of X, as the segments that are here say."""
-        if self.active is not None and self.active.id.run == run:
+    def _run_id_of(self, number: int) -> bytes | None:
+        """The id of run `number`, from the segments that are here."""
+        if self.active is not None and self.active.id.run == number:
             return self.active.run_id
         sealed = self.writer.table.segments
-        return sealed[-1].run_id if sealed and sealed[-1].id.run == run else None
+        return sealed[-1].run_id if sealed and sealed[-1].id.run == number else None

@@ -1,8 +1,10 @@
-"""The copy of one session on a node, as its event loop holds it: what arrives, is synced and is told.
+"""The session replica of a node, as its event loop holds it: what arrives, is synced and is reported.
 
-Laws. One thing at a time is done to the receiver, in the loop if it is quick, else in a thread, so that the
-loop never waits for a disk to sync. What a stream is told as durable was synced before, and it is told at
-once, for the sender goes by it. A copy whose disk failed, or that was fenced, takes nothing more.
+Invariants:
+- One thing at a time is done to the receiver, in the loop if it is quick, else in a thread, so that the loop
+  never waits for a disk.
+- What a stream reports as durable was synced before. It is reported at once, because the sender waits for it.
+- A replica whose disk failed, or that was fenced, accepts nothing more.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from rt.errors import Closed, Overloaded, RtError, StorageFailed
 from rt.log.write.writer import SyncPoint
 
 UNFINISHED_BYTES_MAX: Final = 2**28 + 2**24
-"""One of the largest messages, and 16 MiB for all others; those that do not fit come again."""
+"""One of the largest messages, and 16 MiB for all others. Messages that do not fit are sent again."""
 STALLED_SECONDS: Final = 5.0
 SLOW_BYTES_S: Final = 2**20
-"""A batch that has come for `STALLED_SECONDS`, at less than this a second, makes room for others."""
+"""A batch that has come for `STALLED_SECONDS`, at fewer bytes a second, makes room for others."""
 
 MERGED_SECONDS_MAX: Final = 0.005
-"""So long word of what is merged waits for the next of what is synced: each costs as much as a chunk."""
+"""A report of what is merged waits this long for one of what is synced: each costs as much as a chunk."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -38,21 +40,20 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True, eq=False)
 class _Unfinished:
-    """The unfinished batch of a receiver."""
+    """The unfinished batch of a receiver. `is_leaving`: it was interrupted to make room."""
 
     path: str
     since_s: float
     interrupt: Callable[[RtError], None]
     held: int = 0
     is_leaving: bool = False
-    """It was told to make room."""
 
 
 class UnfinishedBytes:
-    """What all stores that share it hold in memory of unfinished batches, and the bound on that.
+    """The memory of unfinished batches of all replicas that share it, and its bound.
 
-    When it is too much, the batch that comes most slowly makes room: a sender that stops within one would
-    else keep all others from sending theirs. `now` is a clock in seconds that never goes back.
+    Above the bound the slowest batch makes room: otherwise a sender that stops within a batch would keep all
+    others from sending. `now` is a clock in seconds that never goes back.
     """
 
     def __init__(
@@ -62,32 +63,32 @@ class UnfinishedBytes:
         self._now = now
         self._held: dict[SessionReceiver, _Unfinished] = {}
         self.total = 0
-        self._leaving = 0
-        """Of `total`, what those hold that were told to make room."""
+        self._leaving = 0  # Of `total`, the bytes of the batches that were interrupted.
 
-    def note(self, receiver: SessionReceiver, interrupt: Callable[[RtError], None] = lambda _: None) -> None:
+    def record(
+        self, receiver: SessionReceiver, interrupt: Callable[[RtError], None] = lambda _: None
+    ) -> None:
         """Count what this receiver holds now.
 
-        If that is too much, `interrupt` is called for the slowest, which must `forget`. If none is slow, what
-        this receiver holds is dropped: `rt.Overloaded`.
+        Above the bound `interrupt` is called for the slowest, which must call `release`. If none is slow,
+        this receiver's batch is dropped: `rt.Overloaded`.
         """
         self._set(receiver, receiver.unfinished_bytes, interrupt)
         while self.total - self._leaving > self._bytes_max:
             slowest = self._slowest()
             if slowest is None or slowest is self._held.get(receiver):
-                receiver.forget_unfinished()
-                self.forget(receiver)
+                receiver.drop_unfinished()
+                self.release(receiver)
                 raise self._overloaded(receiver.path)
             slowest.is_leaving = True
             self._leaving += slowest.held
             slowest.interrupt(self._overloaded(slowest.path))
 
-    def forget(self, receiver: SessionReceiver) -> None:
-        """It holds nothing any more."""
+    def release(self, receiver: SessionReceiver) -> None:
         self._set(receiver, 0, lambda _: None)
 
     def _slowest(self) -> _Unfinished | None:
-        """Of the batches that come slowly the one that comes most slowly."""
+        """Of the batches that come slowly, the slowest."""
         now = self._now()
         slow = [
             (one.held / (now - one.since_s), number, one)
@@ -99,10 +100,10 @@ class UnfinishedBytes:
 
     def _overloaded(self, where: str) -> Overloaded:
         return Overloaded(
-            "too many large messages on their way at once",
+            "too many large messages arrive at once",
             where=where,
             expected=self._bytes_max,
-            hint="It comes again by itself. A batch that comes slowly makes room for others.",
+            hint="The sender repeats it by itself. A batch that comes slowly makes room for others.",
         )
 
     def _set(self, receiver: SessionReceiver, held: int, interrupt: Callable[[RtError], None]) -> None:
@@ -126,10 +127,10 @@ class UnfinishedBytes:
 
 
 class SessionReplicaWriter:
-    """A session's receiver, shared by whatever feeds it: its publisher's stream, or a peer's copy.
+    """A session's receiver, shared by what feeds it: its publisher's stream, or a peer's replica.
 
-    `on_marks` gets the marks that became durable, `on_failed` the failure of the disk, both in the loop.
-    Stores that share `unfinished` share the memory that large messages may take.
+    `on_marks` gets the boundaries that became durable, `on_failed` the failure of the disk, both in the loop.
+    Writers that share `unfinished` share the memory for large messages.
     """
 
     def __init__(
@@ -150,78 +151,76 @@ class SessionReplicaWriter:
         self._unfinished = unfinished or UnfinishedBytes()
         self._alone = asyncio.Lock()
         self._refusal: RtError | None = None
-        self._interruption: RtError | None = None
-        """What ends the present stream; the next one may go on."""
+        self._interruption: RtError | None = None  # What ends the present stream; the next one may go on.
         self._progress = PushProgress(receiver.durable or NOWHERE, receiver.durable_end)
         self._changed = asyncio.Event()
         self._waking: asyncio.TimerHandle | None = None
-        sync.add(receiver, self._synced, self._failed)
+        sync.add(receiver, self._handle_synced, self._handle_failed)
 
     @property
     def progress(self) -> PushProgress:
-        """How far the session is safe now."""
         return self._progress
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is done to the receiver, and all that it was given is durable."""
+        """Whether the receiver is not in use, and all that it was given is durable."""
         receiver = self.receiver
         return not self._alone.locked() and not receiver.unfinished_bytes and receiver.sync_point() is None
 
     async def next_progress(
         self, told: PushProgress | None, is_over: Callable[[], bool] = lambda: False
     ) -> PushProgress:
-        """The progress as soon as it is not `told`, or `is_over`, which is asked again after `look_again`.
+        """The progress when it differs from `told`, or `is_over`, which `recheck` asks again.
 
-        Raises what the store refuses with, once it does.
+        Raises the refusal, once there is one.
         """
         while self._refusal is self._interruption is None and self._progress == told and not is_over():
             await self._changed.wait()
         self._check()
         return self._progress
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
-        """Store it; the receiver's errors. What is durable of it is told later, by `next_progress`."""
+    async def append(self, item: Chunk | SegmentSealed) -> None:
+        """Store it; the receiver's errors. `next_progress` reports later what is durable."""
         receiver = self.receiver
         async with self._alone:
             self._check()
             try:
                 if isinstance(item, SegmentSealed):
                     await run_to_end(self._pool, partial(receiver.seal, item))
-                elif not receiver.take_quickly(item):
-                    await run_to_end(self._pool, partial(receiver.take, item))
-                self._unfinished.note(receiver, self._interrupt)
+                elif not receiver.append_if_quick(item):
+                    await run_to_end(self._pool, partial(receiver.append, item))
+                self._unfinished.record(receiver, self._interrupt)
             except StorageFailed as error:
-                self._failed(error)
+                self._handle_failed(error)
                 raise
             finally:
-                self._sync.note(receiver)
+                self._sync.request_sync(receiver)
 
-    async def begin(self, life: Run) -> None:
-        """A stream begins, or goes on, with the bytes of a life that is open."""
+    async def start_run(self, run: Run) -> None:
+        """A stream begins, or goes on, with the bytes of an open run."""
         async with self._alone:
             self._check()
-            self.receiver.begin_life(life)
+            self.receiver.start_run(run)
 
     async def restart(self) -> None:
-        """A stream has ended, or another takes over: the next one sends from `receiver.place` on."""
+        """A stream has ended, or another takes over: the next one sends from `receiver.next_offset` on."""
         async with self._alone:
-            self.receiver.forget_unfinished()
-            self._unfinished.forget(self.receiver)
+            self.receiver.drop_unfinished()
+            self._unfinished.release(self.receiver)
             self._interruption = None
             self._check()
 
-    async def run(
+    async def call_alone(
         self, act: Callable[_Arguments, _Result], *arguments: _Arguments.args, **options: _Arguments.kwargs
     ) -> _Result:
-        """Do something to the receiver (trim it, skip forward) in a thread, with nothing else beside it."""
+        """Call a function of the receiver (trim it, skip forward) in a thread, with nothing beside it."""
         async with self._alone:
             try:
                 return await run_to_end(self._pool, lambda: act(*arguments, **options))
             finally:
-                self._sync.note(self.receiver)
+                self._sync.request_sync(self.receiver)
 
-    def note_merged(self, place: LogOffset, number: int) -> None:
+    def record_merged(self, place: LogOffset, number: int) -> None:
         """The merge of everything before `place`, which is number `number`, is committed."""
         told = self._progress
         if place >= told.merged:
@@ -230,22 +229,22 @@ class SessionReplicaWriter:
                 loop = asyncio.get_running_loop()
                 self._waking = loop.call_later(MERGED_SECONDS_MAX, self._wake)
 
-    def look_again(self) -> None:
-        """Have whoever waits for progress ask again whether it is over."""
+    def recheck(self) -> None:
+        """Wake `next_progress`, which asks again whether it is over."""
         self._wake()
 
     def refuse(self, error: RtError) -> None:
-        """Take nothing from now on: `error` is what every stream is told. The first one stays."""
+        """Accept nothing from now on: every stream gets `error`. The first one stays."""
         if self._refusal is None:
             self._refusal = error
             self._wake()
 
     async def close(self) -> None:
-        """Let what is under way end, then release the files. What is not synced is not promised."""
-        self.refuse(Closed("the session copy is closed", where=self.receiver.path, hint="Try again."))
+        """Wait for what is running, then release the files. Unsynced bytes are not promised."""
+        self.refuse(Closed("the session replica is closed", where=self.receiver.path, hint="Try again."))
         self._sync.discard(self.receiver)
         async with self._alone:
-            self._unfinished.forget(self.receiver)
+            self._unfinished.release(self.receiver)
             await run_to_end(self._pool, self.receiver.close)
 
     def _check(self) -> None:
@@ -258,19 +257,19 @@ class SessionReplicaWriter:
         self._interruption = error
         self._wake()
 
-    def _synced(self, point: SyncPoint | None) -> None:
+    def _handle_synced(self, point: SyncPoint | None) -> None:
         marks = self.receiver.on_synced(point)
         durable, number = self.receiver.durable, self.receiver.durable_end
         if durable is not None:
-            self._tell(self._progress._replace(durable=durable, durable_number=number))
+            self._set_progress(self._progress._replace(durable=durable, durable_number=number))
         if marks:
             self._on_marks(marks)
 
-    def _failed(self, error: RtError) -> None:
+    def _handle_failed(self, error: RtError) -> None:
         self.refuse(error)
         self._on_failed(error)
 
-    def _tell(self, progress: PushProgress) -> None:
+    def _set_progress(self, progress: PushProgress) -> None:
         if progress != self._progress:
             self._progress = progress
             self._wake()

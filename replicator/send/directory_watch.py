@@ -1,13 +1,9 @@
-"""One inotify instance for all log directories that are watched in an event loop.
+"""One inotify instance for all log directories that an event loop watches.
 
-Law: whoever takes `version`, then looks, then waits for `changed(version)`, misses no change between the
-look and the wait. Who waits costs nothing until something changes. Where the system has no instance or watch
-left, a directory is looked at from time to time.
-
-Noticing that a log directory changed, as a descriptor that an event loop can wait for.
-
-Law: `drain`, then look: whatever changes after the `drain` makes the descriptor readable again, so that
-waiting for it behind a look misses nothing.
+Invariants:
+- A reader that takes `version`, then reads the directory, then awaits `changed(version)`, misses no change.
+- Waiting costs nothing until something changes.
+- If the system has no inotify instance or watch left, the directory is polled.
 """
 
 from __future__ import annotations
@@ -33,77 +29,72 @@ _GONE: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNOR
 
 
 class WatchedDirectory:
-    """A directory that is watched. `version` rises with each change."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         self.version = 0
         self.users = 0
         self._changed = asyncio.Event()
-        self._polled: LogPoll | None = None
+        self._poll_state: LogPoll | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def changed(self, version: int) -> None:
-        """Return as soon as `self.version` is not `version`."""
+        """Return when `self.version` differs from `version`."""
         while self.version == version:
             await self._changed.wait()
 
-    def notice(self) -> None:
-        """It changed."""
+    def mark_changed(self) -> None:
         self.version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def poll(self) -> None:
-        """Look at it from now on: nobody tells when it changes."""
-        self._polled = LogPoll(self.path)
-        self._look_again()
+    def start_polling(self) -> None:
+        """Poll the directory: inotify is not available for it."""
+        self._poll_state = LogPoll(self.path)
+        self._schedule_poll()
 
     def close(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        assert self._polled is not None
-        if self._polled.is_changed():
-            self.notice()
-        self._look_again()
+    def _poll(self) -> None:
+        assert self._poll_state is not None
+        if self._poll_state.is_changed():
+            self.mark_changed()
+        self._schedule_poll()
 
-    def _look_again(self) -> None:
-        assert self._polled is not None
-        self._timer = asyncio.get_running_loop().call_later(self._polled.pace.seconds, self._look)
+    def _schedule_poll(self) -> None:
+        assert self._poll_state is not None
+        self._timer = asyncio.get_running_loop().call_later(self._poll_state.pace.seconds, self._poll)
 
 
 class WatchHub:
-    """The directories that are watched now. For one event loop; holds no descriptor while there are none."""
+    """The watched directories of one event loop. Holds no descriptor while there are none."""
 
     def __init__(self) -> None:
         self._watched: dict[str, WatchedDirectory] = {}
         self._inotify: INotify | None = None
-        self._by_watch: dict[int, list[WatchedDirectory]] = {}
-        """Two paths may lead to one directory."""
+        self._by_watch: dict[int, list[WatchedDirectory]] = {}  # Two paths may lead to one directory.
 
     @contextlib.contextmanager
     def watching(self, path: str) -> Iterator[WatchedDirectory]:
-        """The watch of a directory, shared with all others who have it. `rt.LogNotFound` if there is none."""
+        """The watch of a directory, shared by all its users. `rt.LogNotFound` if there is no directory."""
         watched = self._watched.get(path)
         if watched is None:
-            watched = self._begin(path)
+            watched = self._start(path)
         watched.users += 1
         try:
             yield watched
         finally:
             watched.users -= 1
             if not watched.users:
-                self._end(watched)
+                self._stop(watched)
 
     def wake(self, path: str) -> None:
-        """Whoever watches that directory looks again."""
+        """Wake all who wait for a change of that directory."""
         if path in self._watched:
-            self._watched[path].notice()
+            self._watched[path].mark_changed()
 
-    def _begin(self, path: str) -> WatchedDirectory:
+    def _start(self, path: str) -> WatchedDirectory:
         watched = WatchedDirectory(path)
         with storage_errors(path, "watching a log directory"):
             try:
@@ -114,18 +105,18 @@ class WatchHub:
                     raise
                 hint = "raise fs.inotify.max_user_watches and max_user_instances"
                 logger.warning("inotify_exhausted path=%s hint=%s", path, hint)
-                watched.poll()
+                watched.start_polling()
         self._watched[path] = watched
         return watched
 
     def _watch(self, watched: WatchedDirectory) -> None:
         if self._inotify is None:
             self._inotify = INotify(nonblocking=True)
-            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._noticed)
+            asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read_events)
         watch = self._inotify.add_watch(watched.path, CHANGES | flags.ONLYDIR)
         self._by_watch.setdefault(watch, []).append(watched)
 
-    def _end(self, watched: WatchedDirectory) -> None:
+    def _stop(self, watched: WatchedDirectory) -> None:
         watched.close()
         if self._watched.get(watched.path) is watched:
             del self._watched[watched.path]
@@ -133,13 +124,13 @@ class WatchHub:
             if watched in all_watched:
                 all_watched.remove(watched)
                 if not all_watched:
-                    self._forget(watch)
+                    self._remove_watch(watch)
         self._release_if_unused()
 
-    def _forget(self, watch: int) -> None:
+    def _remove_watch(self, watch: int) -> None:
         del self._by_watch[watch]
         if self._inotify is not None:
-            with contextlib.suppress(OSError):  # The directory is gone, and its watch with it.
+            with contextlib.suppress(OSError):  # The directory was deleted, and its watch with it.
                 self._inotify.rm_watch(watch)
 
     def _release_if_unused(self) -> None:
@@ -148,88 +139,43 @@ class WatchHub:
             self._inotify.close()
             self._inotify = None
 
-    def _noticed(self) -> None:
+    def _read_events(self) -> None:
         assert self._inotify is not None
         changed: dict[WatchedDirectory, None] = {}
         with contextlib.suppress(BlockingIOError):
             for event in events_in(os.read(self._inotify.fileno(), EVENTS_BYTES)):
-                changed.update(dict.fromkeys(self._told_by(event)))
+                changed.update(dict.fromkeys(self._affected_by(event)))
         for watched in changed:
-            watched.notice()
+            watched.mark_changed()
 
-    def _told_by(self, event: InotifyEvent) -> list[WatchedDirectory]:
+    def _affected_by(self, event: InotifyEvent) -> list[WatchedDirectory]:
         if event.mask & flags.Q_OVERFLOW:
             return [watched for all_watched in self._by_watch.values() for watched in all_watched]
         found = self._by_watch.get(event.watch, [])
         if event.mask & _GONE:
-            for watched in found:  # Who asks for the path from now on may mean another directory.
+            for watched in found:  # A new directory may have that path from now on.
                 if self._watched.get(watched.path) is watched:
                     del self._watched[watched.path]
-        return found if tells(event.name) else []
+        return found if may_bring_items(event.name) else []
 
 
 CHANGES: Final = (
     flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF
 )
-"""That the directory itself is gone the system tells only when no file of it is open any more: so removed
-files are told as well."""
+"""The system reports the deletion of the directory only when none of its files is open: so watch deleted
+files.
+"""
 EVENTS_BYTES: Final = 64 * 1024
 _EVENT = struct.Struct("iIII")
-POLL_SECONDS = 0.02
-"""How often to look at a directory whose watch has no descriptor."""
-
-
-class LogWatch:
-    """Becomes readable when a file of one directory is written, made or renamed.
-
-    Where the system has no inotify instance or watch left, `fileno` is -1: look every `POLL_SECONDS`.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._inotify: INotify | None = None
-        with storage_errors(path, "watching a log directory"):
-            try:
-                self._inotify = INotify(nonblocking=True)
-                self._inotify.add_watch(path, CHANGES | flags.ONLYDIR)
-            except OSError as error:
-                self.close()
-                if error.errno not in _LIMITS:
-                    raise
-                logger.warning("inotify_exhausted path=%s hint=raise fs.inotify.max_user_watches", path)
-
-    def fileno(self) -> int:
-        """The descriptor, or -1."""
-        return -1 if self._inotify is None else int(self._inotify.fileno())
-
-    def drain(self) -> bool:
-        """Forget what was noticed so far; whether any of it may mean new items."""
-        if self._inotify is None:
-            return True
-        told = False
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                events = os.read(self._inotify.fileno(), EVENTS_BYTES)
-                told = told or any(tells(event.name) for event in events_in(events))
-        return told
-
-    def close(self) -> None:
-        """Release the descriptor. Twice is allowed."""
-        if self._inotify is not None:
-            self._inotify.close()
-            self._inotify = None
 
 
 class InotifyEvent(NamedTuple):
-    """What inotify(7) tells."""
-
     watch: int
     mask: int
-    name: bytes
-    """The file that it is about; empty for the directory itself."""
+    name: bytes  # The name of the file; empty for the directory itself.
 
 
 def events_in(data: bytes) -> Iterator[InotifyEvent]:
-    """The events that were read."""
     at = 0
     while at < len(data):
         watch, mask, _, size = _EVENT.unpack_from(data, at)
@@ -237,6 +183,8 @@ def events_in(data: bytes) -> Iterator[InotifyEvent]:
         yield InotifyEvent(watch, mask, data[at - size : at].rstrip(b"\0"))
 
 
-def tells(name: bytes) -> bool:
-    """Whether a change of this file may mean new items: of `.progress`, indexes and asides it does not."""
+def may_bring_items(name: bytes) -> bool:
+    """Whether a change of this file may mean new items. Of `.progress`, indexes and temporary files it does
+    not.
+    """
     return not name.startswith((b".", b"index."))

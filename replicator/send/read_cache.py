@@ -1,10 +1,11 @@
-"""What several senders of one session directory read, read and verified once.
+"""What several senders of one session directory read, so that it is read and verified once.
 
-Law: it is a cache. What it no longer has is read again; what it has was verified by whoever put it there. It
-keeps what a stream is behind another one, and no more than `bytes_max` of it.
-Streams that are at the same place stay together: a sender's reads end at the same places wherever it began
-(`replicator.send.segment_reader`), and none sees more of a segment than the first that looked in this round,
-else each would read a little more than the one before.
+Invariants:
+- A read that was dropped is read again. A read that is here was verified by the sender that put it.
+- It holds what the slowest stream still needs, `bytes_max` at most.
+
+Streams at the same offset stay together. Reads end at the same offsets wherever a sender began
+(`replicator.send.segment_reader`), and no stream of a round sees more of a segment than the first one did.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from rt.log.disk import File
 from rt.log.format.segment import SegmentId
 
 SHARED_BYTES_MAX: Final = 8 * 2**20
-"""The newest reads that are kept: some chunks more than streams of one speed lie apart."""
+"""The newest reads are kept: some chunks more than the distance of streams of one speed."""
 
 
 class CachedRead(NamedTuple):
-    """Whole, verified batches from a place on, and the number that follows them."""
+    """Whole, verified batches, and the number that follows them."""
 
     data: memoryview
     number_end: int
@@ -38,40 +39,38 @@ class ReadCache:
         self._encoded_bytes = 0
         self._sizes: dict[SegmentId, int] = {}
 
-    def look(self) -> None:
-        """A round begins: see what there is now."""
+    def start_round(self) -> None:
+        """Forget the sizes of segments, so that new bytes are seen."""
         self._sizes.clear()
 
     def size(self, segment: SegmentId, file: File) -> int:
-        """How much of a segment there was when somebody first looked in this round."""
+        """The size of a segment when a stream first asked in this round."""
         known = self._sizes.get(segment)
         if known is None:
             known = self._sizes[segment] = file.size()
         return known
 
-    def get(self, place: LogOffset) -> CachedRead | None:
-        """What was read from `place` on."""
-        return self._reads.get(place)
+    def get(self, start: LogOffset) -> CachedRead | None:
+        return self._reads.get(start)
 
-    def put(self, place: LogOffset, read: CachedRead) -> None:
-        """Remember a read; the oldest go."""
-        if place in self._reads:
+    def put(self, start: LogOffset, read: CachedRead) -> None:
+        if start in self._reads:
             return
-        self._reads[place] = read
+        self._reads[start] = read
         self._bytes += len(read.data)
         while self._bytes > self._bytes_max:
             self._bytes -= len(self._reads.pop(next(iter(self._reads))).data)
 
-    def forget(self, before: LogOffset) -> None:
-        """No stream is behind `before` any more."""
-        for place in [place for place in self._reads if place < before]:
-            self._bytes -= len(self._reads.pop(place).data)
-        for key in [key for key in self._encoded if key[0] < before]:
+    def prune_before(self, offset: LogOffset) -> None:
+        """No stream needs bytes before `offset`."""
+        for start in [start for start in self._reads if start < offset]:
+            self._bytes -= len(self._reads.pop(start).data)
+        for key in [key for key in self._encoded if key[0] < offset]:
             self._encoded_bytes -= len(self._encoded.pop(key))
 
     def encoded(self, chunk: Chunk) -> bytes:
         """The chunk as a push request."""
-        key = chunk.place, len(chunk.data)
+        key = chunk.start, len(chunk.data)
         found = self._encoded.get(key)
         if found is None:
             found = self._encoded[key] = encode_push_request(chunk)

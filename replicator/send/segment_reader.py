@@ -1,11 +1,14 @@
-"""Reading one segment to be sent: whole, verified batches or blocks, in chunks.
+"""Reads one segment to send it: whole, verified batches or blocks, in chunks.
 
-Laws. Of a session only batches that verify are handed out, of a merged log only whole blocks whose columns
-verify (the receiver looks at the values). What is not whole yet is waited for, and what is bad may be half
-written: `take` gives nothing then and `problem` says why. Shared reads end at the last frame before a
-multiple of `GRID_BYTES`, so that senders which began at different places soon read the same pieces.
-A reader that shares nothing keeps no bytes of a block that is not whole yet: it reads them again when they
-are handed out. So it holds a chunk or two, however large blocks and messages are.
+Invariants:
+- Of a session only verified batches are returned; of a merged log only whole blocks whose columns verify (the
+  receiver verifies the values).
+- Bytes that are not whole, or do not verify, may be half written: `read_chunks` then returns nothing and
+  `problem` says why.
+- Shared reads end at the last frame before a multiple of `GRID_BYTES`, so that senders with different starts
+  soon read the same pieces.
+- A reader without a cache keeps no bytes of an incomplete block: it reads them again when it returns them. So
+  it holds a chunk or two, however large messages are.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
 
 
 _LARGE: Final = threading.Lock()
-"""Held while a frame of several chunks is verified, where it is not kept: one at a time is in memory."""
+"""Held while a frame of several chunks is verified without being kept: one at a time is in memory."""
 
 
 class _Piece(NamedTuple):
-    """Verified bytes of the file that were not handed out yet; without `data` they are to be read again."""
+    """Verified bytes of the file that were not returned yet. Without `data` they are read again."""
 
     offset: int
     size: int
@@ -43,21 +46,20 @@ class _Piece(NamedTuple):
 
 
 class SegmentReader:
-    """An open segment. Make it with `open`; `place` is where the next chunk begins."""
+    """An open segment. Made by `open`."""
 
     def __init__(
         self, path: str, file: File, header: SegmentHeader, scanner: Scanner, shared: ReadCache | None
     ) -> None:
         self.path = path
         self.header = header
-        self.chunk_bytes = CHUNK_BYTES_MAX
-        """How large chunks may be, and about how much is read at once."""
+        self.chunk_bytes = CHUNK_BYTES_MAX  # The largest size of a chunk, and about the size of one read.
         self.problem: str | None = None
-        """Why the last `take` stopped before the end of the file; None if it did not."""
+        """Why the last `read_chunks` stopped before the end of the file; None if it did not."""
         self._file = file
         self._scanner = scanner
         self._shared = shared if isinstance(scanner, SessionScanner) else None
-        self._held: deque[_Piece] = deque()
+        self._pieces: deque[_Piece] = deque()
         self._offset = scanner.offset
 
     @classmethod
@@ -71,10 +73,10 @@ class SegmentReader:
         offset: int = 0,
         shared: ReadCache | None = None,
     ) -> SegmentReader | None:
-        """Open `segment` of the directory `path` at `offset`; None while it does not reach that far.
+        """Open `segment` of the directory `path` at `offset`; None while it is shorter than that.
 
-        `rt.Diverged` if no batch or block ends at `offset`, `rt.Corrupt` if what is before it is bad,
-        `FileNotFoundError` if the segment is gone or empty.
+        `rt.Diverged` if no batch or block ends at `offset`, `rt.Corrupt` if the bytes before it do not
+        verify, `FileNotFoundError` if the segment was trimmed.
         """
         file_path = segment_path(path, segment)
         file = disk.open(file_path)
@@ -94,7 +96,7 @@ class SegmentReader:
             reader = cls(file_path, file, header, scanner, shared)
             if offset == 0:
                 reader._offset = 0
-                reader._held.append(_Piece(0, len(head), memoryview(head)))
+                reader._pieces.append(_Piece(0, len(head), memoryview(head)))
             elif offset < SEGMENT_HEADER_BYTES:
                 raise _no_boundary(file_path, offset)
         except BaseException:
@@ -103,40 +105,40 @@ class SegmentReader:
         return reader
 
     @property
-    def place(self) -> LogOffset:
-        """Behind all that was handed out."""
+    def next_offset(self) -> LogOffset:
+        """Where the next chunk begins."""
         return LogOffset(*self.header.id, self._offset)
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the file was trimmed or removed."""
+    def is_deleted(self) -> bool:
+        """Whether the file was trimmed or deleted."""
         return self._file.size() == 0 or not self._file.is_linked()
 
     @property
     def is_inside_frame(self) -> bool:
-        """Whether what was handed out last is part of verified bytes that are not handed out whole."""
-        return bool(self._held) and self._offset == self._held[0].offset
+        """Whether the last chunk ended inside a frame: the next ones complete it."""
+        return bool(self._pieces) and self._offset == self._pieces[0].offset
 
-    def take(self, bytes_max: int, *, is_fresh: bool = False) -> list[Chunk]:
-        """What comes next, until it is `bytes_max` or a little more; nothing if nothing more is good now.
+    def read_chunks(self, bytes_max: int, *, is_fresh: bool = False) -> list[Chunk]:
+        """The next chunks, up to a chunk more than `bytes_max`. Empty if nothing more verifies now.
 
-        `is_fresh`: also what came since this round of shared reads began.
+        `is_fresh`: read also what was written after this round of shared reads began.
         """
         chunks: list[Chunk] = []
         taken = 0
         while taken < bytes_max:
-            chunk = self._release()
+            chunk = self._next_chunk()
             if chunk is not None:
                 chunks.append(chunk)
                 taken += len(chunk.data)
-            elif not self._read(is_fresh=is_fresh):
+            elif not self._read_piece(is_fresh=is_fresh):
                 break
         return chunks
 
     def check_next(self) -> None:
-        """Verify the next frame with its values, which a merged log's sender does not look at otherwise.
+        """Verify the next frame with its values, which the sender of a merged log does not verify otherwise.
 
-        `rt.Corrupt` if it does not verify: call it only where the frame is known to be synced.
+        `rt.Corrupt` if it does not verify. Call it only if the frame is known to be synced.
         """
         scanner, size = copy(self._scanner), CHUNK_BYTES_MAX
         start = scanner.boundary
@@ -153,14 +155,12 @@ class SegmentReader:
                 return
 
     def close(self) -> None:
-        """Release the file."""
         self._file.close()
 
-    def _release(self) -> Chunk | None:
-        """The first piece, or what of it may be handed out."""
-        if not self._held:
+    def _next_chunk(self) -> Chunk | None:
+        if not self._pieces:
             return None
-        offset, held, data = self._held[0]
+        offset, held, data = self._pieces[0]
         size = min(held, self._scanner.boundary - offset, self.chunk_bytes)
         if size <= 0:
             return None
@@ -168,28 +168,28 @@ class SegmentReader:
         if len(handed) < size:
             return None  # It was trimmed.
         if size == held:
-            self._held.popleft()
+            self._pieces.popleft()
         else:
-            self._held[0] = _Piece(offset + size, held - size, None if data is None else data[size:])
+            self._pieces[0] = _Piece(offset + size, held - size, None if data is None else data[size:])
         self._offset = offset + size
         return Chunk(LogOffset(*self.header.id, offset), handed)
 
-    def _read(self, *, is_fresh: bool) -> bool:
-        """Read and verify on; whether there was something."""
+    def _read_piece(self, *, is_fresh: bool) -> bool:
+        """Read and verify the next piece. False if there is none."""
         scanner, start = self._scanner, self._scanner.offset
         shared = self._shared
         if shared is not None and isinstance(scanner, SessionScanner):
             known = shared.get(LogOffset(*self.header.id, start))
             if known is not None:
                 scanner.offset, scanner.next = start + len(known.data), known.number_end
-                self._held.append(_Piece(start, len(known.data), known.data))
+                self._pieces.append(_Piece(start, len(known.data), known.data))
                 return True
         piece = self._read_verified(start, is_fresh=is_fresh)
         if piece is None:
             return False
-        if self._shared is None and (self._scanner.boundary < start + piece.size or len(self._held)):
+        if self._shared is None and (self._scanner.boundary < start + piece.size or len(self._pieces)):
             piece = piece._replace(data=None)
-        self._held.append(piece)
+        self._pieces.append(piece)
         if shared is not None and piece.data is not None:
             shared.put(LogOffset(*self.header.id, start), CachedRead(piece.data, self._scanner.next))
         return True
@@ -206,7 +206,7 @@ class SegmentReader:
             with _LARGE if is_large else nullcontext():
                 try:
                     data = memoryview(self._file.pread(size, start))
-                except Corrupt as error:  # It is known to be: what was read before is good.
+                except Corrupt as error:  # A known bad range: what was read before it is good.
                     self.problem = error.what
                     break
                 scan = self._scan(data, left)
@@ -223,7 +223,7 @@ class SegmentReader:
         return None
 
     def _scan(self, data: memoryview, left: int) -> ScanResult:
-        """Verify what `data` holds. Of a merged log values are passed, if they are in the `left` bytes."""
+        """Verify `data`. Values of a merged log are skipped if they lie within the `left` bytes."""
         scanner = self._scanner
         if not isinstance(scanner, MergedScanner):
             return scanner.scan(data)
@@ -232,7 +232,7 @@ class SegmentReader:
 
 
 def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> Scanner:
-    """A scanner of the segment at `offset`, found from the last hop before it."""
+    """A scanner of the segment at `offset`, from the last index entry before it."""
     frames = [
         entry
         for entry in read_index(disk, path, header)
@@ -268,8 +268,8 @@ _RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 
 def _no_boundary(path: str, offset: int) -> Diverged:
     return Diverged(
-        "the receiver's copy ends where no batch or block ends here",
+        "no batch or block of this log ends where the receiver's copy ends",
         where=path,
         got=offset,
-        hint="The copies are not of one log: `rt log compare` shows where they part.",
+        hint="The copies are of different logs: `rt log compare` shows where they differ.",
     )

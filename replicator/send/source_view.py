@@ -1,7 +1,8 @@
-"""A log directory as its sender sees it: which segments there are, which are sealed, which are trimmed.
+"""A log directory as its sender sees it: which segments exist, are sealed, are trimmed.
 
-Law: the table is read again when its first bytes, which hold its checksum, have changed, and only then. What
-is asked behind a `look` is answered from what that look found.
+Invariants:
+- The table is read again only if its first bytes, which hold its checksum, have changed.
+- What is asked after a `poll` is answered from what that poll read.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class SourceView:
         self.table: SegmentTable | None = None
         self._head: bytes | None = b""
 
-    def look(self) -> bool:
-        """Whether the table has changed since the last look. Before anything else it is asked once."""
+    def poll(self) -> bool:
+        """Whether the table has changed since the last poll. Call it once before anything else."""
         head = self._read_head()
         if head == self._head:
             return False
@@ -42,31 +43,31 @@ class SourceView:
         try:
             self.table = read_table(self._disk, self.path)
         except Corrupt as error:
-            # Its writer makes it anew when it opens the directory; until then nothing counts as sealed.
+            # The writer rebuilds it when it opens the directory. Until then no segment counts as sealed.
             logger.warning("segment_table_corrupt path=%s reason=%s", self.path, error)
             self.table = None
         return True
 
     def sealed(self, segment: SegmentId) -> SealedSegment | None:
-        """What the table says of a segment; None if it is not listed."""
+        """The table's entry of a segment; None if it is not listed."""
         entries = self.table.segments if self.table else ()
         at = bisect_left(entries, segment, key=_id)
         return entries[at] if at < len(entries) and entries[at].id == segment else None
 
     def is_trimmed(self, segment: SegmentId) -> bool:
-        """Whether the bytes of a segment are meant to be gone: trimmed, or even forgotten."""
+        """Whether a segment was trimmed, or trimmed so long ago that the table does not list it."""
         entry = self.sealed(segment)
         if entry is not None:
             return entry.is_trimmed
         return self.table is not None and bool(self.table.segments) and segment < self.table.segments[0].id
 
     def at_or_after(self, segment: SegmentId) -> SegmentId | None:
-        """The first segment from `segment` on whose bytes are there."""
+        """The first segment from `segment` on that has bytes."""
         entries = self.table.segments if self.table else ()
         for entry in entries[bisect_left(entries, segment, key=_id) :]:
             if not entry.is_trimmed:
                 return entry.id
-        # Listed by the directory alone: newer than all that the table knows.
+        # Only in the directory: newer than all segments of the table.
         last = entries[-1].id if entries else SegmentId(-1, -1)
         for found in list_segments(self._disk, self.path):
             if found >= segment and found > last and self._disk.size(segment_path(self.path, found)):
@@ -74,7 +75,7 @@ class SourceView:
         return None
 
     def trimmed(self) -> LogTrimmed | None:
-        """What is gone of a merged log; None if nothing is."""
+        """What was trimmed of a merged log; None if nothing was."""
         entries = self.table.segments if self.table else ()
         count = bisect_left(entries, True, key=_is_kept)
         kept = self.at_or_after(SegmentId(0, 0))
@@ -88,7 +89,7 @@ class SourceView:
         else:
             header = read_header(self._disk, self.path, kept)
             if header is None:
-                return None  # It was trimmed just now; the next look tells.
+                return None  # It was trimmed just now: the next poll shows it.
             log_start = header.first
         return LogTrimmed(kept, log_start, entries[count - 1].reason)
 
@@ -96,7 +97,7 @@ class SourceView:
         try:
             file = self._disk.open(os.path.join(self.path, TABLE_FILE))
         except FileNotFoundError:
-            self._disk.list_directory(self.path)  # The directory itself may be gone.
+            self._disk.list_directory(self.path)  # Raises if the directory itself was deleted.
             return None
         try:
             return file.pread(_TABLE_HEAD_BYTES, 0)

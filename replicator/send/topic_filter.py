@@ -1,9 +1,13 @@
-"""A filtered log, made from a merged one as it is sent: the batches that hold a wanted topic, and no others.
+"""A filtered log, made from a merged log as it is sent: the batches that hold a selected topic, and no
+others.
 
-Laws. Each batch that passes is a block of its own, with its true positions, number of skipped messages and
-chains, in a segment of the same X and Y; so the bytes depend on the merged log, the topics and where the
-receiver began. A batch with several topics passes whole if one of them is wanted, and so does one with very
-many messages: readers look at the single messages. What passed and what did not is told by `CompleteUpTo`.
+Invariants:
+- Each batch that passes is a block of its own, with its true positions, skipped messages and running
+  checksums, in a segment of the same number. So the bytes depend on the merged log, the topics and where the
+  receiver began.
+- A batch with several topics passes whole if one of them is selected. So does a batch with very many
+  messages: readers filter the single messages.
+- `CompleteUpTo` says up to where nothing more passes.
 """
 
 from __future__ import annotations
@@ -44,19 +48,17 @@ from rt.log.scan.batch_decoder import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult
 
 COLUMNS_BYTES_MAX: Final = 512 * 1024
-"""A batch of more columns passes whatever its topics are: a filter keeps no more of a batch in memory."""
+"""A batch with more columns passes whatever its topics are: no more of a batch is kept in memory."""
 
 
 class TopicFilter:
-    """Which batches hold one of `topics`."""
-
     def __init__(self, topics: Collection[str]) -> None:
         self._topics = frozenset(topic.encode() for topic in topics)
 
     def passes(self, header: BatchHeader, batch: memoryview) -> bool:
-        """Whether the batch, whose checksums hold, passes. One whose topics cannot be read does.
+        """Whether the batch, whose checksums hold, passes. It does if its topics cannot be read.
 
-        Its values need not be there; nor need its columns, if they are above `COLUMNS_BYTES_MAX`.
+        Its values may be missing, and so may its columns if they are above `COLUMNS_BYTES_MAX`.
         """
         if header.columns_stored > COLUMNS_BYTES_MAX:
             return True
@@ -74,7 +76,7 @@ class FilteredScan:
     """Turns the items of a merged log into those of a filtered one.
 
     The items begin where `scanner` stands, or with a segment's header if it is None. The receiver has
-    everything below position `end`, in filtered segments up to `place` (None: nothing yet).
+    everything below position `end`, in filtered segments up to `offset` (None: nothing yet).
     """
 
     def __init__(
@@ -83,61 +85,48 @@ class FilteredScan:
         *,
         scanner: MergedScanner | None,
         header: SegmentHeader | None,
-        place: LogOffset | None,
+        offset: LogOffset | None,
         end: int,
     ) -> None:
         assert (scanner is None) == (header is None)
         self._filter = TopicFilter(topics)
         self._scanner = scanner
         self._header = header
-        self._place = place
-        self._end = end
-        """Everything that passes below it was handed out."""
-        self._told = end
-        self._declared: set[int] = set()
-        """Session ids declared in this segment, as far as this object did it."""
-        self._rest = bytearray()
+        self._next_offset = offset
+        self._end = end  # Everything that passes below it was returned.
+        self._reported_end = end
+        self._declared: set[int] = set()  # Session ids that this object declared in this segment.
+        self._partial = bytearray()
         self._needed = 0
         self._chunk_bytes = CHUNK_BYTES_MAX
-        self._pass_bytes = 0
-        """Bytes that come next and belong to the last batch that was looked at."""
-        self._is_passing = False
-        """Whether that batch passes."""
+        self._pass_bytes = 0  # The next bytes that belong to the last batch that was decided.
+        self._is_passing = False  # Whether that batch passes.
         self._block: PlacedBlock | None = None
-        self._block_chain = 0
-        """The source's chain before the next batch of that block."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What is kept in memory of a batch whose columns are not whole yet."""
-        return len(self._rest)
+        self._block_chain = 0  # The source's running checksum before the next batch of that block.
 
     def items(self, found: list[Item], *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
-        """What becomes of the next items of the merged log; with none, how far that is complete.
-
-        No chunk is larger than `chunk_bytes`.
-        """
+        """The filtered items of the next items of the merged log; of none, up to where it is complete."""
         self._chunk_bytes = chunk_bytes
         made: list[Item] = []
         for item in found:
             match item:
                 case Chunk():
-                    self._take(item, made)
+                    self._handle_chunk(item, made)
                 case SegmentSealed():
-                    self._seal(item, made)
+                    self._handle_sealed(item, made)
                 case LogTrimmed():
                     made.append(item)
                 case _:
                     raise AssertionError(item)
-        if not found and self._end > self._told and self._place is not None:
-            self._told = self._end
+        if not found and self._end > self._reported_end and self._next_offset is not None:
+            self._reported_end = self._end
             made.append(CompleteUpTo(self._end))
         return made
 
-    def _take(self, chunk: Chunk, made: list[Item]) -> None:
+    def _handle_chunk(self, chunk: Chunk, made: list[Item]) -> None:
         data: Buffer = chunk.data
-        if chunk.place.offset == 0:
-            self._begin(decode_segment_header(data, path=chunk.place.segment.file_name), made)
+        if chunk.start.offset == 0:
+            self._start_segment(decode_segment_header(data, path=chunk.start.segment.file_name), made)
             data = memoryview(data)[SEGMENT_HEADER_BYTES:]
         scanner = self._scanner
         assert scanner is not None
@@ -145,46 +134,46 @@ class FilteredScan:
             passed = memoryview(data)[: self._pass_bytes]
             self._pass_bytes -= len(passed)
             if self._is_passing:
-                self._hand_out([passed], made)
+                self._emit([passed], made)
             data = memoryview(data)[len(passed) :]
-        if self._rest:
-            self._rest += data
-            data = self._rest
+        if self._partial:
+            self._partial += data
+            data = self._partial
         if len(data) < self._needed or not data:
-            self._rest = data if isinstance(data, bytearray) else bytearray(data)
+            self._partial = data if isinstance(data, bytearray) else bytearray(data)
             return
         view = memoryview(data)
-        # The sender hands out whole blocks: what is not here yet comes next.
+        # The sender returns whole blocks: what is missing comes next.
         scan = scanner.scan_columns(view, lambda _: True, columns_bytes_max=COLUMNS_BYTES_MAX)
         if scan.problem is not None:
-            raise Corrupt(scan.problem, path=chunk.place.segment.file_name, offset=scanner.offset)
-        self._rest, self._needed = bytearray(view[scan.consumed :]), scan.needed
+            raise Corrupt(scan.problem, path=chunk.start.segment.file_name, offset=scanner.offset)
+        self._partial, self._needed = bytearray(view[scan.consumed :]), scan.needed
         self._pass_bytes, self._is_passing = max(scan.consumed - len(view), 0), False
         pieces = self._passing(scan, view, scanner)
         self._end = max(self._end, scanner.next)
-        self._hand_out(pieces, made)
+        self._emit(pieces, made)
 
-    def _begin(self, header: SegmentHeader, made: list[Item]) -> None:
+    def _start_segment(self, header: SegmentHeader, made: list[Item]) -> None:
         self._scanner, self._header = MergedScanner(header), header
-        self._rest, self._needed, self._block = bytearray(), 0, None
+        self._partial, self._needed, self._block = bytearray(), 0, None
         self._pass_bytes = 0
         self._declared.clear()
-        self._place = LogOffset(*header.id, 0)
+        self._next_offset = LogOffset(*header.id, 0)
         own = SegmentHeader(LogKind.FILTERED, header.id, header.first, header.created_ns, header.origin)
-        self._hand_out([encode_segment_header(own)], made)
+        self._emit([encode_segment_header(own)], made)
 
-    def _seal(self, sealed: SegmentSealed, made: list[Item]) -> None:
-        if self._place is None or self._place.segment != sealed.place.segment:
-            return  # The receiver never had anything of it.
-        self._end = self._told = max(self._end, sealed.end)
-        made.append(SegmentSealed(self._place, self._end, sealed.is_last_of_run, sealed.sealed_ns))
+    def _handle_sealed(self, sealed: SegmentSealed, made: list[Item]) -> None:
+        if self._next_offset is None or self._next_offset.segment != sealed.end_offset.segment:
+            return  # The receiver has nothing of it.
+        self._end = self._reported_end = max(self._end, sealed.end)
+        made.append(SegmentSealed(self._next_offset, self._end, sealed.is_last_of_run, sealed.sealed_ns))
 
     def _passing(self, scan: ScanResult, view: memoryview, scanner: MergedScanner) -> list[Buffer]:
-        """The blocks, and declarations before them, that the batches found make."""
+        """The blocks of the batches that pass, and the declarations before them."""
         pieces: list[Buffer] = []
         assert self._header is not None
-        assert self._place is not None
-        at = self._place.offset
+        assert self._next_offset is not None
+        at = self._next_offset.offset
         blocks = iter(block for block in scan.blocks if block.header.kind == BlockKind.BATCHES)
         following = next(blocks, None)
         for placed in scan.batches:
@@ -217,18 +206,17 @@ class FilteredScan:
         )
         return is_new and self._filter.passes(header, batch)
 
-    def _hand_out(self, pieces: list[Buffer], made: list[Item]) -> None:
-        """Chunks of the pieces, one behind the other."""
-        assert self._place is not None
+    def _emit(self, pieces: list[Buffer], made: list[Item]) -> None:
+        assert self._next_offset is not None
         data = memoryview(b"".join(pieces))
         for start in range(0, len(data), self._chunk_bytes):
-            chunk = Chunk(self._place, data[start : start + self._chunk_bytes])
+            chunk = Chunk(self._next_offset, data[start : start + self._chunk_bytes])
             made.append(chunk)
-            self._place = chunk.end
+            self._next_offset = chunk.end
 
 
 def _block_of(placed: PlacedBatch, block: PlacedBlock, chain_start: int, chain_end: int) -> BlockHeader:
-    """The header of the block that holds nothing but this batch of `block`."""
+    """The header of the block that holds only this batch of `block`."""
     source = block.header.source_offset + placed.offset - block.offset - BLOCK_HEADER_BYTES
     return block.header._replace(
         skip=placed.skip,

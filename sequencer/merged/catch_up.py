@@ -126,7 +126,7 @@ class CatchUp:
         """How far a stream has come that is bringing what is missing; None if none does."""
         copy = self._copies.get(missing.session_id)
         is_fed = copy is not None and (copy.has_stream or copy.is_followed)
-        place = copy.receiver.place if copy is not None and is_fed else None
+        place = copy.receiver.next_offset if copy is not None and is_fed else None
         return place if place is not None and place < LogOffset(*missing.segment, missing.end) else None
 
     async def _open_mended(self, merger: Merger, damage: Corrupt) -> None:

@@ -85,7 +85,7 @@ class _Known:
         stream = self.stream
         if isinstance(stream, PushActivity):
             return stream.progress.durable_number, stream.progress.merged_number
-        position, wanted = stream.has.position, stream.wanted
+        position, wanted = stream.progress.position, stream.wanted
         # Who reads a range says nothing of how far it is, and nothing waits for it.
         is_copy = isinstance(wanted, PullMerged) and wanted.range is None
         return (end if is_copy else position), position
@@ -119,7 +119,7 @@ class _Known:
             stream.sent_ns,
             stream.sent_bytes,
             rate,
-            stream.has.position,
+            stream.progress.position,
             is_of_merged=isinstance(wanted, PullMerged),
             lag_ns=lag_ns,
             session_id=None if isinstance(wanted, PullMerged) else wanted.session_id,
@@ -222,11 +222,11 @@ class _TrackedIntake:
     def start(self) -> PushStart:
         return self._intake.start
 
-    async def open_life(self, life: Run) -> None:
-        await self._intake.open_life(life)
+    async def open_run(self, life: Run) -> None:
+        await self._intake.open_run(life)
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
-        await self._intake.take(item)
+    async def append(self, item: Chunk | SegmentSealed) -> None:
+        await self._intake.append(item)
         if isinstance(item, Chunk):
             self._push.total_bytes += len(item.data)
             self._push.last_ns = time.time_ns()

@@ -93,7 +93,7 @@ class IdleReplicas:
 
 def is_merged_whole(copy: SessionReplica, session: Session) -> bool:
     """Whether nothing in the copy is still to be merged, and nothing else that is known of it is needed."""
-    place, consumed = copy.receiver.place, consumed_place(session)
+    place, consumed = copy.receiver.next_offset, consumed_place(session)
     if place is not None and (consumed is None or place > consumed):
         return False
     life = session.life

@@ -154,7 +154,7 @@ class SessionIngest:
     def start(self, session: Session | None, copy: SessionReplica | None) -> PushStart:
         """From where on a session is wanted."""
         standing, state = self._replica.standing, self._state()
-        place = copy.receiver.place if copy is not None else None
+        place = copy.receiver.next_offset if copy is not None else None
         if place is None and session is not None:
             place = consumed_place(session)
         if session is not None and session.fenced_end and (place is None or place.run < session.fenced_end):
@@ -170,7 +170,9 @@ class SessionIngest:
         # If another directory takes over before this is applied, it is refused, and a publisher that is
         # still there comes again: what only was late must not end the newer one.
         newest_id = newest.id if newest is not None else 0
-        command = OpenRun(hello.session, hello.incarnation, hello.dedup_id, life.run, life.run_id, newest_id)
+        command = OpenRun(
+            hello.session, hello.incarnation, hello.dedup_id, life.number, life.run_id, newest_id
+        )
         self._asked[command] += 1
         try:
             return await self._opened(hello, life, command)
@@ -187,16 +189,16 @@ class SessionIngest:
         while True:
             self._check_ready()
             session = self._session_of(hello)
-            if session is not None and life.run < session.fenced_end:
+            if session is not None and life.number < session.fenced_end:
                 raise _refusal(
-                    CommandRejected(f"a reset of the cluster ended X {life.run}", True), hello, life
+                    CommandRejected(f"a reset of the cluster ended X {life.number}", True), hello, life
                 )
             if session is not None and self._is_welcome(session, life):
                 return session
             refused = self._refusals.pop(command, None)
             if refused is not None:
                 raise _refusal(refused, hello, life)
-            known = session.life_of(life.run) if session is not None else None
+            known = session.life_of(life.number) if session is not None else None
             why = why_full(self._state(), hello.session) if known is None else None
             if why is not None:
                 raise _refusal(CommandRejected(why, is_full=True), hello, life)
@@ -204,7 +206,9 @@ class SessionIngest:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
             elif known is not None and known.run_id != life.run_id:
-                raise _refusal(CommandRejected(f"X {life.run} is open with another life", True), hello, life)
+                raise _refusal(
+                    CommandRejected(f"X {life.number} is open with another life", True), hello, life
+                )
             await self._wait_for(hello.session)
 
     def limit(self, session_id: int, run: int) -> End | None:
@@ -294,9 +298,12 @@ class SessionIngest:
 
     def _is_welcome(self, session: Session, life: Run) -> bool:
         """Whether bytes of the life may come: everything before it is merged."""
-        if session.done is not None and session.done[0] == life.run:
+        if session.done is not None and session.done[0] == life.number:
             return True  # What this node still lacks of it.
-        return session.life is not None and (session.life.run, session.life.run_id) == (life.run, life.run_id)
+        return session.life is not None and (session.life.run, session.life.run_id) == (
+            life.number,
+            life.run_id,
+        )
 
 
 class IngestStream:
@@ -318,22 +325,22 @@ class IngestStream:
         """See the protocol."""
         return self._start
 
-    async def open_life(self, life: Run) -> None:
+    async def open_run(self, life: Run) -> None:
         """See the protocol."""
         session = await self._intakes.open_session(self.hello, life)
         copy = self._copy = await self._intakes.copy_of(session)
         copy.has_stream = True
         receiver = copy.receiver
-        place = receiver.place
-        is_over = session.done is not None and place is not None and place.run < life.run
-        is_anew = place is None and 0 < session.fenced_end <= life.run
+        place = receiver.next_offset
+        is_over = session.done is not None and place is not None and place.run < life.number
+        is_anew = place is None and 0 < session.fenced_end <= life.number
         if (is_over and not receiver.has_ended) or is_anew:
             # The cluster merged an X of which this node has not all: go on without the rest.
-            await self._intakes.skip_life(copy, session, life.run)
-        await copy.store.begin(life)
+            await self._intakes.skip_life(copy, session, life.number)
+        await copy.store.start_run(life)
         self._has_copy.set()
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
+    async def append(self, item: Chunk | SegmentSealed) -> None:
         """See the protocol."""
         copy = self._copy
         if copy is None:
@@ -341,11 +348,12 @@ class IngestStream:
                 return  # Of an X that was merged before this node had a copy.
             raise Fenced("bytes of a life that was not announced", where=self.hello.session)
         if isinstance(item, SegmentSealed):
-            place = copy.receiver.place
-            if place is None or item.place.segment < place.segment:
+            place = copy.receiver.next_offset
+            if place is None or item.end_offset.segment < place.segment:
                 return
-        limit = self._intakes.limit(copy.session_id, item.place.run)
-        if limit is not None and isinstance(item, Chunk) and item.end > _place(item.place.run, limit):
+        run = item.start.run if isinstance(item, Chunk) else item.end_offset.run
+        limit = self._intakes.limit(copy.session_id, run)
+        if limit is not None and isinstance(item, Chunk) and item.end > _place(run, limit):
             raise Fenced(
                 "bytes behind the end of an X", where=self.hello.session, got=item.end, expected=limit
             )
@@ -366,7 +374,7 @@ class IngestStream:
         if self._ended is None:
             self._ended = error
             if self._copy is not None:
-                self._copy.store.look_again()
+                self._copy.store.recheck()
 
     async def close(self) -> None:
         """See the protocol."""
@@ -392,4 +400,6 @@ def _refusal(refused: CommandRejected, hello: PushHello, life: Run) -> RtError:
             "/configuration.",
         )
     kind = Fenced if refused.is_fenced else Unreachable
-    return kind(f"the cluster does not open that life: {refused.why}", where=f"{hello.session}, X {life.run}")
+    return kind(
+        f"the cluster does not open that life: {refused.why}", where=f"{hello.session}, X {life.number}"
+    )

@@ -88,7 +88,7 @@ class Opener:
         """The cluster merged a session up to there."""
         copy = self._copies.get(end.session_id)
         if copy is not None:
-            copy.store.note_merged(LogOffset(end.run, end.roll, end.offset), end.number)
+            copy.store.record_merged(LogOffset(end.run, end.roll, end.offset), end.number)
         else:
             self._open_soon(end.session_id)
 
@@ -155,4 +155,4 @@ class Opener:
 def _note_merged(copy: SessionReplica, session: Session) -> None:
     place = consumed_place(session)
     if place is not None:
-        copy.store.note_merged(place, consumed_number(session) or 0)
+        copy.store.record_merged(place, consumed_number(session) or 0)

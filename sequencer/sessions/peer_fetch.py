@@ -93,7 +93,7 @@ class PeerFetcher:
         if session is None:
             return True  # Its record is gone: it is merged.
         await self._copies.skip_merged(copy, session)  # Peers may have let go of what is merged.
-        place = copy.receiver.place
+        place = copy.receiver.next_offset
         if place is not None and place >= end:
             return True
         line = line_of(self._replica.epoch)
@@ -139,7 +139,7 @@ class PeerFetcher:
 
         with copy.in_use():
             await self._copies.skip_merged(copy, session)
-            place, end = copy.receiver.place, LogOffset(wanted.run, wanted.roll, wanted.offset)
+            place, end = copy.receiver.next_offset, LogOffset(wanted.run, wanted.roll, wanted.offset)
             if place is not None and place.run < life.run and not copy.receiver.has_ended:
                 await self._copies.skip_to(copy, session, LogOffset(life.run, 0, 0), None)
             if place is None or place < end:

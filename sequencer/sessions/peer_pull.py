@@ -83,7 +83,7 @@ async def catch_up(
         while not running.done():
             await asyncio.wait([running], timeout=LOOK_S)
             receiver = copy.receiver
-            place = receiver.place if receiver is not None else None
+            place = receiver.next_offset if receiver is not None else None
             if place is not None and until(place, copy.position):
                 return
             if place != known[0]:
@@ -206,8 +206,8 @@ async def fetch_range(
                 raise ClusterMismatch(
                     "a copy of another incarnation", got=start.cluster.hex(), expected=incarnation.hex()
                 )
-            if start.place != place:
-                raise LogNotFound("the peer does not keep that range", where=wanted.segment, got=start.place)
+            if start.offset != place:
+                raise LogNotFound("the peer does not keep that range", where=wanted.segment, got=start.offset)
             return await _range(call, wanted, incarnation, start.first)
         finally:
             call.cancel()
@@ -222,7 +222,7 @@ async def _range(call: Any, wanted: SessionRange, incarnation: bytes, first: int
     while scanner.offset < wanted.end:
         item = await _next(call, RANGE_SILENCE_S)
         following = LogOffset(*wanted.segment, scanner.offset + rest_bytes)
-        if not isinstance(item, Chunk) or item.place != following:
+        if not isinstance(item, Chunk) or item.start != following:
             raise LogNotFound(
                 "the peer's copy ends before that range does", where=following, expected=wanted.end
             )
@@ -264,10 +264,10 @@ async def fetch_session(
         with asking(channel.target):
             check()
             await copy.store.restart()
-            await copy.store.begin(life)
-            place = receiver.place or NOWHERE._replace(run=life.run)
-            if place.run < life.run:
-                place = LogOffset(life.run, 0, 0)
+            await copy.store.start_run(life)
+            place = receiver.next_offset or NOWHERE._replace(run=life.number)
+            if place.run < life.number:
+                place = LogOffset(life.number, 0, 0)
             elif receiver.chain is None and place.offset:
                 place = LogOffset(place.run, place.roll + 1, 0)  # The segment there is sealed.
             chain = receiver.chain or 0
@@ -296,7 +296,7 @@ async def _receive(
 ) -> None:
     await _started(call, line)
     while True:
-        place = copy.receiver.place
+        place = copy.receiver.next_offset
         is_there = place is not None and place >= end
         if is_there and not follows:
             return
@@ -307,14 +307,16 @@ async def _receive(
                 return
             raise
         check()
-        if isinstance(item, Chunk | SegmentSealed) and item.place.run != end.run:
+        if isinstance(item, SegmentSealed) and item.end_offset.run != end.run:
             return
         if isinstance(item, Chunk):
+            if item.start.run != end.run:
+                return
             if item.end > end and not follows:
-                item = Chunk(item.place, memoryview(item.data)[: max(0, end.offset - item.place.offset)])
+                item = Chunk(item.start, memoryview(item.data)[: max(0, end.offset - item.start.offset)])
             await copies.take(copy, item)
-        elif isinstance(item, SegmentSealed) and (follows or item.place < end):
-            await copies.take(copy, SegmentSealed(item.place, item.end, False, item.sealed_ns))
+        elif isinstance(item, SegmentSealed) and (follows or item.end_offset < end):
+            await copies.take(copy, SegmentSealed(item.end_offset, item.end, False, item.sealed_ns))
 
 
 async def _started(call: Any, line: int | None, silence_s: float | None = None) -> PullStart:

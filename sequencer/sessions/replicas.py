@@ -212,8 +212,8 @@ class SessionReplica:
             if marks is not None:
                 marks.forget_below(place.offset)
         for ends in (self.announced, self.finals):
-            for run in [run for run in ends if run < place.run]:
-                del ends[run]
+            for x in [x for x in ends if x < place.run]:
+                del ends[x]
 
     def forget_trimmed(self) -> None:
         """What was let go of is no input any more."""
@@ -251,9 +251,9 @@ class SessionReplica:
     # Ends
 
     def end_of(self, run: int) -> pb.SessionEnd:
-        """The end of what is here of an X."""
+        """The end of what is here of a run."""
         receiver = self.receiver
-        place = receiver.place
+        place = receiver.next_offset
         if receiver.active is not None and place is not None and place.run == run:
             return self._end(place, receiver.end)
         sealed = [one for one in receiver.writer.table.segments if one.id.run == run]
@@ -371,8 +371,8 @@ class SessionReplicas:
         """Close a copy that is unused; the next `open_copy` opens it again."""
         assert copy.is_unused, copy.session_id
         del self._copies[copy.session_id]
-        if copy.receiver.place is not None:
-            self._idle[copy.session_id] = copy.receiver.place
+        if copy.receiver.next_offset is not None:
+            self._idle[copy.session_id] = copy.receiver.next_offset
         closing = self._closings[copy.session_id] = asyncio.ensure_future(copy.store.close())
         closing.add_done_callback(lambda _: self._closings.pop(copy.session_id))
         await asyncio.shield(closing)
@@ -467,9 +467,9 @@ class SessionReplicas:
 
     async def take(self, copy: SessionReplica, item: Chunk | SegmentSealed) -> None:
         """Store what a stream or a peer brings."""
-        await copy.store.take(item)
+        await copy.store.append(item)
         if isinstance(item, SegmentSealed) and item.is_last_of_run:
-            place = item.place
+            place = item.end_offset
             copy.announced[place.run] = pb.SessionEnd(
                 session_id=copy.session_id,
                 run=place.run,
@@ -494,13 +494,13 @@ class SessionReplicas:
         majority, and not earlier: others may have lost theirs, or never had it.
         """
         keep = not self._is_released(session.id)
-        await copy.store.run(copy.receiver.skip_to, place, number, keep=keep)
+        await copy.store.call_alone(copy.receiver.skip_to, place, number, keep=keep)
         copy.forget_trimmed()
 
     async def finish(self, copy: SessionReplica, run: int) -> None:
         """X is fenced: when all that is here of it is durable, report its end."""
         with copy.in_use():
-            await copy.store.run(lambda: None)
+            await copy.store.call_alone(lambda: None)
             end = copy.end_of(run)
             place = LogOffset(run, end.roll, end.offset)
             told = copy.store.progress
@@ -515,7 +515,7 @@ class SessionReplicas:
         table = copy.receiver.writer.table
         with copy.in_use():
             if any(one.id < place.segment and not one.is_trimmed for one in table.segments):
-                await copy.store.run(copy.receiver.trim, place.segment, TrimReason.MERGED)
+                await copy.store.call_alone(copy.receiver.trim, place.segment, TrimReason.MERGED)
             if copy.receiver.uncached_with(place) > 0:
                 await asyncio.get_running_loop().run_in_executor(self._pool, copy.receiver.uncache, place)
 

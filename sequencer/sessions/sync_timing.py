@@ -53,11 +53,11 @@ class TimedGroupCommit(GroupCommit):
         if timed is not None:
             super().discard(timed)
 
-    def note(self, receiver: Syncable) -> None:
+    def request_sync(self, receiver: Syncable) -> None:
         """See `GroupCommit`."""
         timed = self._timed.get(receiver)
         if timed is not None:
-            super().note(timed)
+            super().request_sync(timed)
 
 
 class _Timed:

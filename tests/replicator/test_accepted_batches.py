@@ -249,11 +249,11 @@ def chunks_of(data: bytes) -> Iterator[Chunk]:
 def accepts(disk: MemoryDisk, data: bytes, *, quickly: bool = False) -> bool:
     """Whether a node takes all of the segment; what it took is in `COPY`."""
     receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
-    receiver.begin_life(Run(0, LIFE))
+    receiver.start_run(Run(0, LIFE))
     try:
         for chunk in chunks_of(data):
-            if not quickly or not receiver.take_quickly(chunk):
-                receiver.take(chunk)
+            if not quickly or not receiver.append_if_quick(chunk):
+                receiver.append(chunk)
     except (BadContents, Corrupt):
         return False
     finally:
@@ -288,17 +288,17 @@ def check_everything_reads(disk: MemoryDisk, forged: Forged) -> None:
         if interest is EVERYTHING:
             assert [value for each in found for value in each.values] == read
         feed = RangeStream(PullStart(CLUSTER, 1, "node", LogOffset(0, 0, 0), 0, end=end), 0, end, interest)
-        fed = [each for item in items_of(disk, MERGED) for each in feed.take(item)]
+        fed = [each for item in items_of(disk, MERGED) for each in feed.handle(item)]
         assert feed.is_done
         assert not any(isinstance(each, BadMessage) for each in fed)
         assert sum(map(len, fed)) == sum(map(len, found))  # type: ignore[arg-type]
-    filtering = FilteredScan(["a"], scanner=None, header=None, place=None, end=0)
+    filtering = FilteredScan(["a"], scanner=None, header=None, offset=None, end=0)
     assert filtering.items(items_of(disk, MERGED))
 
 
 @settings(max_examples=300)
 @given(forgeries())
-def test_what_a_node_accepts_every_reader_reads(forged: Forged) -> None:
+def test_every_reader_decodes_what_a_node_accepts(forged: Forged) -> None:
     data, at = session_with(forged)
     disk = MemoryDisk()
     if accepts(disk, data):
@@ -465,17 +465,17 @@ def test_a_large_compressed_batch_is_left_to_a_thread_and_nothing_changes_before
     assert len(large) < 2**16
     disk = MemoryDisk()
     receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
-    receiver.begin_life(Run(0, LIFE))
-    receiver.take(Chunk(LogOffset(0, 0, 0), data))
+    receiver.start_run(Run(0, LIFE))
+    receiver.append(Chunk(LogOffset(0, 0, 0), data))
     first, rest = (
         Chunk(LogOffset(0, 0, len(data)), large[:100]),
         Chunk(LogOffset(0, 0, len(data) + 100), large[100:]),
     )
-    assert receiver.take_quickly(first)
+    assert receiver.append_if_quick(first)
     held = receiver.unfinished_bytes
-    assert not receiver.take_quickly(rest)
+    assert not receiver.append_if_quick(rest)
     assert (receiver.unfinished_bytes, receiver.end) == (held, 2)
-    receiver.take(rest)
+    receiver.append(rest)
     assert receiver.end == 3
     receiver.close()
 

@@ -54,7 +54,7 @@ class Pushes:
         return cast(PushClient, FakeClient(asked, self.log))
 
     def serve(self, number: int, directory: str) -> None:
-        self.pushes.take(PushRequested(number, directory, "s", (), "", "", ""))
+        self.pushes.handle(PushRequested(number, directory, "s", (), "", "", ""))
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -83,8 +83,8 @@ def test_each_is_finished_for_itself_and_the_end_finishes_all() -> None:
     async def test(made: Pushes) -> None:
         for number, name in enumerate("abc"):
             made.serve(number, name)
-        made.pushes.take(FinishRequested(1))
-        made.pushes.take(FinishRequested(7))
+        made.pushes.handle(FinishRequested(1))
+        made.pushes.handle(FinishRequested(7))
         await made.until(lambda: made.ended == [1])
         assert made.pushes.directories == ["a", "c"]
 
@@ -125,10 +125,10 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
         await made.until(lambda: made.log == ["bad begins"] * 3)  # The third time all is well.
         made.serve(2, "broken")
         await made.until(lambda: made.log.count("broken begins") == 2)
-        made.pushes.take(FinishRequested(2))
+        made.pushes.handle(FinishRequested(2))
         await made.until(lambda: made.ended == [2])
         assert made.log.count("broken begins") == 3
-        made.pushes.take(FinishRequested(1))
+        made.pushes.handle(FinishRequested(1))
 
     assert run(test).ended == [2, 1]
     assert caplog.text.count("push_failed path=bad") == 2
@@ -137,7 +137,7 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
 def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:
     async def test(made: Pushes) -> None:
         made.serve(1, "a")
-        made.pushes.take(FinishRequested(1))
+        made.pushes.handle(FinishRequested(1))
         await made.until(lambda: made.ended == [1])
 
     assert run(test).log == ["a begins", "a ends"]

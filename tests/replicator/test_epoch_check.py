@@ -77,15 +77,15 @@ def test_a_copy_never_goes_back_also_when_it_is_opened_again(tmp_path: Path) -> 
         copy.open()
         for epoch, error in refused.items():
             with pytest.raises(error):
-                copy.begin(start(epoch))
-        copy.begin(start(follows))
+                copy.start(start(epoch))
+        copy.start(start(follows))
         copy.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b'"1"', b"9223372036854775808"])
 def test_an_epoch_that_cannot_be_read_is_told(tmp_path: Path, content: bytes) -> None:
     copy = LocalCopy(tmp_path, "s")
-    copy.begin(start(1))
+    copy.start(start(1))
     copy.close()
     (tmp_path / EPOCH_FILE).write_bytes(content)
     with pytest.raises(Corrupt):
@@ -110,16 +110,16 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
             log.start(begins("n3", 1))
         log.start(begins("n3", FORCED))
         log.report("n3", said)
-        assert log.levels.replicated.number == 0, "the one that was left behind does not count any more"
+        assert log.quorum.replicated.number == 0, "the one that was left behind does not count any more"
         for node in ("n1", "n2"):
             with pytest.raises(Unreachable):
                 log.report(node, said)
-            log.leave(node)
+            log.remove(node)
         with pytest.raises(ClusterMismatch):
             log.start(begins("n1", RIVAL))
         log.start(begins("n2", FORCED + 1))
         log.report("n2", said)
-        assert log.levels.replicated.number == 10
+        assert log.quorum.replicated.number == 10
         log.close()
 
     asyncio.run(play())
@@ -133,12 +133,12 @@ def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behin
         log = SessionSource(publish(REAL, 10, root=str(tmp_path)), "s")
         log.start(PushStart(CLUSTER, 1, 3, "n1"))
         log.report("n1", merged)
-        assert log.levels.safe("n2") == end, "others bring it"
+        assert log.quorum.safe("n2") == end, "others bring it"
         log.start(PushStart(CLUSTER, FORCED, 3, "n2"))
-        assert log.levels.safe("n2") < end, "nobody does"
+        assert log.quorum.safe("n2") < end, "nobody does"
         log.report("n2", PushProgress(end, 10))
-        assert log.levels.safe("n2") == end
-        assert log.levels.merged.number == 10, "what was told stays so"
+        assert log.quorum.safe("n2") == end
+        assert log.quorum.merged.number == 10, "what was told stays so"
         log.close()
 
     asyncio.run(play())

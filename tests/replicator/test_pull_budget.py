@@ -45,11 +45,11 @@ def test_pulls_that_never_read_leave_room_for_one_more(count: int) -> None:
         budget = PullBudget(per_identity_max=count + 1, now=lambda: 0.0)
         for _ in range(count):
             hold = budget.enter("hostile")
-            grant = budget.try_take(hold, READ_BYTES_MAX)
+            grant = budget.try_acquire(hold, READ_BYTES_MAX)
             assert grant is not None
             hold.begin_sending(grant.chunk_bytes)
             hold.stop()
-        assert budget.try_take(budget.enter("good"), READ_BYTES_MAX) is not None
+        assert budget.try_acquire(budget.enter("good"), READ_BYTES_MAX) is not None
 
     asyncio.run(main())
 
@@ -113,7 +113,7 @@ class Budgets(RuleBasedStateMachine):
     @rule(data=st.data(), wanted=st.sampled_from([1, 100_000, READ_BYTES_MAX]))
     def take(self, data: st.DataObject, wanted: int) -> None:
         hold = data.draw(st.sampled_from(self.idle()))
-        self.waiting[hold] = self.loop.create_task(self.budget.take(hold, wanted))
+        self.waiting[hold] = self.loop.create_task(self.budget.acquire(hold, wanted))
         self.settle()
 
     def idle(self) -> list[BudgetHold]:
@@ -177,7 +177,7 @@ def test_whoever_waits_is_served_while_all_others_never_read(sizes: list[int], g
 
         async def never_read(hold: BudgetHold, wanted: int) -> None:
             try:
-                grant = await budget.take(hold, wanted)
+                grant = await budget.acquire(hold, wanted)
                 hold.begin_sending(grant.chunk_bytes)
                 await hold.wait_ended()
             except Overloaded:
@@ -192,7 +192,7 @@ def test_whoever_waits_is_served_while_all_others_never_read(sizes: list[int], g
         async def read(hold: BudgetHold) -> None:
             nonlocal served
             for _ in range(3):
-                await budget.take(hold, READ_BYTES_MAX)
+                await budget.acquire(hold, READ_BYTES_MAX)
                 await asyncio.sleep(0)
                 hold.keep(0)
                 served += 1

@@ -102,7 +102,7 @@ def test_a_copy_follows_the_log_as_it_grows_rolls_and_is_trimmed(tmp_path: Path,
                 source.grow(size, roll=size == 30)
                 await until(same(copy, source.path))
             (pull,) = node.pull.pulls.values()
-            await until(lambda: pull.has.position == copy.position and pull.has.is_synced)
+            await until(lambda: pull.progress.position == copy.position and pull.progress.is_synced)
             source.logs[0].trim(SegmentId(0, 1))
             await until(same(copy, source.path))
             assert sorted(files_of(REAL, copy.path)) == [SegmentId(0, 1)]
@@ -338,8 +338,8 @@ def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None
             async with pulling(copy, [endpoint], pki):
                 await until(lambda: copy.position == 3)
                 assert copy.receiver is not None
-                assert copy.receiver.place is not None
-                assert copy.receiver.place.segment == LogOffset(0, 1, 0).segment
+                assert copy.receiver.next_offset is not None
+                assert copy.receiver.next_offset.segment == LogOffset(0, 1, 0).segment
         source.close()
 
     asyncio.run(main())
@@ -388,13 +388,13 @@ def test_an_acknowledgement_that_is_damaged_holds_nothing_and_stops_nothing(
     copy = attached(tmp_path)
     assert copy.acknowledged() is None
     acknowledge(copy, 5)
-    wanted = copy.wanted().acknowledged
+    wanted = copy.request().acknowledged
     assert wanted is not None
     assert wanted.position == 5
     path = Path(acknowledged_path(copy.path, "sub"))
     path.write_bytes(path.read_bytes()[:-1])
     for _ in range(2):
-        assert copy.wanted().acknowledged is None
+        assert copy.request().acknowledged is None
     assert caplog.text.count("acknowledgement_unreadable") == 1
     acknowledge(copy, 6)
     assert copy.acknowledged() is not None

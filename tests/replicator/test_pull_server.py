@@ -29,7 +29,7 @@ from receiving import (
 )
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
-from replicator.protocol.codec import PULL_METHOD, PullAnswered, decode_pull_reply, encode_pull_request
+from replicator.protocol.codec import PULL_METHOD, PullReply, decode_pull_reply, encode_pull_request
 from replicator.protocol.handshake import (
     Acknowledged,
     HoldRejected,
@@ -49,7 +49,7 @@ from replicator.protocol.messages import (
     SegmentSealed,
 )
 from replicator.pull.memory_budget import BudgetGrant
-from replicator.pull.negotiation import begin_filtered, begin_merged, begin_session
+from replicator.pull.negotiation import plan_filtered, plan_merged, plan_session
 from replicator.pull.server import PullServicer, check_puller
 from replicator.receive.merged_receiver import MergedReceiver
 from replicator.receive.session_receiver import read_marks
@@ -114,8 +114,13 @@ def grown(disk: MemoryDisk) -> Grown:
 
 def known(receiver: MergedReceiver, **changes: Any) -> PullMerged:
     """What a receiver says it has."""
-    receiver.forget_unfinished()
-    said = {"cluster": CLUSTER, "place": receiver.place, "end": receiver.end, "chain": receiver.last_checksum}
+    receiver.drop_unfinished()
+    said = {
+        "cluster": CLUSTER,
+        "offset": receiver.next_offset,
+        "end": receiver.end,
+        "chain": receiver.last_checksum,
+    }
     return PullMerged(**(said | changes))  # type: ignore[arg-type]
 
 
@@ -136,7 +141,7 @@ def test_a_new_copy_begins_with_the_segment_that_holds_its_position(disk: Memory
         10**6: (LogOffset(0, 2, 0), second.end),
     }
     for position, expected in begins.items():
-        assert begin_merged(disk, MERGED, PullMerged(position=position)) == expected  # type: ignore[arg-type]
+        assert plan_merged(disk, MERGED, PullMerged(position=position)) == expected  # type: ignore[arg-type]
 
 
 def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grown: Grown) -> None:
@@ -144,21 +149,21 @@ def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grow
     for item in items_of(disk, MERGED):
         give(receiver, [item])
         if isinstance(item, Chunk):
-            assert begin_merged(disk, MERGED, known(receiver)) == (receiver.place, receiver.end)
+            assert plan_merged(disk, MERGED, known(receiver)) == (receiver.next_offset, receiver.end)
     wanted = known(receiver)
-    place = wanted.place
+    place = wanted.offset
     assert place is not None
     for changes in (
         {"chain": wanted.chain ^ 1},
         {"end": wanted.end + 1},
-        {"place": place._replace(offset=place.offset - 8)},
-        {"place": LogOffset(0, 1, 64), "chain": 5, "end": 5},
+        {"offset": place._replace(offset=place.offset - 8)},
+        {"offset": LogOffset(0, 1, 64), "chain": 5, "end": 5},
     ):
         with pytest.raises(Diverged):
-            begin_merged(disk, MERGED, known(receiver, **changes))
-    for changes in ({"place": place._replace(offset=place.offset + 800)}, {"place": LogOffset(0, 9, 64)}):
+            plan_merged(disk, MERGED, known(receiver, **changes))
+    for changes in ({"offset": place._replace(offset=place.offset + 800)}, {"offset": LogOffset(0, 9, 64)}):
         with pytest.raises(Unreachable):
-            begin_merged(disk, MERGED, known(receiver, **changes))
+            plan_merged(disk, MERGED, known(receiver, **changes))
     receiver.close()
 
 
@@ -167,31 +172,31 @@ def test_a_copy_may_end_with_any_block_also_with_a_declaration(disk: MemoryDisk,
     seen = set()
     for item in recut(items_of(disk, MERGED), itertools.repeat(40)):
         give(receiver, [item])
-        place, end, chain = receiver.place, receiver.end, receiver.last_checksum
+        place, end, chain = receiver.next_offset, receiver.end, receiver.last_checksum
         if place is not None and place not in seen:
             seen.add(place)
             assert bool(chain) == (place.offset > 64)
             wanted = PullMerged(CLUSTER, place, end, chain)
-            assert begin_merged(disk, MERGED, wanted) == (place, end)
+            assert plan_merged(disk, MERGED, wanted) == (place, end)
     assert len(seen) > 12
     receiver.close()
 
 
-def test_a_copy_behind_the_log_start_begins_there(disk: MemoryDisk, grown: Grown) -> None:
+def test_a_copy_that_ends_before_the_log_start_begins_there(disk: MemoryDisk, grown: Grown) -> None:
     receiver = whole_copy(disk)
     give(receiver, items_of(disk, MERGED)[:1])
     grown.log.trim(SegmentId(0, 2))
     table = read_table(disk, MERGED)
     assert table is not None
     start = table.segments[-1].end
-    assert begin_merged(disk, MERGED, known(receiver)) == (LogOffset(0, 2, 0), start)
-    beginning, middle = begin_filtered(disk, MERGED, known(receiver, topics=("t1",)))
+    assert plan_merged(disk, MERGED, known(receiver)) == (LogOffset(0, 2, 0), start)
+    beginning, middle = plan_filtered(disk, MERGED, known(receiver, topics=("t1",)))
     assert (beginning, middle) == ((LogOffset(0, 2, 0), start), None)
     receiver.close()
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
-def test_a_copy_that_went_on_in_a_run_which_ended_before_is_not_this_log(
+def test_a_copy_with_more_of_an_earlier_epoch_than_the_node_has_diverged(
     disk: MemoryDisk, grown: Grown, is_trimmed: bool
 ) -> None:
     """It followed a node without which the cluster was forced to go on, in the next X."""
@@ -207,36 +212,36 @@ def test_a_copy_that_went_on_in_a_run_which_ended_before_is_not_this_log(
     if is_trimmed:
         other.log.trim(SegmentId(1, 1))
     place = LogOffset(0, 1, 64)
-    for begin in (begin_merged, begin_filtered):
+    for begin in (plan_merged, plan_filtered):
         for end in (fork + 1, fork + 3):
-            with pytest.raises(Diverged, match=f"X 0 ends at position {fork}"):
-                begin(disk, "/forced", known(receiver, topics=("t1",), place=place, end=end))
-    beginning, _ = begin_filtered(disk, "/forced", known(receiver, topics=("t1",), place=place, end=fork))
+            with pytest.raises(Diverged, match=f"log.0 ends at position {fork}"):
+                begin(disk, "/forced", known(receiver, topics=("t1",), offset=place, end=end))
+    beginning, _ = plan_filtered(disk, "/forced", known(receiver, topics=("t1",), offset=place, end=fork))
     assert beginning.first >= fork
     receiver.close()
 
 
 def test_nothing_to_pull_yet_is_worth_another_try(disk: MemoryDisk) -> None:
     with pytest.raises(Unreachable):
-        begin_merged(disk, "/nowhere", PullMerged())
+        plan_merged(disk, "/nowhere", PullMerged())
     with pytest.raises(Unreachable):
-        begin_session(disk, "/nowhere", PullSession(1))
+        plan_session(disk, "/nowhere", PullSession(1))
 
 
 def test_a_sessions_copy_is_held_against_the_chain(disk: MemoryDisk, grown: Grown) -> None:
     for segment in files_of(disk, SESSION):
         for mark in read_marks(disk, SESSION, segment):
             place = LogOffset(*segment, mark.offset)
-            found = begin_session(disk, SESSION, PullSession(1, place, mark.chain))
+            found = plan_session(disk, SESSION, PullSession(1, place, mark.chain))
             assert found == (place, mark.number)
             for wrong in (
                 PullSession(1, place, mark.chain ^ 1),
                 PullSession(1, LogOffset(*segment, mark.offset - 8), 1),
             ):
                 with pytest.raises(Diverged):
-                    begin_session(disk, SESSION, wrong)
+                    plan_session(disk, SESSION, wrong)
     with pytest.raises(Unreachable):
-        begin_session(disk, SESSION, PullSession(1, LogOffset(99, 0, 64), 1))
+        plan_session(disk, SESSION, PullSession(1, LogOffset(99, 0, 64), 1))
 
 
 def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
@@ -271,7 +276,7 @@ def filtered_items(disk: Disk, wanted: PullMerged, *, limit: int = 1 << 20) -> t
         def session(self, session_id: int) -> str:
             raise AssertionError(session_id)
 
-    source = PullServicer(Logs(), "s", None, disk=disk)._begin(wanted)  # type: ignore[arg-type]
+    source = PullServicer(Logs(), "s", None, disk=disk)._open_source(wanted)  # type: ignore[arg-type]
     found: list[Item] = []
     while True:
         items = source.items(BudgetGrant(limit, CHUNK_BYTES_MAX))
@@ -303,10 +308,10 @@ def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is
     for index, sizes in enumerate(rounds):
         grown.grow(*sizes, compression=compression)
         for stop in [*stops, None]:
-            place = receiver.place
+            place = receiver.next_offset
             wanted = known(receiver, topics=names) if place else PullMerged(topics=names)
             start, items = filtered_items(disk, wanted)
-            receiver.start_at(start.place, start.first)
+            receiver.start_at(start.offset, start.first)
             give(receiver, items[:stop])
             if index % 2:
                 if receiver.sync_point():
@@ -323,8 +328,8 @@ def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is
 def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complete(disk: MemoryDisk) -> None:
     grown = Grown(disk)
     grown.grow(10, 10)
-    with Sender(MERGED, LogOffset(0, 0, 0), disk=disk, watch=False) as sender:
-        filtering = FilteredScan(["t2"], scanner=None, header=None, place=None, end=0)
+    with Sender(MERGED, LogOffset(0, 0, 0), disk=disk) as sender:
+        filtering = FilteredScan(["t2"], scanner=None, header=None, offset=None, end=0)
         receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
 
         def step() -> list[Item]:
@@ -350,10 +355,10 @@ def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complet
 def test_trims_are_told_in_a_filtered_pull(disk: MemoryDisk, grown: Grown) -> None:
     grown.log.trim(SegmentId(0, 1))
     start, items = filtered_items(disk, PullMerged(topics=("t1",)))
-    assert start.place == LogOffset(0, 1, 0)
+    assert start.offset == LogOffset(0, 1, 0)
     assert isinstance(items[0], LogTrimmed)
     receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
-    receiver.start_at(start.place, start.first)
+    receiver.start_at(start.offset, start.first)
     give(receiver, items)
     assert sorted(files_of(disk, COPY)) == [SegmentId(0, 1), SegmentId(0, 2)]
     receiver.close()
@@ -363,7 +368,7 @@ def test_a_position_leaves_out_what_is_below_it(disk: MemoryDisk, grown: Grown) 
     everything = dumb_filter(disk, ["t1"])
     start, items = filtered_items(disk, PullMerged(topics=("t1",), position=3))
     receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
-    receiver.start_at(start.place, start.first)
+    receiver.start_at(start.offset, start.first)
     give(receiver, items)
     receiver.close()
     assert messages(COPY, disk) == [message for message in everything if message[0] >= 3]
@@ -382,7 +387,7 @@ class Puller:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
             await self.call.write(encode_pull_request(PullHello(stream, log)))
 
-    async def hear(self) -> PullAnswered:
+    async def hear(self) -> PullReply:
         with asking("node"):
             data = await asyncio.wait_for(self.call.read(), 120)
             if not isinstance(data, bytes):
@@ -439,7 +444,7 @@ def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path)
             assert files_of(REAL, receiver.path) == files_of(REAL, node.merged)
             (pull,) = node.pull.pulls.values()
             await puller.call.write(encode_pull_request(PullProgress(receiver.end, True)))
-            await until(lambda: pull.has == PullProgress(receiver.end, True))
+            await until(lambda: pull.progress == PullProgress(receiver.end, True))
             assert pull.identity.name == "sub"
             assert pull.sent_bytes == sum(map(len, files_of(REAL, node.merged).values()))
             receiver.close()
@@ -476,9 +481,9 @@ def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
         ("sub", PullSession(1), CertificateError),
         ("feed", PullMerged(), CertificateError),
         ("sub", PullMerged(name="another"), CertificateError),
-        ("sub", PullMerged(cluster=bytes(16), place=LogOffset(0, 0, 64)), ClusterMismatch),
-        ("sub", PullMerged(cluster=CLUSTER, place=LogOffset(0, 0, 64), end=7), Diverged),
-        ("sub", PullMerged(cluster=CLUSTER, place=LogOffset(7, 0, 64)), Unreachable),
+        ("sub", PullMerged(cluster=bytes(16), offset=LogOffset(0, 0, 64)), ClusterMismatch),
+        ("sub", PullMerged(cluster=CLUSTER, offset=LogOffset(0, 0, 64), end=7), Diverged),
+        ("sub", PullMerged(cluster=CLUSTER, offset=LogOffset(7, 0, 64)), Unreachable),
     ],
 )
 def test_what_may_not_be_pulled_is_refused(
@@ -525,7 +530,7 @@ def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_p
             puller_of(endpoint, pki, "n1") as peer,
         ):
             for puller in (sub, peer):
-                await puller.ask(PullMerged(place=None))
+                await puller.ask(PullMerged(offset=None))
                 assert isinstance(await puller.hear(), PullStart)
             node.pull.refuse_hold("other", "no room")
             node.pull.refuse_hold("n1", "no room")
@@ -534,7 +539,7 @@ def test_only_the_subscriber_itself_hears_that_nothing_is_held_back_for_it(tmp_p
                 pass
             assert heard == HoldRejected("sub", "no room")
             grown.grow(10)
-            while not isinstance(heard := await peer.hear(), Chunk) or heard.place.offset == 0:
+            while not isinstance(heard := await peer.hear(), Chunk) or heard.start.offset == 0:
                 assert not isinstance(heard, HoldRejected)
         grown.log.close()
 

@@ -90,8 +90,8 @@ def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> 
                 await until(lambda: published_levels(publisher) == [Level(0, 500)] * 2)
                 assert all(len(node.sealed) == len(node.segments) - 1 for node in made)
                 assert {hello.session for hello in made[0].hellos} == {"feed"}
-                assert client._log is not None
-                shared = client._log.shared
+                assert client._source is not None
+                shared = client._source.read_cache
                 await until(lambda: (len(shared._reads), len(shared._encoded)) == (0, 0))
 
     run(test())
@@ -231,7 +231,7 @@ def test_no_chunk_is_sent_before_its_life_is_open(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_node_that_lies_about_its_place_is_told_so_and_the_others_go_on(
+def test_a_node_that_names_a_wrong_offset_is_left_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -242,7 +242,7 @@ def test_a_node_that_lies_about_its_place_is_told_so_and_the_others_go_on(
                     publisher.publish(b"one")
                     publisher.flush()
                     await until(lambda: read_level(publisher) == Level(0, 1))
-                    await until(lambda: "where no batch or block ends" in caplog.text)
+                    await until(lambda: "no batch or block of this log ends" in caplog.text)
                     made[2].lie = None
                     await until(lambda: made[2].holds(publisher.directory))
 
@@ -261,9 +261,9 @@ def test_a_node_that_lost_its_disk_is_not_counted_before_it_has_everything_again
                 made[1].forget()
                 made[1].opens_lives = False
                 await made[1].start()
-                log = client._log
+                log = client._source
                 assert log is not None
-                await until(lambda: log.levels.durable("n2") == NOWHERE)
+                await until(lambda: log.quorum.durable("n2") == NOWHERE)
                 assert read_level(publisher) == Level(0, 1)
                 made[1].opens_lives = True
                 await made[1].stop()
@@ -297,7 +297,7 @@ def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp
     run(test())
 
 
-def test_a_start_that_the_cluster_wants_no_more_is_fenced_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_the_cluster_closed_is_fenced_and_the_next_run_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with nodes() as made:
             for node in made:
@@ -306,10 +306,10 @@ def test_a_start_that_the_cluster_wants_no_more_is_fenced_and_the_next_one_goes_
                 publisher.publish(b"lost")
                 publisher.flush()
                 client = PushClient(publisher.directory, "s", [node.endpoint for node in made], insecure=True)
-                with pytest.raises(rt.Fenced, match="nothing more of this start"):
+                with pytest.raises(rt.Fenced, match="nothing more of this run"):
                     await client.run()
-                assert client._log is not None
-                assert not client._log._epochs  # Of no node that it left does it keep anything.
+                assert client._source is not None
+                assert not client._source._epochs  # Of no node that it left does it keep anything.
                 record = read_progress(publisher.directory)
                 assert record is not None
                 assert record.state is PushState.FENCED
@@ -503,7 +503,7 @@ def test_what_a_connected_node_lacks_of_what_is_merged_is_known_unless_it_is_far
     assert levels.lacking == 70
     levels.report("n2", PushProgress(LogOffset(1, 3, 64), 60, 1, 100, end))
     assert levels.lacking == 40
-    levels.leave("n2")
+    levels.remove("n2")
     assert levels.lacking == 0
     levels.start("n2", 3, LogOffset(1, 3, 64))
     assert levels.lacking == 0
@@ -520,7 +520,7 @@ def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
         levels.start(node, 3, None)
         levels.report(node, PushProgress(LogOffset(0, 0, 64), number))
     assert levels.replicated == Level(0, 5)
-    levels.leave("n2")
+    levels.remove("n2")
     levels.report("n1", PushProgress(LogOffset(0, 0, 128), 9))
     assert levels.replicated == NO_LEVEL
     levels.start("n2", 3, None)
@@ -576,7 +576,7 @@ def test_a_directory_that_was_removed_ends_the_push_with_the_reason(
                     await node.stop()
             client = PushClient(publisher.directory, "s", endpoints, insecure=True)
             task = asyncio.create_task(client.run())
-            await until(lambda: client._log is not None)
+            await until(lambda: client._source is not None)
             if is_reachable:
                 await until(lambda: all(node.holds(publisher.directory) for node in made))
             if is_moved:
@@ -600,7 +600,7 @@ def test_a_directory_that_was_made_again_is_not_pushed_by_the_client_of_the_old_
         async with nodes() as made:
             client = PushClient(directory, "s", [node.endpoint for node in made], insecure=True)
             task = asyncio.create_task(client.run())
-            await until(lambda: client._log is not None)
+            await until(lambda: client._source is not None)
             shutil.rmtree(directory)
             with publisher_in(tmp_path) as publisher:
                 publisher.publish(b"anew")
@@ -621,6 +621,6 @@ def test_a_want_of_descriptors_is_tried_again_and_a_log_that_cannot_be_read_is_n
         raise StorageFailed("the disk failed")
 
     with pytest.raises(TooManyFiles):
-        stream._own(refused)
+        stream._read_own_log(refused)
     with pytest.raises(stream.LocalLogFailed):
-        stream._own(failed)
+        stream._read_own_log(failed)

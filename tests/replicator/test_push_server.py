@@ -18,7 +18,7 @@ from receiving import files_of, items_of, publish, recut
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 import rt
-from replicator.protocol.codec import PUSH_METHOD, PushAnswered, decode_push_reply, encode_push_request
+from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.push.server import check_publisher
@@ -54,14 +54,14 @@ class Client:
 
     def __init__(self, call: Any) -> None:
         self.call = call
-        self.answers: list[PushAnswered] = []
+        self.answers: list[PushReply] = []
 
     async def say(self, *said: PushHello | Item) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading says why.
             for each in said:
                 await self.call.write(encode_push_request(each))  # type: ignore[arg-type]
 
-    async def hear(self) -> PushAnswered:
+    async def hear(self) -> PushReply:
         with asking("node"):
             data = await asyncio.wait_for(self.call.read(), 120)
         if not isinstance(data, bytes):
@@ -137,7 +137,7 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
             assert OpenReply(1) in client.answers
             assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
             store = node.stores["feed"]
-            store.note_merged(LogOffset(1, 0, 64), 3)
+            store.record_merged(LogOffset(1, 0, 64), 3)
             while (heard := await client.hear()) != store.progress:
                 assert isinstance(heard, PushProgress)
             assert (store.progress.merged_run, store.progress.merged_number) == (1, 3)
@@ -157,15 +157,15 @@ def test_a_stream_goes_on_where_the_copy_ends(tmp_path: Path, pki: Path, session
             first = items[1]
             assert isinstance(first, Chunk)
             async with client_of(endpoint, pki) as client:
-                await client.say(hello_of(session), items[0], Chunk(first.place, first.data[:1000]))
+                await client.say(hello_of(session), items[0], Chunk(first.start, first.data[:1000]))
                 await client.hear_until(LogOffset(0, 0, 64))
             await until(lambda: node.ended == 1)
             async with client_of(endpoint, pki) as client:
                 await client.say(hello_of(session, cluster=CLUSTER))
                 start = await client.hear()
                 assert isinstance(start, PushStart)
-                assert start.place == LogOffset(0, 0, 64)
-                await client.say(*items_of(REAL, session, start.place))
+                assert start.offset == LogOffset(0, 0, 64)
+                await client.say(*items_of(REAL, session, start.offset))
                 await client.hear_until(end_of(items))
             assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
 
@@ -197,7 +197,7 @@ def test_a_newer_stream_of_a_session_takes_the_place_of_the_older(
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
-        (lambda items: [items[0], Chunk(items[1].place, bytes(len(items[1].data)))], FormatError),
+        (lambda items: [items[0], Chunk(items[1].start, bytes(len(items[1].data)))], FormatError),
         (lambda items: items[1:], ProtocolViolation),
         (lambda items: [items[0], Chunk(LogOffset(0, 0, 8), items[1].data)], ProtocolViolation),
         (
@@ -221,7 +221,7 @@ def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad
                 await client.say(hello_of(session))
                 start = await client.hear()
                 assert isinstance(start, PushStart)
-                items = items_of(REAL, session, start.place)
+                items = items_of(REAL, session, start.offset)
                 await client.say(*items)
                 await client.hear_until(end_of(items_of(REAL, session)))
         assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
@@ -329,7 +329,7 @@ def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path
                 await again.say(hello_of(sessions[1]))
                 start = await again.hear()
                 assert isinstance(start, PushStart)
-                await again.say(*recut(items_of(REAL, sessions[1], start.place), cuts))
+                await again.say(*recut(items_of(REAL, sessions[1], start.offset), cuts))
                 await again.hear_until(end_of(other))
 
     run(main())
@@ -342,7 +342,7 @@ class Growing:
         self.path = path
         self.unfinished_bytes = 0
 
-    def forget_unfinished(self) -> None:
+    def drop_unfinished(self) -> None:
         self.unfinished_bytes = 0
 
 
@@ -356,7 +356,7 @@ class Room:
 
     def hold(self, receiver: Growing, mebibytes: int) -> None:
         receiver.unfinished_bytes = mebibytes * 2**20
-        self.unfinished.note(receiver, lambda error: self.told.append(str(error.where)))  # type: ignore[arg-type]
+        self.unfinished.record(receiver, lambda error: self.told.append(str(error.where)))  # type: ignore[arg-type]
 
     def total(self) -> int:
         return self.unfinished.total // 2**20
@@ -372,7 +372,7 @@ def test_the_batch_that_comes_most_slowly_makes_room() -> None:
     assert room.told == ["slower", "slow"]
     assert room.total() == 1006
     for receiver in (slower, slow):
-        room.unfinished.forget(receiver)  # type: ignore[arg-type]
+        room.unfinished.release(receiver)  # type: ignore[arg-type]
     assert room.total() == 1000
     with pytest.raises(rt.Overloaded):
         room.hold(last, 101)
@@ -408,18 +408,18 @@ def test_what_is_counted_is_what_is_held(steps: list[tuple[int, str, int]]) -> N
             with contextlib.suppress(rt.Overloaded):
                 room.hold(receiver, size)
         elif what == "forget":
-            receiver.forget_unfinished()
-            room.unfinished.forget(receiver)  # type: ignore[arg-type]
+            receiver.drop_unfinished()
+            room.unfinished.release(receiver)  # type: ignore[arg-type]
         else:
             room.now_s += size
         assert room.total() == sum(one.unfinished_bytes for one in receivers) // 2**20
         for path in room.told:
-            receivers[int(path)].forget_unfinished()
-            room.unfinished.forget(receivers[int(path)])  # type: ignore[arg-type]
+            receivers[int(path)].drop_unfinished()
+            room.unfinished.release(receivers[int(path)])  # type: ignore[arg-type]
         room.told.clear()
         assert room.total() <= 1000
     for receiver in receivers:
-        room.unfinished.forget(receiver)  # type: ignore[arg-type]
+        room.unfinished.release(receiver)  # type: ignore[arg-type]
     assert (room.unfinished.total, room.unfinished._leaving) == (0, 0)
 
 
@@ -449,7 +449,7 @@ def test_a_stream_that_stops_within_a_large_message_makes_room_for_others(tmp_pa
                 await again.say(hello_of(sessions[0]))
                 start = await again.hear()
                 assert isinstance(start, PushStart)
-                await again.say(*items_of(REAL, sessions[0], start.place))
+                await again.say(*items_of(REAL, sessions[0], start.offset))
                 await again.hear_until(end_of(feed))
 
     run(main())
@@ -487,13 +487,13 @@ def test_what_comes_during_a_sync_shares_the_next_one_and_is_told_behind_it() ->
         sync.add(receiver, lambda point: told.append(point.offset if point else -1), lambda _: None)
         for stored in (1, 2, 3, 4):
             receiver.stored = stored
-            sync.note(receiver)
+            sync.request_sync(receiver)
         await until(lambda: receiver.begun.acquire(blocking=False))
         assert told == []
         receiver.go.release()
         await until(lambda: told == [1])
         receiver.go.release()
-        await sync.settled()
+        await sync.wait_idle()
         assert told == receiver.synced == [1, 4]
         await sync.close()
 
@@ -509,12 +509,12 @@ def test_a_failed_sync_is_told_once_and_never_tried_again() -> None:
         sync.add(good, lambda _: told.append(1), failed.append)
         for receiver in (bad, good):
             receiver.go.release()
-            sync.note(receiver)
-        await sync.settled()
+            sync.request_sync(receiver)
+        await sync.wait_idle()
         assert told == [1]
         assert [str(error) for error in failed] == ["no"]
-        sync.note(bad)
-        await sync.settled()
+        sync.request_sync(bad)
+        await sync.wait_idle()
         assert bad.begun.acquire(blocking=False)
         assert not bad.begun.acquire(blocking=False)
         await sync.close()
@@ -530,8 +530,8 @@ def test_many_receivers_share_the_threads() -> None:
         for receiver in receivers:
             receiver.go.release()
             sync.add(receiver, lambda _, receiver=receiver: told.append(receiver), lambda _: None)  # type: ignore[misc]
-            sync.note(receiver)
-        await sync.settled()
+            sync.request_sync(receiver)
+        await sync.wait_idle()
         assert set(map(id, told)) == set(map(id, receivers))
         await sync.close()
 

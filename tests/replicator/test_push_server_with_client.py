@@ -59,7 +59,7 @@ def test_three_nodes_get_every_life_of_a_publisher(tmp_path: Path, pki: Path) ->
                     publish(REAL, *sizes, root=str(tmp_path / "source"))
                     await until(lambda: all(has_all(root, directory) for root in roots))
                 await until(lambda: client.is_drained)
-            assert [life.run for life in nodes[0].lives] == [0, 1, 2, 3]
+            assert [life.number for life in nodes[0].lives] == [0, 1, 2, 3]
         for root in roots:
             assert verify(copy_of(root)).damage == []
 

@@ -56,7 +56,7 @@ def receive(receiver: Receiver, items: list[Item], log: Log) -> None:
         point = receiver.sync_point()
         if point is not None:
             receiver.sync_to(point)
-        receiver.note_synced(point)
+        receiver.record_synced(point)
         log.append(receiver.durable)
 
 
@@ -79,7 +79,7 @@ def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: 
         receive(receiver, cut[:half], log)
         receiver.close()
         receiver = open_copy(disk)
-        receive(receiver, items_of(source, path, receiver.place), log)
+        receive(receiver, items_of(source, path, receiver.next_offset), log)
         receiver.close()
 
     def recover(disk: MemoryDisk, log: Log) -> None:
@@ -88,12 +88,12 @@ def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: 
     def check(disk: MemoryDisk, log: Log) -> None:
         promised = max((place for place in log if place is not None), default=LogOffset(0, 0, 0))
         receiver = open_copy(disk)
-        place = receiver.place or LogOffset(0, 0, 0)
+        place = receiver.next_offset or LogOffset(0, 0, 0)
         assert place >= promised
-        assert receiver.durable == receiver.place
+        assert receiver.durable == receiver.next_offset
         for segment, content in files_of(disk, COPY).items():
             assert whole[segment].startswith(content)
-        give(receiver, items_of(source, path, receiver.place))
+        give(receiver, items_of(source, path, receiver.next_offset))
         assert files_of(disk, COPY) == whole
         receiver.close()
         assert verify(COPY, disk=disk).damage == []
@@ -112,7 +112,7 @@ def test_a_skip_that_was_cut_off_is_done_again() -> None:
         receiver = merged_copy(disk)
         chunk = items[0]
         assert isinstance(chunk, Chunk)
-        receiver.take(Chunk(chunk.place, chunk.data[:1500]))
+        receiver.append(Chunk(chunk.start, chunk.data[:1500]))
         receiver.start_at(LogOffset(*second, 0), first)
         receive(receiver, items_of(source, path, LogOffset(*second, 0)), log)
         receiver.close()
@@ -121,7 +121,7 @@ def test_a_skip_that_was_cut_off_is_done_again() -> None:
         receiver = merged_copy(disk)
         if receiver.end < first:
             receiver.start_at(LogOffset(*second, 0), first)
-        give(receiver, items_of(source, path, receiver.place))
+        give(receiver, items_of(source, path, receiver.next_offset))
         assert files_of(disk, COPY) == {second: whole[second]}
         receiver.close()
         assert verify(COPY, disk=disk).damage == []
@@ -145,15 +145,15 @@ def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
         assert isinstance(receiver, SessionReceiver)
         give(receiver, items[:2])
         receiver.skip_to(LogOffset(*later, 64))
-        receive(receiver, items_of(source, path, receiver.place), log)
+        receive(receiver, items_of(source, path, receiver.next_offset), log)
         receiver.trim(SegmentId(1, 0), TrimReason.MERGED)
         receiver.close()
 
     def check(disk: MemoryDisk, log: Log) -> None:
         receiver = session_copy(disk, at=LogOffset(*later, 64))
-        assert receiver.place is not None
-        assert receiver.place >= max(log, default=LogOffset(0, 0, 0))
-        give(receiver, items_of(source, path, receiver.place))
+        assert receiver.next_offset is not None
+        assert receiver.next_offset >= max(log, default=LogOffset(0, 0, 0))
+        give(receiver, items_of(source, path, receiver.next_offset))
         kept = files_of(disk, COPY)
         assert kept == {segment: whole[segment] for segment in kept}
         assert max(kept) == max(whole)

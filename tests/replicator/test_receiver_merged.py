@@ -73,8 +73,8 @@ def test_a_copy_is_the_log_byte_for_byte_however_it_is_cut_and_broken_off(
     merged = rolled(disk, *rounds)
     receiver = merged_copy(disk)
     for stop, is_reopened in zip([*stops, None], itertools.cycle([True, False]), strict=False):
-        receiver.forget_unfinished()
-        items = recut(items_of(disk, MERGED, receiver.place), itertools.cycle(cuts))
+        receiver.drop_unfinished()
+        items = recut(items_of(disk, MERGED, receiver.next_offset), itertools.cycle(cuts))
         give(receiver, itertools.islice(items, stop))
         if is_reopened:
             receiver.close()
@@ -97,11 +97,11 @@ def test_a_flipped_bit_is_refused_wherever_it_is(at: int, bit: int, sizes: list[
         data[at % len(data)] ^= 1 << bit
         receiver = merged_copy(disk)
         with pytest.raises(rt.RtError):
-            give(receiver, [Chunk(chunk.place, bytes(data)), SegmentSealed(chunk.end, receiver.end, True, 0)])
+            give(receiver, [Chunk(chunk.start, bytes(data)), SegmentSealed(chunk.end, receiver.end, True, 0)])
         whole = files_of(disk, MERGED)
         assert all(whole[segment].startswith(content) for segment, content in files_of(disk, COPY).items())
-        receiver.forget_unfinished()
-        give(receiver, items_of(disk, MERGED, receiver.place))
+        receiver.drop_unfinished()
+        give(receiver, items_of(disk, MERGED, receiver.next_offset))
         assert files_of(disk, COPY) == whole
         receiver.close()
 
@@ -126,10 +126,10 @@ def test_what_does_not_follow_is_refused(disk: MemoryDisk, merged: MergedLogBuil
     for item in bad:
         with pytest.raises(ProtocolViolation):
             give(receiver, [item])
-        assert receiver.place == end
+        assert receiver.next_offset == end
     give(receiver, [sealed])
     with pytest.raises(ProtocolViolation):
-        give(receiver, [Chunk(second.place._replace(roll=second.place.roll + 1), second.data)])
+        give(receiver, [Chunk(second.start._replace(roll=second.start.roll + 1), second.data)])
     give(receiver, items[1:])
     assert files_of(disk, COPY) == files_of(disk, MERGED)
     receiver.close()
@@ -145,10 +145,10 @@ def test_a_block_at_another_place_or_of_another_cluster_is_refused(
     assert isinstance(ours, Chunk)
     receiver = merged_copy(disk)
     with pytest.raises(ClusterMismatch):
-        receiver.take(theirs)
-    receiver.take(Chunk(ours.place, ours.data[:SEGMENT_HEADER_BYTES]))
+        receiver.append(theirs)
+    receiver.append(Chunk(ours.start, ours.data[:SEGMENT_HEADER_BYTES]))
     with pytest.raises(Corrupt) as caught:
-        receiver.take(Chunk(ours.place._replace(offset=64), theirs.data[SEGMENT_HEADER_BYTES:]))
+        receiver.append(Chunk(ours.start._replace(offset=64), theirs.data[SEGMENT_HEADER_BYTES:]))
     assert caught.value.offset == SEGMENT_HEADER_BYTES
     receiver.close()
 
@@ -187,14 +187,14 @@ def test_a_full_disk_keeps_whole_blocks_and_the_copy_goes_on(
     (first, *_) = items_of(disk, MERGED)
     assert isinstance(first, Chunk)
     receiver = merged_copy(disk)
-    receiver.take(Chunk(first.place, first.data[:SEGMENT_HEADER_BYTES]))
+    receiver.append(Chunk(first.start, first.data[:SEGMENT_HEADER_BYTES]))
     disk.capacity_bytes = disk.used_bytes + 2500
     with pytest.raises(DiskFull):
-        receiver.take(Chunk(first.place._replace(offset=64), first.data[64:]))
-    assert receiver.place is not None
-    assert receiver.place.offset == len(files_of(disk, COPY)[SegmentId(0, 0)])
+        receiver.append(Chunk(first.start._replace(offset=64), first.data[64:]))
+    assert receiver.next_offset is not None
+    assert receiver.next_offset.offset == len(files_of(disk, COPY)[SegmentId(0, 0)])
     disk.capacity_bytes = None
-    give(receiver, items_of(disk, MERGED, receiver.place))
+    give(receiver, items_of(disk, MERGED, receiver.next_offset))
     assert files_of(disk, COPY) == files_of(disk, MERGED)
     receiver.close()
 
@@ -236,7 +236,7 @@ class TestTrims:
         table = read_table(disk, MERGED)
         assert table is not None
         start = table.segments[-1].end
-        receiver.start_at(began.place, start)
+        receiver.start_at(began.start, start)
         give(receiver, [replace(told, reason=TrimReason.DISK), *items])
         receiver.close()
         merged_copy(disk, follows_trims=follows).close()
@@ -264,7 +264,7 @@ class TestTrims:
         receiver = merged_copy(disk, follows_trims=follows)
         table = read_table(disk, MERGED)
         assert table is not None
-        receiver.start_at(began.place, table.segments[1].end)
+        receiver.start_at(began.start, table.segments[1].end)
         give(receiver, [replace(told, reason=TrimReason.DISK), began, *items])
         receiver.close()
         events: list[SkipForward] = []
@@ -290,7 +290,7 @@ class TestTrims:
         first = items_of(disk, MERGED)[0]
         assert isinstance(first, Chunk)
         receiver = merged_copy(disk)
-        receiver.take(Chunk(first.place, first.data[: len(first.data) - 40]))
+        receiver.append(Chunk(first.start, first.data[: len(first.data) - 40]))
         assert receiver.unfinished_bytes
         merged.trim(SegmentId(0, 2))
         give(receiver, items_of(disk, MERGED, LogOffset(0, 1, 0)))
@@ -301,7 +301,7 @@ class TestTrims:
     def test_a_sender_that_goes_back_is_refused(self, disk: MemoryDisk, merged: MergedLogBuilder) -> None:
         receiver = merged_copy(disk)
         give(receiver, items_of(disk, MERGED))
-        place = receiver.place
+        place = receiver.next_offset
         assert place is not None
         for back, first in ((LogOffset(0, 1, 0), 0), (LogOffset(0, 5, 64), 500), (LogOffset(0, 5, 0), 1)):
             with pytest.raises(ProtocolViolation):
@@ -332,7 +332,7 @@ def test_a_copy_that_begins_behind_what_is_trimmed_is_not_held_up_by_word_of_it(
     begins = LogOffset(0, 2, 0)
     receiver.start_at(begins, table.segments[1].end)
     give(receiver, [LogTrimmed(SegmentId(0, 1), table.segments[0].end, TrimReason.SIZE)])
-    assert receiver.place == begins
+    assert receiver.next_offset == begins
     give(receiver, items_of(disk, MERGED, begins))
     assert sorted(files_of(disk, COPY)) == [SegmentId(0, 2)]
     receiver.close()

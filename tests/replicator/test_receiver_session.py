@@ -41,7 +41,7 @@ SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
 
 
 @given(lives=st.lists(SIZES, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 9000), min_size=1))
-def test_a_copy_is_the_log_byte_for_byte_however_its_bytes_are_cut(
+def test_a_replica_is_the_log_byte_for_byte_however_its_chunks_are_cut(
     lives: list[list[int]], cuts: list[int]
 ) -> None:
     disk = MemoryDisk()
@@ -61,7 +61,7 @@ def test_a_copy_is_the_log_byte_for_byte_however_its_bytes_are_cut(
     cuts=st.lists(st.integers(1, 5000), min_size=1),
     stops=st.lists(st.integers(0, 30), max_size=4),
 )
-def test_a_copy_goes_on_where_it_ends_after_any_break(
+def test_a_replica_goes_on_where_it_ends_after_any_interruption(
     sizes: list[int], cuts: list[int], stops: list[int]
 ) -> None:
     disk = MemoryDisk()
@@ -69,13 +69,13 @@ def test_a_copy_goes_on_where_it_ends_after_any_break(
     publish(disk, *sizes)
     receiver = session_copy(disk)
     for stop, is_reopened in zip([*stops, None], itertools.cycle([True, False]), strict=False):
-        items = recut(items_of(disk, SESSION, receiver.place), itertools.cycle(cuts))
+        items = recut(items_of(disk, SESSION, receiver.next_offset), itertools.cycle(cuts))
         give(receiver, itertools.islice(items, stop))
         if is_reopened:
             receiver.close()
             receiver = session_copy(disk)
         else:
-            receiver.forget_unfinished()
+            receiver.drop_unfinished()
     assert files_of(disk, COPY) == files_of(disk, SESSION)
     receiver.close()
 
@@ -95,12 +95,12 @@ def test_a_flipped_bit_is_refused_and_what_is_good_before_it_stays(
         if 0 <= at < len(data):
             data[at] ^= 1 << bit
         at -= len(data)
-        bad.append(Chunk(chunk.place, bytes(data)))
+        bad.append(Chunk(chunk.start, bytes(data)))
     give(receiver, [item for item in items_of(disk, SESSION) if isinstance(item, Run)])
     with pytest.raises((rt.RtError,)):
         give_sealing(receiver, bad, items_of(disk, SESSION))
     assert_prefix(disk)
-    give(receiver, items_of(disk, SESSION, receiver.place))
+    give(receiver, items_of(disk, SESSION, receiver.next_offset))
     assert files_of(disk, COPY) == files_of(disk, SESSION)
     receiver.close()
 
@@ -132,10 +132,10 @@ class TestWhatDoesNotFollow:
     def refused(
         self, receiver: SessionReceiver, *items: Item, error: type[Exception] = ProtocolViolation
     ) -> None:
-        before = receiver.place
+        before = receiver.next_offset
         with pytest.raises(error):
             give(receiver, items)
-        assert receiver.place == before
+        assert receiver.next_offset == before
 
     def test_bytes_without_a_life_are_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
         receiver = session_copy(disk)
@@ -165,7 +165,9 @@ class TestWhatDoesNotFollow:
     ) -> None:
         receiver = session_copy(disk)
         at = next(
-            index for index, item in enumerate(items) if isinstance(item, Run) and item.run > items[0].run
+            index
+            for index, item in enumerate(items)
+            if isinstance(item, Run) and item.number > items[0].number
         )  # type: ignore[union-attr]
         give(receiver, items[: at - 1])
         last = items[at - 1]
@@ -183,7 +185,7 @@ class TestWhatDoesNotFollow:
     def test_a_seal_beyond_or_beside_the_end_is_refused(self, disk: MemoryDisk, items: list[Item]) -> None:
         receiver = session_copy(disk)
         give(receiver, items[:2])
-        place = receiver.place
+        place = receiver.next_offset
         assert place is not None
         further = place._replace(offset=place.offset + 8)
         self.refused(receiver, SegmentSealed(further, receiver.end, True, 0))
@@ -200,10 +202,10 @@ class TestWhatDoesNotFollow:
         self.refused(receiver, items[0], other[1], error=ClusterMismatch)
         first = items[1]
         assert isinstance(first, Chunk)
-        receiver.begin_life(Run(first.place.run, b"another!"))
+        receiver.start_run(Run(first.start.run, b"another!"))
         self.refused(receiver, first)
         give(receiver, [items[0]])
-        self.refused(receiver, Chunk(LogOffset(first.place.run, 5, 0), first.data))
+        self.refused(receiver, Chunk(LogOffset(first.start.run, 5, 0), first.data))
         assert files_of(disk, COPY) == {}
         receiver.close()
 
@@ -213,10 +215,10 @@ class TestWhatDoesNotFollow:
         newest = items[-1]
         run = receiver.writer.last_id.run  # type: ignore[union-attr]
         with pytest.raises(Fenced):
-            receiver.begin_life(Run(run - 1, b"12345678"))
+            receiver.start_run(Run(run - 1, b"12345678"))
         with pytest.raises(Fenced):
-            receiver.begin_life(Run(run, b"12345678"))
-        receiver.begin_life(Run(run + 1, b"12345678"))
+            receiver.start_run(Run(run, b"12345678"))
+        receiver.start_run(Run(run + 1, b"12345678"))
         assert newest is not None
         receiver.close()
 
@@ -233,14 +235,14 @@ def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_run_follows()
     items = items_of(disk, SESSION)
     receiver = session_copy(disk)
     give(receiver, items[:2])
-    place = receiver.place
+    place = receiver.next_offset
     assert place is not None
     shorter = SegmentSealed(place._replace(offset=place.offset - 64), receiver.end - 1, False, 0)
     receiver.seal(shorter)
     assert receiver.active is not None
     receiver.seal(replace(shorter, is_last_of_run=True))
     assert receiver.active is None
-    assert receiver.place == place
+    assert receiver.next_offset == place
     assert receiver.has_ended
     receiver.close()
 
@@ -254,7 +256,7 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_collected() -> None:
     assert isinstance(chunk, Chunk)
     give(receiver, items[:1])
     with pytest.raises(MessageTooLarge):
-        receiver.take(Chunk(chunk.place, chunk.data[: SEGMENT_HEADER_BYTES + 64]))
+        receiver.append(Chunk(chunk.start, chunk.data[: SEGMENT_HEADER_BYTES + 64]))
     assert receiver.unfinished_bytes == 0
     receiver.close()
 
@@ -269,7 +271,7 @@ def test_a_length_beyond_every_limit_is_damage() -> None:
     data[SEGMENT_HEADER_BYTES + 8 : SEGMENT_HEADER_BYTES + 12] = b"\xff\xff\xff\x7f"
     receiver = session_copy(disk)
     with pytest.raises(Corrupt) as caught:
-        give(receiver, [items[0], Chunk(chunk.place, bytes(data))])
+        give(receiver, [items[0], Chunk(chunk.start, bytes(data))])
     assert caught.value.offset == SEGMENT_HEADER_BYTES
     assert receiver.unfinished_bytes == 0
     receiver.close()
@@ -303,14 +305,14 @@ def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
     lying = b"".join(encode_batch(draft, first=1, seed=seed, codec=codec))
     disk = MemoryDisk()
     receiver = SessionReceiver.open(COPY, LogIdentity(LogKind.SESSION, bytes(16), "feed"), disk=disk)
-    receiver.begin_life(Run(0, header.run_id))
+    receiver.start_run(Run(0, header.run_id))
     chunk = Chunk(LogOffset(0, 0, 0), encode_segment_header(header) + first + lying)
     if fault == "no fault":
-        receiver.take(chunk)
+        receiver.append(chunk)
         assert receiver.end == 1 + count
     else:
         with pytest.raises(BadContents) as caught:
-            receiver.take(chunk)
+            receiver.append(chunk)
         assert caught.value.where == LogOffset(0, 0, 64 + len(first))
         assert receiver.end == 1
         assert [mark.number for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks] == [
@@ -339,14 +341,14 @@ def test_a_full_disk_takes_nothing_of_a_chunk_and_goes_on_when_there_is_space() 
     receiver = session_copy(disk)
     life, chunk = items[:2]
     assert isinstance(chunk, Chunk)
-    give(receiver, [life, Chunk(chunk.place, chunk.data[:SEGMENT_HEADER_BYTES])])
-    place = receiver.place
+    give(receiver, [life, Chunk(chunk.start, chunk.data[:SEGMENT_HEADER_BYTES])])
+    place = receiver.next_offset
     disk.capacity_bytes = disk.used_bytes + 100
     with pytest.raises(DiskFull):
-        receiver.take(Chunk(chunk.place._replace(offset=64), chunk.data[64:]))
-    assert receiver.place == place
+        receiver.append(Chunk(chunk.start._replace(offset=64), chunk.data[64:]))
+    assert receiver.next_offset == place
     disk.capacity_bytes = None
-    give(receiver, items_of(disk, SESSION, receiver.place))
+    give(receiver, items_of(disk, SESSION, receiver.next_offset))
     assert files_of(disk, COPY) == files_of(disk, SESSION)
     receiver.close()
 
@@ -371,7 +373,7 @@ class TestMarks:
             give(receiver, [item])
             assert told == before
             sync()
-            assert receiver.durable == receiver.place
+            assert receiver.durable == receiver.next_offset
         whole = {
             segment: [mark.offset for mark in read_marks(disk, SESSION, segment)]
             for segment in files_of(disk, SESSION)
@@ -384,17 +386,22 @@ class TestMarks:
         publish(disk, 100, 100, 100, roll_bytes=1 << 20)
         receiver = session_copy(disk)
         items = items_of(disk, SESSION)
-        cut = next(iter(read_marks(disk, SESSION, SegmentId(items[0].run, 0)))).offset  # type: ignore[union-attr]
+        cut = next(iter(read_marks(disk, SESSION, SegmentId(items[0].number, 0)))).offset  # type: ignore[union-attr]
         chunk = items[1]
         assert isinstance(chunk, Chunk)
-        give(receiver, [items[0], Chunk(chunk.place, chunk.data[:cut])])
+        give(receiver, [items[0], Chunk(chunk.start, chunk.data[:cut])])
         receiver.close()
         receiver = session_copy(disk)
         (recovered,) = receiver.recovered
-        give(receiver, items_of(disk, SESSION, receiver.place))
+        give(receiver, items_of(disk, SESSION, receiver.next_offset))
         following = [mark for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks]
         assert [*recovered.marks, *following] == read_marks(disk, SESSION, recovered.segment)
         receiver.close()
+
+
+def segment_of(item: Item) -> SegmentId:
+    assert isinstance(item, Chunk | SegmentSealed)
+    return item.start.segment if isinstance(item, Chunk) else item.end_offset.segment
 
 
 class TestSkipping:
@@ -407,8 +414,8 @@ class TestSkipping:
         receiver.close()
         third = sorted(files_of(disk, SESSION))[2]
         receiver = session_copy(disk, at=LogOffset(*third, 100))
-        assert receiver.place == LogOffset(*third, 0)
-        give(receiver, items_of(disk, SESSION, receiver.place))
+        assert receiver.next_offset == LogOffset(*third, 0)
+        give(receiver, items_of(disk, SESSION, receiver.next_offset))
         receiver.close()
         whole = files_of(disk, SESSION)
         assert files_of(disk, COPY) == {segment: whole[segment] for segment in whole if segment >= third}
@@ -416,18 +423,18 @@ class TestSkipping:
         assert receiver.end == 6
         receiver.close()
 
-    def test_a_publisher_that_trimmed_what_is_merged_begins_at_the_number_that_is_wanted(self) -> None:
+    def test_a_publisher_that_trimmed_merged_segments_begins_at_the_expected_number(self) -> None:
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000, 2000, 2000)
         items = items_of(disk, SESSION)
         first = items[1]
         assert isinstance(first, Chunk)
         segments = sorted(files_of(disk, SESSION))
-        later = [item for item in items if not isinstance(item, Run) and item.place.segment >= segments[1]]  # type: ignore[union-attr]
+        later = [item for item in items if not isinstance(item, Run) and segment_of(item) >= segments[1]]
         begins = next(item for item in items if isinstance(item, SegmentSealed)).end
         receiver = session_copy(disk)
         give(receiver, items[:1])
-        receiver.take(Chunk(first.place, first.data[:SEGMENT_HEADER_BYTES]))
+        receiver.append(Chunk(first.start, first.data[:SEGMENT_HEADER_BYTES]))
         with pytest.raises(ProtocolViolation):
             give(receiver, later)
         receiver.skip_to(LogOffset(*segments[0], 100), begins - 1)
@@ -439,19 +446,19 @@ class TestSkipping:
         assert files_of(disk, COPY) == {segment: whole[segment] for segment in segments[1:]}
         receiver.close()
 
-    def test_what_is_kept_for_now_stays_when_a_sender_begins_at_a_later_segment(self) -> None:
+    def test_kept_segments_stay_when_a_sender_begins_at_a_later_segment(self) -> None:
         """The node that has it may be the only one that can still supply it."""
         disk = MemoryDisk()
         publish(disk, 2000, 2000, 2000, 2000)
         items = items_of(disk, SESSION)
         segments = sorted(files_of(disk, SESSION))
         assert len(segments) >= 3
-        later = [one for one in items if isinstance(one, Run) or one.place.segment >= segments[2]]
+        later = [item for item in items if isinstance(item, Run) or segment_of(item) >= segments[2]]
         first = next(one for one in items if isinstance(one, Chunk))
         begins = [one for one in items if isinstance(one, SegmentSealed)][1].end
         receiver = session_copy(disk)
         give(receiver, [next(one for one in items if isinstance(one, Run))])
-        receiver.take(first)
+        receiver.append(first)
         receiver.skip_to(LogOffset(*segments[0], 200), begins, keep=True)
         give(receiver, later)
         whole = files_of(disk, SESSION)
@@ -471,7 +478,7 @@ class TestSkipping:
         receiver.close()
         publish(disk, 50)
         receiver = session_copy(disk)
-        give(receiver, items_of(disk, SESSION, receiver.place))
+        give(receiver, items_of(disk, SESSION, receiver.next_offset))
         assert receiver.end == 5
         receiver.close()
 

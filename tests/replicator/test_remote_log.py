@@ -147,7 +147,7 @@ def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: R
 def test_positions_that_no_node_has_are_waited_for_and_then_an_error(nodes: RangeNodes) -> None:
     log = open_log(nodes, patience_seconds=SHORT)
     end = log.bounds()[1]
-    with pytest.raises(Unreachable, match="less of the log than is wanted"):
+    with pytest.raises(Unreachable, match="less of the log than was requested"):
         read(log, end - 1, end + 1)
     log.close()
 

@@ -62,7 +62,7 @@ class Paced:
         self.waiting: int | None = 100
 
     def want(self, *, is_urgent: bool = False) -> None:
-        self.rounds.want(is_urgent=is_urgent)
+        self.rounds.request(is_urgent=is_urgent)
 
     def _look(self) -> None:
         self.looks += 1
@@ -77,7 +77,7 @@ def paced() -> Paced:
     """A round is on its way: up to 1,000, of which nothing is known to be merged."""
     made = Paced()
     made.want()
-    made.rounds.note_sent(at(1000))
+    made.rounds.record_sent(at(1000))
     assert made.looks == 1
     return made
 
@@ -91,14 +91,14 @@ def test_the_first_change_is_looked_at_at_once() -> None:
 def test_what_is_little_waits_until_the_round_is_merged(paced: Paced) -> None:
     paced.want()
     paced.want()
-    paced.rounds.on_progress(at(999))
+    paced.rounds.record_merged(at(999))
     assert paced.looks == 1
-    paced.rounds.on_progress(at(1000))
+    paced.rounds.record_merged(at(1000))
     assert paced.looks == 2
 
 
 def test_a_round_that_is_merged_begins_no_other_if_nothing_waits(paced: Paced) -> None:
-    paced.rounds.on_progress(at(1000))
+    paced.rounds.record_merged(at(1000))
     assert paced.looks == 1
     paced.want()
     assert paced.looks == 2
@@ -129,8 +129,8 @@ def test_nothing_waits_longer_than_its_bound_where_the_nodes_are_silent(paced: P
 
 
 def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> None:
-    paced.rounds.on_progress(at(1000))
-    paced.rounds.on_progress(at(64))
+    paced.rounds.record_merged(at(1000))
+    paced.rounds.record_merged(at(64))
     paced.want()
     paced.clock.advance(WAIT_SECONDS_MAX)
     assert paced.looks == 2
@@ -138,7 +138,7 @@ def test_nodes_that_lost_what_they_had_do_not_stop_the_rounds(paced: Paced) -> N
 
 def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced) -> None:
     paced.clock.advance(QUIET_SECONDS / 2)
-    paced.rounds.on_progress(at(1000))
+    paced.rounds.record_merged(at(1000))
     paced.want()
     paced.clock.advance(QUIET_SECONDS * 0.9)
     assert paced.looks == 2
@@ -151,6 +151,6 @@ def test_behind_the_last_round_there_is_one_more_look_and_no_other(paced: Paced)
 def test_behind_close_nothing_is_looked_at(paced: Paced) -> None:
     paced.want()
     paced.rounds.close()
-    paced.rounds.on_progress(at(1000))
+    paced.rounds.record_merged(at(1000))
     paced.clock.advance(100)
     assert paced.looks == 1

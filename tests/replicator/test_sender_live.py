@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from replicator.protocol.messages import Chunk, Run, SegmentSealed
 from replicator.send.sender import Sender
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
+from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import list_segments, read_table
 
 KILLS = 15
@@ -44,7 +44,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_a_sender_returns_the_files_of_a_publisher_that_is_killed_again_and_again(tmp_path: Path) -> None:
     draw = random.Random(SEED)
     directory = tmp_path / "s" / "sessions" / "feed"
     directory.mkdir(parents=True)
@@ -52,6 +52,7 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
     sealed: dict[SegmentId, SegmentSealed] = {}
     lives: list[int] = []
     sender: Sender | None = None
+    watch: DirectoryWatch | None = None
 
     def take() -> int:
         size = 0
@@ -76,15 +77,18 @@ def test_a_sender_hands_out_the_files_of_a_publisher_that_is_killed_again_and_ag
             assert time.monotonic() < deadline, SEED
             if sender is None:
                 if (directory / "log.0.0").exists():
-                    sender = Sender(directory, None)
+                    sender, watch = Sender(directory, None), DirectoryWatch(str(directory))
                 continue
             taken = take()
             wanted -= taken
             if not taken:
-                select.select([sender], [], [], 1)
+                assert watch is not None
+                watch.wait(1)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert sender is not None
+    assert watch is not None
+    watch.close()
     while take():
         pass
     sender.close()

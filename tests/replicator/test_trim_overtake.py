@@ -105,7 +105,7 @@ def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(scri
     merged = MergedLogBuilder("/merged", cluster_id=CLUSTER, stream="s", disk=disk)
     with rt.Publisher("/root", "s", publisher_id="feed", disk=disk, fsync="never") as publisher:
         publish_and_merge(publisher, merged)
-        sender = Sender("/merged", None, disk=disk, watch=False)
+        sender = Sender("/merged", None, disk=disk)
         overtaking = TrimOvertake(PullMerged(), LogOffset(0, 0, 0), 0)
         ever: dict[SegmentId, int] = {}
         sent: Counter[SegmentId] = Counter()
@@ -115,7 +115,7 @@ def test_a_stream_is_overtaken_just_when_bytes_of_the_log_are_missing_in_it(scri
             overtaking.follow(items)
             for item in items:
                 if isinstance(item, Chunk):
-                    sent[item.place.segment] += len(item.data)
+                    sent[item.start.segment] += len(item.data)
             return bool(items)
 
         for step in (*script, "end"):

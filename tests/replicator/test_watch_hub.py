@@ -116,7 +116,7 @@ def test_when_too_much_changed_at_once_all_are_told(tmp_path: Path) -> None:
         paths = directories(tmp_path, 3)
         with hub.watching(str(paths[0])) as one, hub.watching(str(paths[1])) as two:
             overflow = directory_watch.InotifyEvent(-1, int(directory_watch.flags.Q_OVERFLOW), b"")
-            assert hub._told_by(overflow) == [one, two]
+            assert hub._affected_by(overflow) == [one, two]
 
     run(test())
 

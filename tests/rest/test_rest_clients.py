@@ -44,10 +44,10 @@ class FakeIntake:
         self.failure: Exception | None = None
         self.start = PushStart(b"\2" * 16, 1, 3, "n1", None)
 
-    async def open_life(self, life: Run) -> None:
+    async def open_run(self, life: Run) -> None:
         self.calls.append(life)
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
+    async def append(self, item: Chunk | SegmentSealed) -> None:
         self.calls.append(item)
         if self.failure is not None:
             raise self.failure
@@ -80,8 +80,8 @@ def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
         chunk, life = Chunk(LogOffset(0, 0, 64), b"x" * 128), Run(0, b"\4" * 8)
 
         watched = await stores.accept(HELLO, PUBLISHER)
-        await watched.open_life(life)
-        await watched.take(chunk)
+        await watched.open_run(life)
+        await watched.append(chunk)
         progress = await watched.next_progress(None)
 
         assert (stores.cluster, watched.start) == (FakeStores.cluster, intake.start)
@@ -109,7 +109,7 @@ def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
         watched = await TrackedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
         intake.failure = StorageFailed("disk")
         with pytest.raises(StorageFailed):
-            await watched.take(Chunk(LogOffset(0, 0, 64), b"x" * 128))
+            await watched.append(Chunk(LogOffset(0, 0, 64), b"x" * 128))
         with pytest.raises(StorageFailed):
             await watched.close()
         (client,) = clients.clients()
@@ -121,7 +121,7 @@ def test_a_push_that_is_refused_or_fails_is_no_client_any_more() -> None:
 def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
-    pull = a_pull(sent_bytes=100, has=PullProgress(40))
+    pull = a_pull(sent_bytes=100, progress=PullProgress(40))
 
     clients.look({1: pull})
     pull.sent_bytes = 600
@@ -149,7 +149,7 @@ def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
 def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
-    pull = a_pull(has=PullProgress(40))
+    pull = a_pull(progress=PullProgress(40))
 
     def lag_s() -> float:
         (client,) = clients.clients()
@@ -160,11 +160,11 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
     clock.ns += 3 * SECOND
     clients.look({1: pull}, 200)
     assert lag_s() == 3
-    pull.has = PullProgress(100)
+    pull.progress = PullProgress(100)
     assert lag_s() == 0
     clients.look({1: pull}, 300)
     clock.ns += 2 * SECOND
-    pull.has = PullProgress(299)
+    pull.progress = PullProgress(299)
     clients.look({1: pull}, 400)
     assert lag_s() == 2
     clients.look({}, 500)
@@ -174,7 +174,7 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
 def test_who_reads_a_range_does_not_lag() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
-    pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, has=PullProgress(40))
+    pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, progress=PullProgress(40))
     clients.look({1: pull}, 100)
     clock.ns += 3 * SECOND
     clients.look({1: pull}, 200)
@@ -264,12 +264,12 @@ def test_a_timed_group_sync_does_what_a_group_sync_does(
         errors: list[object] = []
         sync.add(receiver, points.append, errors.append)
 
-        sync.note(receiver)
-        await sync.settled()
-        sync.note(receiver)
-        await sync.settled()
+        sync.request_sync(receiver)
+        await sync.wait_idle()
+        sync.request_sync(receiver)
+        await sync.wait_idle()
         sync.discard(receiver)
-        sync.note(receiver)
+        sync.request_sync(receiver)
         await sync.close()
 
         assert receiver.synced == (["point", "point"] if failure is None else ["point"])

@@ -141,10 +141,10 @@ class PushNode:
                     self._check(False, f"unexpected {other}")
 
     def _take(self, chunk: Chunk) -> None:
-        segment = chunk.place.segment
+        segment = chunk.start.segment
         have = self.segments.setdefault(segment, bytearray())
         self._check(segment.run in self.lives, f"{segment} before its life")
-        self._check(chunk.place.offset == len(have), f"{chunk.place} where {len(have)} must follow")
+        self._check(chunk.start.offset == len(have), f"{chunk.start} where {len(have)} must follow")
         have += chunk.data
         scanner = self._scanners.get(segment)
         if scanner is None:

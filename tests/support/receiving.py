@@ -49,7 +49,7 @@ def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **opt
 def items_of(disk: Disk, path: str, start: LogOffset | None = None) -> list[Item]:
     """All that a sender of the log has to say from `start` on."""
     found: list[Item] = []
-    with Sender(path, start, disk=disk, watch=False) as sender:
+    with Sender(path, start, disk=disk) as sender:
         while items := sender.items():
             found += items
     return list(recut(found, iter(())))
@@ -59,8 +59,8 @@ def recut(items: Iterable[Item], cuts: Iterator[int]) -> Iterator[Item]:
     """The same bytes in chunks of other sizes, which `cuts` gives."""
     held: Chunk | None = None
     for item in items:
-        if isinstance(item, Chunk) and held is not None and held.end == item.place:
-            held = Chunk(held.place, bytes(held.data) + bytes(item.data))
+        if isinstance(item, Chunk) and held is not None and held.end == item.start:
+            held = Chunk(held.start, bytes(held.data) + bytes(item.data))
         elif isinstance(item, Chunk):
             yield from pieces_of(held, cuts)
             held = item
@@ -76,7 +76,7 @@ def pieces_of(chunk: Chunk | None, cuts: Iterator[int]) -> Iterator[Chunk]:
     while chunk is not None and at < len(chunk.data):
         size = max(1, min(next(cuts, CHUNK_BYTES_MAX), CHUNK_BYTES_MAX))
         data = chunk.data[at : at + size]
-        yield Chunk(chunk.place._replace(offset=chunk.place.offset + at), data)
+        yield Chunk(chunk.start._replace(offset=chunk.start.offset + at), data)
         at += len(data)
 
 
@@ -85,12 +85,12 @@ def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> N
     for item in items:
         match item:
             case Chunk():
-                receiver.take(item)
+                receiver.append(item)
             case SegmentSealed():
                 receiver.seal(item)
             case Run():
                 assert isinstance(receiver, SessionReceiver)
-                receiver.begin_life(item)
+                receiver.start_run(item)
             case LogTrimmed():
                 assert isinstance(receiver, MergedReceiver)
                 receiver.follow_trim(item)

@@ -53,15 +53,15 @@ class FakeIntake:
     def __init__(self, node: FakeNode, store: SessionReplicaWriter) -> None:
         self._node = node
         self._store = store
-        self.start = PushStart(CLUSTER, 0, 3, node.node, store.receiver.place)
+        self.start = PushStart(CLUSTER, 0, 3, node.node, store.receiver.next_offset)
 
-    async def open_life(self, life: Run) -> None:
+    async def open_run(self, life: Run) -> None:
         self._node.lives.append(life)
-        await self._store.begin(life)
+        await self._store.start_run(life)
 
-    async def take(self, item: Chunk | SegmentSealed) -> None:
+    async def append(self, item: Chunk | SegmentSealed) -> None:
         await self._node.gate.wait()
-        await self._store.take(item)
+        await self._store.append(item)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         return await self._store.next_progress(told)

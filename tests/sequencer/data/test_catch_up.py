@@ -144,7 +144,9 @@ class Bench:
 
 
 def _roll(item: Item) -> int:
-    return item.place.roll if isinstance(item, Chunk | SegmentSealed) else 0
+    if isinstance(item, SegmentSealed):
+        return item.end_offset.roll
+    return item.start.roll if isinstance(item, Chunk) else 0
 
 
 @pytest.fixture
@@ -304,7 +306,7 @@ def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_
     path = bench.root / "n2" / "sessions" / "feed"
     theirs = session_copy(REAL, str(path), bench.path)
     give(theirs, [one for one in bench.items if _roll(one) <= 0])
-    told = theirs.place
+    told = theirs.next_offset
     assert told is not None
     later = [one for one in bench.items if isinstance(one, Run) or _roll(one) > 0]
     session = Session(1, "feed", header.origin, None, lives=(OpenLife(0, header.run_id),))
@@ -317,14 +319,14 @@ def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_
             following = asyncio.ensure_future(
                 peer_pull.fetch_session(data.copies, copy, life, told, "s", channel, follows=True)
             )
-            await until(lambda: copy.receiver.place is not None and copy.receiver.place >= told)
+            await until(lambda: copy.receiver.next_offset is not None and copy.receiver.next_offset >= told)
             assert not following.done()
             give(theirs, later)
             async with asyncio.timeout(60):
                 await following
-            stored.append(copy.receiver.place or told)
+            stored.append(copy.receiver.next_offset or told)
             await channel.close()
 
     asyncio.run(play())
-    assert stored == [theirs.place]
+    assert stored == [theirs.next_offset]
     theirs.close()

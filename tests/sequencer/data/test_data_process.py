@@ -484,8 +484,8 @@ class Lagging:
         self.copy_path = Path(config.sessions_directory) / "1"
         copy = session_copy(REAL, str(self.copy_path), path)
         give(copy, items_of(REAL, path))
-        assert copy.place is not None
-        self.end, self.count, incarnation = copy.place, copy.end, copy.identity.origin
+        assert copy.next_offset is not None
+        self.end, self.count, incarnation = copy.next_offset, copy.end, copy.identity.origin
         copy.close()
         header = read_header(REAL, path, SegmentId(0, 0))
         assert header is not None
@@ -554,7 +554,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
     lagging = Lagging(config, tmp_path / "publisher")
     consumed = lagging.state.sessions[1]
     assert consumed.consumed is not None
-    ahead = consumed.consumed.end._replace(roll=lagging.end.roll + 2, offset=64)
+    ahead = consumed.consumed.end._replace(y=lagging.end.roll + 2, offset=64)
     further = replace(consumed, consumed=replace(consumed.consumed, end=ahead))
 
     async def play() -> None:
@@ -566,7 +566,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
             assert copy is not None
             data.merging._consumed._instructions[1] += 1
             await data.copies.skip_merged(copy, further)
-            assert copy.receiver.place == LogOffset(0, ahead.roll, 0)
+            assert copy.receiver.next_offset == LogOffset(0, ahead.roll, 0)
             assert lagging.segments == [*range(lagging.end.roll + 1)]
             data.merging._consumed._instructions[1] -= 1
             await played.until(lambda: data.merger.position == lagging.count)
@@ -795,9 +795,9 @@ def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp
             again = await data.copies.open_copy(lagging.state.sessions[1])
             await closing
             assert again is not copy
-            assert again.receiver.place == lagging.end
+            assert again.receiver.next_offset == lagging.end
             with pytest.raises(Closed):
-                await copy.store.take(Chunk(lagging.end, b"x"))
+                await copy.store.append(Chunk(lagging.end, b"x"))
 
     asyncio.run(play())
 
@@ -1168,7 +1168,7 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
             await played.until(lambda: not data.merger._files)
             # Its publisher comes again: the copy goes on behind what is merged.
             again = await data.copies.open_copy(session)
-            assert again.receiver.place == LogOffset(0, lagging.end.roll, 0)
+            assert again.receiver.next_offset == LogOffset(0, lagging.end.roll, 0)
 
     asyncio.run(play())
 
@@ -1229,12 +1229,14 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
             intakes = played.data.intakes
             intakes._is_up = lambda: True
             intake = await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
-            assert intake.start.place == LogOffset(4, 0, 0)
+            assert intake.start.offset == LogOffset(4, 0, 0)
             await intake.close()
             must(Forgotten, apply(played.data.replica.state, Forget((1,))))
             with pytest.raises(Fenced, match="new directory"):
                 await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
-            assert (await intakes.accept(hello_of(2), Identity("s", "publisher", "feed"))).start.place is None
+            assert (
+                await intakes.accept(hello_of(2), Identity("s", "publisher", "feed"))
+            ).start.offset is None
 
     asyncio.run(play())
 
@@ -1248,7 +1250,7 @@ def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             copy = data.copies.get(1)
-            segments = [SegmentId(0, roll) for roll in range(lagging.end.roll + 2)]
+            segments = [SegmentId(0, y) for y in range(lagging.end.roll + 2)]
             for _ in range(2):
                 known = [copy._header_of(segment) for segment in segments]
                 assert known == [read_header(REAL, str(lagging.copy_path), one) for one in segments]

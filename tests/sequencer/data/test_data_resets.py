@@ -378,7 +378,7 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
         intakes.on_applied(command, apply(state, command))
         with pytest.raises(Unreachable, match="session number 0 is over: 2 was opened"):
             await asking
-        assert intakes.start(state.sessions[session_id], None).place == LogOffset(1, 0, 128)
+        assert intakes.start(state.sessions[session_id], None).offset == LogOffset(1, 0, 128)
         with pytest.raises(Unreachable, match="that X is over"):
             intakes.limit(session_id, 0)
 
@@ -396,9 +396,9 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
     session_id = do_open(state, "a", run=3)
     do_merge(state, piece(session_id, run=3))
     intakes = intakes_of(state)
-    assert intakes.start(state.sessions[session_id], None).place == LogOffset(3, 0, 128)
+    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(3, 0, 128)
     reset(state)
-    assert intakes.start(state.sessions[session_id], None).place == LogOffset(4, 0, 0)
+    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(4, 0, 0)
     stale = opening("a", run=3)
 
     async def play() -> None:
@@ -407,9 +407,9 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
             await intakes.open_session(hello, Run(3, stale.run_id))
 
     asyncio.run(play())
-    do_open(state, "a", run=5)
-    do_merge(state, piece(session_id, run=5))
-    assert intakes.start(state.sessions[session_id], None).place == LogOffset(5, 0, 128)
+    do_open(state, "a", x=5)
+    do_merge(state, piece(session_id, x=5))
+    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(5, 0, 128)
 
 
 # What operators are told

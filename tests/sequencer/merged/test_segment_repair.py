@@ -311,7 +311,7 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
     def copy_to(path: Path) -> None:
         with_items = session_copy(REAL, str(path), source)
         give(with_items, items_of(REAL, source))
-        with_items.note_synced(point := with_items.sync_point())
+        with_items.record_synced(point := with_items.sync_point())
         if point is not None:
             with_items.sync_to(point)
         with_items.close()

@@ -15,7 +15,7 @@ from receiving import files_of, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
 from replicator.pull.client import PullClient
-from replicator.pull.copy_repair import CopyMender, MendingPull
+from replicator.pull.copy_repair import CopyRepairer, RepairingPull
 from replicator.pull.local_copy import LocalCopy
 from rt.errors import Corrupt, Diverged, RtError
 from rt.log.check.verify import verify
@@ -93,7 +93,7 @@ class World:
     @asynccontextmanager
     async def pulling(self, **options: Any) -> AsyncIterator[asyncio.Future[None]]:
         """A pull into the copy; it ends with the block, or before by itself."""
-        running = asyncio.ensure_future(MendingPull(self.copy(**options), self.client).run())
+        running = asyncio.ensure_future(RepairingPull(self.copy(**options), self.client).run())
         try:
             yield running
         finally:
@@ -226,7 +226,7 @@ def test_while_no_node_is_there_the_repair_waits_and_is_done_when_one_is(tmp_pat
     run(main)
 
 
-def test_what_the_nodes_have_trimmed_ends_the_pull_with_file_range_and_next_step(
+def test_a_damaged_segment_that_the_nodes_trimmed_ends_the_pull_with_file_range_and_next_step(
     tmp_path: Path, pki: Path
 ) -> None:
     async def main() -> None:
@@ -244,7 +244,7 @@ def test_what_the_nodes_have_trimmed_ends_the_pull_with_file_range_and_next_step
         assert isinstance(error, Corrupt)
         assert error.path == str(world.file(FIRST))
         assert error.offset <= 5000
-        assert "the nodes keep that segment no longer" in str(error)
+        assert "the nodes have trimmed that segment" in str(error)
         assert f"bytes {error.offset} to {size}, positions " in str(error.got)
         assert f"Remove the directory {world.path}" in str(error.hint)
         assert is_requested(REAL, str(world.path), FIRST)
@@ -288,9 +288,9 @@ def test_nodes_whose_log_is_another_one_mend_nothing(tmp_path: Path, pki: Path) 
         bad = world.file(FIRST).read_bytes()
         async with other.serving():
             world.endpoints = other.endpoints
-            mender = CopyMender(world.copy(), world.client)
+            mender = CopyRepairer(world.copy(), world.client)
             with pytest.raises(Diverged):
-                await mender.mend(FIRST, is_patient=False)
+                await mender.repair(FIRST, is_patient=False)
             mender.close()
         assert world.file(FIRST).read_bytes() == bad
 
@@ -306,9 +306,9 @@ def test_a_whole_copy_is_mended_at_once_beside_the_pull_that_fills_it(tmp_path: 
                 await until(lambda: world.nodes[0].pull.pulls)
                 for segment in (FIRST, SECOND):
                     flip(world.file(segment), 8000)
-                mender = CopyMender(world.copy(), world.client)
-                assert await mender.mend_all() == {FIRST: 1, SECOND: 1}
-                assert await mender.mend_all() == {}
+                mender = CopyRepairer(world.copy(), world.client)
+                assert await mender.repair_all() == {FIRST: 1, SECOND: 1}
+                assert await mender.repair_all() == {}
                 mender.close()
                 assert world.is_whole
 
@@ -322,9 +322,9 @@ def test_mending_at_once_says_that_no_node_was_reached(tmp_path: Path, pki: Path
             await world.fill()
         flip(world.file(FIRST), 8000)
         world.endpoints = [f"localhost:{free_port()}"]
-        mender = CopyMender(world.copy(), world.client)
+        mender = CopyRepairer(world.copy(), world.client)
         with pytest.raises(RtError, match="not every node could be asked"):
-            await mender.mend_all()
+            await mender.repair_all()
         mender.close()
 
     run(main)
