@@ -9,6 +9,7 @@ gRPC; an encoded message may go to several peers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -33,9 +34,21 @@ from replicator.protocol.handshake import (
     check_log_offset,
     check_progress,
 )
-from replicator.protocol.messages import Chunk, CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    WHOLE_RUNS_MAX,
+    Chunk,
+    CompleteUpTo,
+    LogOffset,
+    LogTrimmed,
+    Run,
+    SegmentSealed,
+    WholeRun,
+    WholeRuns,
+)
 from rt.errors import ProtocolViolation, UnknownVersion
-from rt.log.format.segment import SegmentId
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.read.waypoint import Waypoint
 from rt.v1 import replication_pb2 as pb
@@ -43,7 +56,7 @@ from rt.v1 import replication_pb2 as pb
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
 PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 
-PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed
+PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed | WholeRuns
 PushReply: TypeAlias = PushStart | OpenReply | PushProgress
 PullRequest: TypeAlias = PullHello | PullProgress | Acknowledged
 PullReply: TypeAlias = (
@@ -65,6 +78,20 @@ def encode_push_request(said: PushRequest) -> bytes:
             return pb.PushRequest(run=pb.Run(run=number, run_id=run_id)).SerializeToString()
         case SegmentSealed():
             return pb.PushRequest(sealed=_sealed(said)).SerializeToString()
+        case WholeRuns(runs):
+            whole = pb.WholeRuns(
+                runs=[
+                    pb.WholeRun(
+                        run=one.run.number,
+                        run_id=one.run.run_id,
+                        data=bytes(one.data),
+                        end=one.end,
+                        sealed_ns=one.sealed_ns,
+                    )
+                    for one in runs
+                ]
+            )
+            return pb.PushRequest(whole_runs=whole).SerializeToString()
         case PushHello(stream, session, incarnation, dedup_id, cluster):
             hello = pb.PushHello(
                 version=PROTOCOL_VERSION,
@@ -197,6 +224,8 @@ def _push_request(message: pb.PushRequest) -> PushRequest:
             return checked_chunk(_read_place(message.chunk.place), message.chunk.data)
         case "sealed":
             return _read_sealed(message.sealed)
+        case "whole_runs":
+            return _read_whole_runs(message.whole_runs)
         case _:
             raise ValueError("it is empty")
 
@@ -294,6 +323,24 @@ def _read_sealed(said: pb.Sealed) -> SegmentSealed:
     sealed = SegmentSealed(_read_place(said.place), said.end, said.is_last_of_run, said.sealed_ns)
     check_item(sealed)
     return sealed
+
+
+def _read_whole_runs(said: pb.WholeRuns) -> WholeRuns:
+    if not 1 <= len(said.runs) <= WHOLE_RUNS_MAX:
+        raise ValueError(f"{len(said.runs)} whole runs: 1 to {WHOLE_RUNS_MAX}")
+    if sum(len(one.data) for one in said.runs) > CHUNK_BYTES_MAX:
+        raise ValueError(f"whole runs of more than {CHUNK_BYTES_MAX} bytes")
+    runs = tuple(WholeRun(Run(one.run, one.run_id), one.data, one.end, one.sealed_ns) for one in said.runs)
+    for run in runs:
+        if len(run.data) < SEGMENT_HEADER_BYTES or len(run.data) % 8 or run.end >= NUMBER_MAX:
+            raise ValueError(f"a whole segment of {len(run.data)} bytes, up to number {run.end}")
+        life, _, sealed = run.items
+        check_item(life)
+        check_item(sealed)
+    for earlier, later in pairwise(runs):
+        if earlier.run.number >= later.run.number:
+            raise ValueError(f"whole runs out of order: X {earlier.run.number}, then {later.run.number}")
+    return WholeRuns(runs)
 
 
 def _read_merged(said: pb.PullMerged) -> PullMerged:

@@ -14,6 +14,8 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 
 CHUNK_BYTES_MAX: Final = 1 << 20
+WHOLE_RUNS_MAX: Final = 128
+"""Whole runs in one message."""
 
 
 class LogOffset(NamedTuple):
@@ -63,6 +65,42 @@ class Run:
 
     number: int
     run_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """A run that was over before any byte of it was sent: `data` is its one segment, all of it.
+
+    `end` is one past its last number. Nothing of its X is before it or follows.
+    """
+
+    run: Run
+    data: Buffer
+    end: int
+    sealed_ns: int
+
+    @property
+    def segment(self) -> SegmentId:
+        """Its segment."""
+        return SegmentId(self.run.number, 0)
+
+    @property
+    def end_offset(self) -> LogOffset:
+        """After its last byte."""
+        return LogOffset(self.run.number, 0, len(self.data))
+
+    @property
+    def items(self) -> tuple[Run, Chunk, SegmentSealed]:
+        """The same, one item after the other."""
+        chunk = Chunk(LogOffset(self.run.number, 0, 0), self.data)
+        return self.run, chunk, SegmentSealed(self.end_offset, self.end, True, self.sealed_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRuns:
+    """Runs of a publisher that follow each other: `WHOLE_RUNS_MAX` at most, and as many bytes as a chunk."""
+
+    runs: tuple[WholeRun, ...]
 
 
 @dataclass(frozen=True, slots=True)

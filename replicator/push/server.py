@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from replicator.protocol.codec import decode_push_request, encode_push_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
 from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
-from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun, WholeRuns
 from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
 from rt.names import dedup_owner, session_owner
 from rt.net.grpc_auth import caller
@@ -47,6 +47,9 @@ class SessionIntake(Protocol):
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
         """Verify and store. Returns when the next item may come, not when this one is durable."""
+
+    async def append_runs(self, runs: Sequence[WholeRun]) -> None:
+        """`open_life` and `take` for runs that follow each other, together; durable on return."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
@@ -205,6 +208,8 @@ class _Stream:
             match said:
                 case Chunk() | SegmentSealed():
                     await take(said)
+                case WholeRuns(runs):
+                    await intake.append_runs(runs)
                 case Run():
                     await intake.open_run(said)
                     await self._write(OpenReply(said.number))

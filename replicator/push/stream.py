@@ -2,7 +2,8 @@
 
 Invariants:
 - A stream starts where the node says, and goes on in log order.
-- No chunk of a run is sent before the node has opened the run.
+- No chunk of a run is sent before the node has opened the run. Runs that go whole, many in a message, are an
+  exception: the node opens them before it takes them.
 - Sent bytes that are not known to be synced are bounded.
 - If a stream ends, another one is tried, at first soon, then once a second. Only a fault of the local log
   ends the pushing.
@@ -20,9 +21,18 @@ from typing import Any, Final, TypeVar
 
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import NOWHERE, OpenReply, PushProgress, PushStart
-from replicator.protocol.messages import CHUNK_BYTES_MAX, Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Chunk,
+    Item,
+    LogOffset,
+    Run,
+    SegmentSealed,
+    WholeRuns,
+)
 from replicator.push.session_source import SessionSource
-from replicator.send.sender import Sender
+from replicator.push.whole_runs import joined
+from replicator.send.sender import ITEMS_MAX, Sender
 from rt.errors import (
     CertificateError,
     ClusterMismatch,
@@ -234,27 +244,29 @@ class PushStream:
             # A node acknowledges whole batches only: a batch larger than the bound is sent whole.
             is_bounded = not sender.is_inside_frame
             items = _read_own_log(lambda: sender.items(CHUNK_BYTES_MAX))
-            for item in items:
+            for item in joined(items):
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
                 self._found_nothing_at = looks
                 self._source.record_progress()
-            elif self._source.is_ending or _size(items) >= CHUNK_BYTES_MAX:
+            elif self._source.is_ending or _size(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
                 continue  # There may be more. Less than a full message waits for its round.
             await self._changed.wait()
 
-    async def _send(self, call: Any, item: Item, *, is_bounded: bool) -> None:
+    async def _send(self, call: Any, item: Item | WholeRuns, *, is_bounded: bool) -> None:
         match item:
             case Chunk():
-                while is_bounded and self._unacknowledged_bytes >= self._unacknowledged_bytes_max:
-                    await self._wait_answer()
-                self._unacknowledged.append((item.end, len(item.data)))
-                self._unacknowledged_bytes += len(item.data)
-                self._sent = item.end
-                self._source.record_sending(item.end)
+                await self._record_sending(item.end, len(item.data), is_bounded=is_bounded)
                 await call.write(self._source.read_cache.encoded(item))
                 if self.node is not None:
                     self._source.record_sent(self.node, item.end)
+            case WholeRuns(runs):
+                _read_own_log(lambda: self._source.persist_run(runs[-1].run.number))
+                end, size = runs[-1].end_offset, sum(len(one.data) for one in runs)
+                await self._record_sending(end, size, is_bounded=is_bounded)
+                await call.write(encode_push_request(item))
+                if self.node is not None:
+                    self._source.record_sent(self.node, end)
             case Run(x):
                 _read_own_log(lambda: self._source.persist_run(x))
                 await call.write(encode_push_request(item))
@@ -264,6 +276,15 @@ class PushStream:
                 await call.write(encode_push_request(item))
             case _:
                 raise AssertionError(f"not an item of a session: {item}")
+
+    async def _record_sending(self, end: LogOffset, size: int, *, is_bounded: bool) -> None:
+        """Wait until `size` more bytes may be sent, then record that everything before `end` is sent."""
+        while is_bounded and self._unacknowledged_bytes >= self._unacknowledged_bytes_max:
+            await self._wait_answer()
+        self._unacknowledged.append((end, size))
+        self._unacknowledged_bytes += size
+        self._sent = end
+        self._source.record_sending(end)
 
     async def _wait_answer(self) -> None:
         self._answered.clear()

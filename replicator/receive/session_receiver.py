@@ -11,22 +11,29 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from replicator.protocol.column_check import QUICK_BYTES_MAX as EXPANDED_BYTES_MAX
 from replicator.protocol.column_check import BadColumns, check_columns, expanded_bytes
 from replicator.protocol.handshake import NOWHERE
-from replicator.protocol.messages import LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import LogOffset, Run, SegmentSealed, WholeRun
 from replicator.receive.batch_boundaries import BoundaryRecorder, RecordingScanner, read_marks
 from replicator.receive.receiver import NotQuick, Receiver, violation
 from rt.errors import ClusterMismatch, Fenced
 from rt.log.disk import REAL, Disk
 from rt.log.format.constants import MESSAGE_BYTES_MAX
-from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
+from rt.log.format.segment import (
+    SEGMENT_HEADER_BYTES,
+    LogKind,
+    SegmentHeader,
+    SegmentId,
+    decode_segment_header,
+)
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.scan.scanner import Scanner, ScanResult, SessionScanner
-from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
+from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint, WholeSegment
 
 __all__ = ["FRAME_BYTES_MAX", "BoundaryRecorder", "SessionReceiver", "read_marks"]
 
@@ -132,6 +139,53 @@ class SessionReceiver(Receiver[SessionScanner]):
                 hint="Two publishers share a session directory, or copies of it: give each its own one.",
             )
         self._run = run
+
+    def may_append_whole(self, run: WholeRun) -> bool:
+        """Whether a whole run is what comes next here, with nothing else under way."""
+        is_free = self._scanner is None and self._starting is None and self._skip_target is None
+        return is_free and self._is_due(run.items[1].start)
+
+    def append_whole(self, runs: Sequence[WholeRun]) -> None:
+        """`start_run`, `append` and `seal` for runs that follow each other; durable on return, all or none.
+
+        The first one must be what comes next (`may_append_whole`). The errors of these three.
+        """
+        self.writer.check_usable()
+        known, self._is_jump = self._run, False
+        segments: list[WholeSegment] = []
+        marks: list[BoundaryRecorder] = []
+        try:
+            for run in runs:
+                self.start_run(run.run)
+                segment, found = self._checked(run)
+                segments.append(segment)
+                marks.append(found)
+        except BaseException:
+            self._run = known
+            raise
+        with self._files_lock:
+            self.writer.add_whole(segments)
+        self._ended = segments[-1].header.id
+        self._unsynced.extend(one for one in marks if one.marks)
+        self._became_durable(runs[-1].end_offset, self.end)
+
+    def _checked(self, run: WholeRun) -> tuple[WholeSegment, BoundaryRecorder]:
+        """The segment of a whole run, verified as `append` does, and the boundaries in it."""
+        data = memoryview(run.data)
+        header = decode_segment_header(bytes(data[:SEGMENT_HEADER_BYTES]), path=run.segment.file_name)
+        if header.id != run.segment:
+            raise violation("a header of another segment", run.segment, header.id)
+        self._check_header(header)
+        scanner = self._new_scanner(header)
+        found = self._scan(scanner, data[SEGMENT_HEADER_BYTES:], is_quick=False)
+        self._check_frame(found, scanner, header.id)
+        if (scanner.boundary, scanner.next) != (len(data), run.end):
+            wanted = f"{LogOffset(*header.id, scanner.boundary)}, number {scanner.next}"
+            raise violation(f"a whole run ends with number {run.end}", run.end_offset, wanted)
+        low_ns = min((mark.timestamp_low_ns for mark in found.marks), default=0)
+        high_ns = max((mark.timestamp_high_ns for mark in found.marks), default=0)
+        whole = WholeSegment(header, data, run.end, (low_ns, high_ns))
+        return whole, BoundaryRecorder(header.id, found.marks)
 
     @property
     def has_ended(self) -> bool:

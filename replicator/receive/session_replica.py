@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from replicator.protocol.handshake import NOWHERE, PushProgress
-from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
@@ -195,6 +195,22 @@ class SessionReplicaWriter:
                 raise
             finally:
                 self._sync.request_sync(receiver)
+
+    async def append_whole(self, runs: Sequence[WholeRun]) -> bool:
+        """Store whole runs, durable on return; False, with nothing done, if they do not come next."""
+        receiver = self.receiver
+        async with self._alone:
+            self._check()
+            if not receiver.may_append_whole(runs[0]):
+                return False
+            try:
+                await run_to_end(self._pool, partial(receiver.append_whole, runs))
+            except StorageFailed as error:
+                self._handle_failed(error)
+                raise
+            finally:
+                self._sync.request_sync(receiver)
+        return True
 
     async def start_run(self, run: Run) -> None:
         """A stream begins, or goes on, with the bytes of an open run."""

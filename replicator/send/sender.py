@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
+    WHOLE_RUNS_MAX,
     Chunk,
     Item,
     LogOffset,
@@ -37,6 +38,8 @@ from rt.log.format.segment_table import LogIdentity, SealedSegment
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_durable_end
 
+ITEMS_MAX: Final = 4 * WHOLE_RUNS_MAX
+"""What one call gives at most, or a little more: it must not take long in an event loop."""
 _RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
@@ -91,6 +94,8 @@ class Sender:
     def items(self, bytes_max: int = CHUNK_BYTES_MAX, *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
         """The items that are there now, until their chunks hold up to a chunk more than `bytes_max`.
 
+        No chunk is larger than `chunk_bytes`. Of many small segments it is about `ITEMS_MAX` items.
+
         Never blocks but for the disk. `rt.Corrupt`, `rt.Diverged`, `rt.LogNotFound`, storage errors. Earlier
         items stay good, and what precedes the fault is returned before it is raised.
         """
@@ -119,7 +124,7 @@ class Sender:
         self.close()
 
     def _collect(self, found: list[Item], left: int) -> None:
-        while left > 0:
+        while left > 0 and len(found) < ITEMS_MAX:
             chunks: list[Chunk] = []
             if self._reader:
                 self._reader.chunk_bytes = self._chunk_bytes

@@ -37,16 +37,38 @@ class Sealed(_message.Message):
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., end: _Optional[int] = ..., is_last_of_run: _Optional[bool] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("hello", "run", "chunk", "sealed")
+    __slots__ = ("hello", "run", "chunk", "sealed", "whole_runs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_RUNS_FIELD_NUMBER: _ClassVar[int]
     hello: PushHello
     run: Run
     chunk: Chunk
     sealed: Sealed
-    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+    whole_runs: WholeRuns
+    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., whole_runs: _Optional[_Union[WholeRuns, _Mapping]] = ...) -> None: ...
+
+class WholeRuns(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[WholeRun]
+    def __init__(self, runs: _Optional[_Iterable[_Union[WholeRun, _Mapping]]] = ...) -> None: ...
+
+class WholeRun(_message.Message):
+    __slots__ = ("run", "run_id", "data", "end", "sealed_ns")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEALED_NS_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    run_id: bytes
+    data: bytes
+    end: int
+    sealed_ns: int
+    def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., data: _Optional[bytes] = ..., end: _Optional[int] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class PushHello(_message.Message):
     __slots__ = ("version", "stream", "session", "incarnation", "dedup_id", "cluster")

@@ -128,6 +128,13 @@ def raft(
     help="Size of the messages that wait when the nodes start. GB. The disk needs several times this size.",
 )
 @click.option(
+    "--starts",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(2, 100_000),
+    help="Number of starts of a publisher while it is offline, in the measurement of offline starts.",
+)
+@click.option(
     "--merging-gb",
     default=1.0,
     show_default=True,
@@ -152,11 +159,12 @@ def transport(
     failovers: int,
     many: int,
     backlog_gb: float,
+    starts: int,
     merging_gb: float,
     parts: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Measure the transport: throughput, latency, failover, fairness, memory, and merging on one node."""
+    """Measure the transport: throughput, latency, failover, fairness, memory, backlogs, merging on a node."""
     run = TransportBench(
         directory,
         nodes=int(nodes),
@@ -167,6 +175,7 @@ def transport(
         failovers=failovers,
         many=many,
         backlog_bytes=int(backlog_gb * 1e9),
+        offline_starts=starts,
         merging_bytes=int(merging_gb * 1e9),
         parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
     )

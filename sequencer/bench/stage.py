@@ -59,6 +59,11 @@ class Stage:
         self._subscribed: Process | None = None
 
     @property
+    def published_root(self) -> Path:
+        """Below it each publisher has its session."""
+        return self._root / "published"
+
+    @property
     def subscribed(self) -> Process:
         assert self._subscribed is not None
         return self._subscribed
@@ -70,7 +75,7 @@ class Stage:
             tls = [self.nodes.certificate("publisher", name) for name in names]
             settings = {
                 "kind": "publishers",
-                "root": str(self._root / "published"),
+                "root": str(self.published_root),
                 "names": names,
                 "tls": [[str(one.ca), str(one.cert), str(one.key)] for one in tls],
                 "endpoints": self.nodes.endpoints,

@@ -14,10 +14,11 @@ from rt.bench.measure import Figure
 from sequencer.bench.backlog import backlog
 from sequencer.bench.failover import failover
 from sequencer.bench.merge_speed import merging
+from sequencer.bench.offline_starts import offline_starts
 from sequencer.bench.speed import latency, many, throughput
 from sequencer.bench.stage import Setup
 
-Part: TypeAlias = Literal["throughput", "latency", "failover", "many", "backlog", "merging"]
+Part: TypeAlias = Literal["throughput", "latency", "failover", "many", "backlog", "offline-starts", "merging"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
@@ -34,6 +35,7 @@ class TransportBench:
     failovers: int = 20
     many: int = 200
     backlog_bytes: int = 10**10
+    offline_starts: int = 1000
     merging_bytes: int = 10**9
     parts: Sequence[Part] = PARTS
 
@@ -62,6 +64,8 @@ class TransportBench:
                 return many(setup, publishers=self.many, seconds=self.seconds)
             case "backlog":
                 return backlog(setup, publishers=self.publishers, size_bytes=self.backlog_bytes)
+            case "offline-starts":
+                return offline_starts(setup, starts=self.offline_starts)
             case "merging":
                 return merging(self.directory, sessions=self.publishers, size_bytes=self.merging_bytes)
         assert_never(part)

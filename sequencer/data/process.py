@@ -282,9 +282,10 @@ class DataProcess:
         needed = {end.session_id for order in left for end in order.consumed}
         for session in state.sessions.values():
             self.opener.take_up(session, is_input=session.id in needed)
-            if session.life is not None and session.life.end is not None:
-                run, end = session.life.run, session.life.end
-                self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(run, end.roll, end.offset)))
+            life = session.life
+            if life is not None and life.is_fenced and life.end is not None:
+                x, end = life.run, life.end
+                self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(x, end.roll, end.offset)))
         self.opener.confirm(state.joins)
         self.closed_copies.on_snapshot(state)
         self.intakes.on_snapshot()

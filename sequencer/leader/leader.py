@@ -197,7 +197,7 @@ class Leader:
         if isinstance(command, MergeInstruction | Roll) and isinstance(outcome, CommandRejected):
             self._is_adrift = True
         elif isinstance(command, MergeInstruction):
-            for one in command.ranges:
+            for one in {one.session_id: one for one in command.ranges}.values():
                 self.board.forget_below(one.session_id, one.run, one.roll, one.end)
         elif isinstance(command, FenceRun | CloseRun):
             self._proposed_ns.pop((command.session_id, command.run, type(command)), None)

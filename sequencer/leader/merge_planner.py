@@ -21,6 +21,8 @@ from sequencer.state.state import BEGIN, SequencerState, Session
 
 INSTRUCTION_BYTES_MAX: Final = 64 << 20
 """Most bytes of all sessions in one instruction: its order is carried out in a fraction of a second."""
+SESSION_RANGES_MAX: Final = 128
+"""Most ranges of one session in one instruction: starts that brought little, one behind the other."""
 
 
 @dataclass(slots=True)
@@ -85,11 +87,16 @@ class Speculation:
         lives = tuple(life for life in applied.lives if life.run > _last_done(ahead))
         return replace(applied, lives=lives, consumed=ahead.consumed, done=ahead.done)
 
-    def look(self, one: MergeRange) -> ResolvedRange | None:
-        """What a range would come to behind all that is planned; None if it would be refused."""
-        session = self.session(one.session_id)
+    def look(self, one: MergeRange, earlier: ResolvedRange | None = None) -> ResolvedRange | None:
+        """What a range would come to behind all that is planned; None if it would be refused.
+
+        `earlier`: the session's range that comes before it, and is not planned yet.
+        """
+        session = self.session(one.session_id) if earlier is None else earlier.session
         dedup_id = session.dedup_id
         wanted = None if dedup_id is None else self.wanted.get(dedup_id, self.state.wanted.get(dedup_id))
+        if earlier is not None and earlier.wanted is not None:
+            wanted = earlier.wanted
         taken = take(self.state, one, wanted, session=session)
         return None if isinstance(taken, str) else taken
 
@@ -122,7 +129,7 @@ def plan_merge(speculation: Speculation, board: ReplicationTracker, now_ns: int)
     if not ranges:
         return None
     for one in ranges:
-        if _next_range(speculation, board, one.session_id) is None:
+        if _next_range(speculation, board, speculation.session(one.session_id)) is None:
             speculation.pending.discard(one.session_id)
     return MergeInstruction(*_next_instruction(speculation, now_ns), ranges)
 
@@ -154,21 +161,38 @@ def _candidates(speculation: Speculation, board: ReplicationTracker) -> list[Res
         if len(found) >= RANGES_MAX or size >= INSTRUCTION_BYTES_MAX:
             speculation.turn = session_id
             break
-        one = None if session_id in board.disagreements else _next_range(speculation, board, session_id)
+        session = speculation.session(session_id)
+        one = None if session_id in board.disagreements else _next_range(speculation, board, session)
         if one is None:
             idle.append(session_id)
             continue
-        taken = speculation.look(one)
-        if taken is not None:
+        for taken in _taken(speculation, board, one, RANGES_MAX - len(found)):
             found.append(taken)
-            size += one.end - one.start
+            size += taken.one.end - taken.one.start
     if idle:
         speculation.pending = speculation.pending.difference(idle)  # A set that was large stays slow.
     return found
 
 
-def _next_range(speculation: Speculation, board: ReplicationTracker, session_id: int) -> MergeRange | None:
-    session = speculation.session(session_id)
+def _taken(
+    speculation: Speculation, board: ReplicationTracker, one: MergeRange, ranges_max: int
+) -> Iterator[ResolvedRange]:
+    """What a session has to merge from `one` on: a range of each run, up to the session's cap."""
+    taken: ResolvedRange | None = None
+    left = speculation.state.configuration.session_bytes_max
+    for _ in range(min(SESSION_RANGES_MAX, ranges_max)):
+        taken = speculation.look(one, taken)
+        if taken is None:
+            return
+        yield taken
+        left -= one.end - one.start
+        following = _next_range(speculation, board, taken.session)
+        if following is None or following.run == one.run or following.end - following.start > left:
+            return
+        one = following
+
+
+def _next_range(speculation: Speculation, board: ReplicationTracker, session: Session) -> MergeRange | None:
     life = session.life
     if life is None:
         return None
@@ -180,7 +204,7 @@ def _next_range(speculation: Speculation, board: ReplicationTracker, session_id:
         end = board.furthest(key, begin.offset, bytes_max, number_max)
         if end is not None:
             return MergeRange(
-                session_id,
+                session.id,
                 *key[1:],
                 start=begin.offset,
                 end=end.offset,

@@ -84,13 +84,18 @@ class PeerFetchPlanner:
                 continue
             is_quiet = still == len(nodes)
             lacks = self._lacks(session_id, nodes, is_quiet=is_quiet)
-            if is_quiet and not lacks:
+            if is_quiet and not lacks and not self._has_more(session_id):
                 del self._watched[session_id]
             for lack in lacks:
                 if now_ns - watch.last_ns(lack.node) >= QUIET_NS:
                     watch.news_ns[lack.node] = now_ns
                     found.append(lack)
         return found
+
+    def _has_more(self, session_id: int) -> bool:
+        """Whether runs wait behind the one that is merged: nodes may have reported those already."""
+        session = self._state.sessions.get(session_id)
+        return session is not None and len(session.lives) > 1
 
     def _lacks(self, session_id: int, nodes: Collection[str], *, is_quiet: bool) -> list[FetchRequest]:
         session = self._state.sessions.get(session_id)
@@ -115,4 +120,4 @@ class PeerFetchPlanner:
 def _is_open(session: Session) -> bool:
     """Whether bytes of the life that is being merged are still taken."""
     life = session.life
-    return life is not None and life.end is None and not life.is_fenced
+    return life is not None and not life.is_fenced

@@ -2,7 +2,8 @@
 
 Pure. A life that has a successor is fenced on all nodes; then each reports the final end of what it holds,
 and the furthest of enough of them is where the life ends. The law: nothing that was acknowledged as
-replicated is behind that end.
+replicated is behind that end. A sealed run needs neither, as its end was known before a byte of it was taken;
+it is fenced only if its bytes may never come (`sequencer.state.run_lifecycle`).
 
 Why it holds: what was acknowledged up to an end `e` was durable on a majority. Any other majority has a node
 of that one, which reports at least `e`, unless its disk was lost since. So a node whose disk took the place
@@ -70,7 +71,7 @@ class SessionCloser:
         self._closed = {
             session.id
             for session in state.sessions.values()
-            if session.life is not None and session.life.end is not None
+            if session.life is not None and session.life.is_fenced and session.life.end is not None
         }
         """Those whose life is closed, and not merged whole."""
         self._given_up: set[int] = set()
@@ -132,7 +133,7 @@ class SessionCloser:
     def _nearer_end(self, session_id: int) -> CloseRun | None:
         session, board = self._state.sessions.get(session_id), self._board
         life = session.life if session is not None else None
-        if session is None or life is None or life.end is None:
+        if session is None or life is None or life.end is None or not life.is_fenced:
             self._closed.discard(session_id)
             return None
         left = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
@@ -158,15 +159,22 @@ class SessionCloser:
         state, board = self._state, self._board
         session = state.sessions.get(session_id)
         life = session.life if session is not None else None
-        if session is None or life is None or life.end is not None or session.id in board.disagreements:
+        if session is None or life is None or session.id in board.disagreements:
             return False
-        if not self._is_ending(session_id):
+        if not self._is_ending(session_id) or (life.is_fenced and life.end is not None):
             return False
         if not life.is_fenced:
             is_given_up = session.id in self._given_up
-            return (is_given_up or _may_be_fenced(session, life.run, board)) and FenceRun(
-                session.id, life.run
-            )
+            if life.end is not None and not _falls_short(session, life.run, life.end, board):
+                # All of a sealed run may be there, or come: then it needs no fence.
+                end = SessionEnd(session.id, life.run, *life.end)
+                return (
+                    (is_given_up or session.is_superseded)
+                    and not _has(session, board, end)
+                    and FenceRun(session.id, life.run)
+                )
+            may_fence = is_given_up or _may_be_fenced(session, life.run, board)
+            return may_fence and FenceRun(session.id, life.run)
         finals = board.finals(session.id, life.run)
         if not are_enough(state, board, finals):
             return False
@@ -187,6 +195,12 @@ def _may_be_fenced(session: Session, run: int, board: ReplicationTracker) -> boo
         return True
     announced = board.announced(session.id, run)
     return announced is not None and _has(session, board, announced)
+
+
+def _falls_short(session: Session, x: int, end: End, board: ReplicationTracker) -> bool:
+    """Whether the sender now says that a sealed run ends before the end that it was opened with."""
+    announced = board.announced(session.id, x)
+    return announced is not None and (announced.roll, announced.offset) < end[:2]
 
 
 def _has(session: Session, board: ReplicationTracker, end: SessionEnd) -> bool:

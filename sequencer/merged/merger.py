@@ -430,6 +430,12 @@ class Merger:
         return True
 
     def _write(self, writer: LogWriter, order: WritePlan) -> bool:
+        try:
+            return self._write_blocks(writer, order)
+        finally:
+            self._files.close_passed()
+
+    def _write_blocks(self, writer: LogWriter, order: WritePlan) -> bool:
         begins = order.offset == 0
         if begins and (writer.active is None or writer.active.id != order.segment or writer.is_sealed):
             if writer.end != order.first_position and not self._is_first_after_reset(order.segment):

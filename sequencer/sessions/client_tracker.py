@@ -10,11 +10,11 @@ one that ends between two looks the last bytes, or all of it, go uncounted. For 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from replicator.protocol.handshake import PullMerged, PushHello, PushProgress, PushStart
-from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
 from replicator.push.server import SessionIntake, SessionReplicaStore
 from rt.net.identity import Identity
@@ -230,6 +230,11 @@ class _TrackedIntake:
         if isinstance(item, Chunk):
             self._push.total_bytes += len(item.data)
             self._push.last_ns = time.time_ns()
+
+    async def append_runs(self, runs: Sequence[WholeRun]) -> None:
+        await self._intake.append_runs(runs)
+        self._push.total_bytes += sum(len(one.data) for one in runs)
+        self._push.last_ns = time.time_ns()
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         self._push.progress = progress = await self._intake.next_progress(told)

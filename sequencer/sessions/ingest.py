@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, PushStart
-from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from rt.errors import Fenced, RtError, TooManySessions
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.net.grpc_errors import Unreachable
@@ -34,10 +34,13 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.apply_result import RunFenced as LifeFenced
 from sequencer.state.command_codec import encode_command
-from sequencer.state.commands import Command, OpenRun
+from sequencer.state.commands import SEALED_RUNS_MAX, Command, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.run_lifecycle import FORGOTTEN, why_full
-from sequencer.state.state import End, SequencerState, Session
+from sequencer.state.state import LIVES_MAX, ActiveRun, End, SequencerState, Session
 
+TOGETHER_MAX: Final = 32
+"""Whole runs that are stored together. Many more would take so long on a slow disk that the merger asks peers
+for them."""
 PROPOSE_AGAIN_S: Final = 1.0
 """A command that was not seen applied after so long is proposed again: it may have been lost."""
 
@@ -62,9 +65,9 @@ class SessionIngest:
         self._changed = asyncio.Event()
         self._changed_of: dict[str, asyncio.Event] = {}
         """By session: what streams of that name wait for."""
-        self._asked: Counter[OpenRun] = Counter()
-        """Lives that streams wait for. What is refused to other nodes is not kept."""
-        self._refusals: dict[OpenRun, CommandRejected] = {}
+        self._asked: Counter[OpenRun | OpenSealedRuns] = Counter()
+        """What streams wait for. What is refused to other nodes is not kept."""
+        self._refusals: dict[OpenRun | OpenSealedRuns, CommandRejected] = {}
         self._streams: dict[str, set[IngestStream]] = {}
         """By session name."""
 
@@ -100,12 +103,13 @@ class SessionIngest:
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """An open was decided."""
-        if isinstance(command, OpenRun):
+        if isinstance(command, OpenRun | OpenSealedRuns):
             if isinstance(outcome, CommandRejected) and command in self._asked:
                 self._refusals[command] = outcome
             elif isinstance(outcome, RunOpened):
                 self._refusals.pop(command, None)
                 self._end_fenced(command.session)
+                self._note_sealed(command.session)
             self._on_name(command.session)
         match outcome:
             case RangesMerged(order):
@@ -115,6 +119,13 @@ class SessionIngest:
                 self.on_session(session_id)
             case ClusterReset():
                 self.on_changed()
+
+    def _note_sealed(self, name: str) -> None:
+        """Have the streams of that name remember the sealed runs, of which the cluster may be done first."""
+        session = self._state().session_of(name)
+        for intake in self._streams.get(name, ()):
+            if session is not None and session.incarnation == intake.hello.incarnation:
+                intake.note_sealed(session)
 
     def _end_fenced(self, name: str) -> None:
         """End the streams of directories that another one of that name took over from."""
@@ -139,6 +150,7 @@ class SessionIngest:
         logger.info("push_started session=%s certificate=%s", hello.session, identity.name)
         intake = IngestStream(self, hello, session, copy)
         self._streams.setdefault(hello.session, set()).add(intake)
+        self._note_sealed(hello.session)
         self._end_fenced(hello.session)  # It may have been decided while the copy was opened.
         return intake
 
@@ -164,25 +176,33 @@ class SessionIngest:
             place = max(place or NOWHERE, LogOffset(session.last_run + 1, 0, 0))
         return PushStart(state.cluster, self._replica.epoch, self._members, standing.node, place)
 
-    async def open_session(self, hello: PushHello, life: Run) -> Session:
-        """Have a life opened, and wait until it is what the cluster merges next; `rt.Fenced`."""
+    async def open_session(
+        self, intake: IngestStream, life: Run, sealed: Sequence[SealedRun] = ()
+    ) -> Session:
+        """Have a life opened, and wait until its bytes are welcome; `rt.Fenced`.
+
+        `sealed`: it is the first of these runs, which are opened together.
+        """
+        hello = intake.hello
         newest = self._state().session_of(hello.session)
         # If another directory takes over before this is applied, it is refused, and a publisher that is
         # still there comes again: what only was late must not end the newer one.
         newest_id = newest.id if newest is not None else 0
-        command = OpenRun(
-            hello.session, hello.incarnation, hello.dedup_id, life.number, life.run_id, newest_id
-        )
+        whose = hello.session, hello.incarnation, hello.dedup_id
+        command: OpenRun | OpenSealedRuns = OpenRun(*whose, life.number, life.run_id, newest_id)
+        if sealed:
+            command = OpenSealedRuns(*whose, tuple(sealed), newest_id)
         self._asked[command] += 1
         try:
-            return await self._opened(hello, life, command)
+            return await self._opened(intake, life, command)
         finally:
             self._asked[command] -= 1
             if not self._asked[command]:
                 del self._asked[command]
                 self._refusals.pop(command, None)
 
-    async def _opened(self, hello: PushHello, life: Run, command: OpenRun) -> Session:
+    async def _opened(self, intake: IngestStream, life: Run, command: OpenRun | OpenSealedRuns) -> Session:
+        hello = intake.hello
         self._refusals.pop(command, None)
         proposed_at = float("-inf")
         loop = asyncio.get_running_loop()
@@ -190,10 +210,9 @@ class SessionIngest:
             self._check_ready()
             session = self._session_of(hello)
             if session is not None and life.number < session.fenced_end:
-                raise _refusal(
-                    CommandRejected(f"a reset of the cluster ended X {life.number}", True), hello, life
-                )
-            if session is not None and self._is_welcome(session, life):
+                ended = CommandRejected(f"a reset of the cluster ended X {life.number}", True)
+                raise _refusal(ended, hello, life)
+            if session is not None and self._is_welcome(intake, session, life):
                 return session
             refused = self._refusals.pop(command, None)
             if refused is not None:
@@ -202,7 +221,9 @@ class SessionIngest:
             why = why_full(self._state(), hello.session) if known is None else None
             if why is not None:
                 raise _refusal(CommandRejected(why, is_full=True), hello, life)
-            if known is None and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
+            has_room = session is None or len(session.lives) < LIVES_MAX - SEALED_RUNS_MAX
+            has_room = has_room or isinstance(command, OpenRun)
+            if known is None and has_room and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
             elif known is not None and known.run_id != life.run_id:
@@ -211,8 +232,11 @@ class SessionIngest:
                 )
             await self._wait_for(hello.session)
 
-    def limit(self, session_id: int, run: int) -> End | None:
-        """Where X may not be taken beyond; None: nowhere. Raises what refuses it now."""
+    def limit(self, session_id: int, run: int, sealed: End | None = None) -> End | None:
+        """Where X may not be taken beyond; None: nowhere. Raises what refuses it now.
+
+        `sealed`: where it ends, if it was opened with its end. The cluster may be done with it.
+        """
         session = self._state().sessions.get(session_id)
         if session is None:
             raise Unreachable(
@@ -227,6 +251,8 @@ class SessionIngest:
             return life.end
         if session.done is not None and session.done[0] == run:
             return session.done[1]
+        if sealed is not None and run >= session.fenced_end:
+            return sealed
         raise Unreachable("that X is over", where=session.name, got=f"X {run}", hint="Ask where to go on.")
 
     async def _wait_for(self, name: str) -> None:
@@ -255,6 +281,25 @@ class SessionIngest:
     async def take(self, copy: SessionReplica, item: Chunk | SegmentSealed) -> None:
         """Store an item that is welcome."""
         await self._copies.take(copy, item)
+
+    async def append_whole(self, copy: SessionReplica, runs: Sequence[WholeRun]) -> bool:
+        """Store whole runs that are welcome; False, with nothing done, if they do not come next."""
+        return await copy.store.append_whole(runs)
+
+    def sealed_in(self, session_id: int, runs: Sequence[WholeRun], known: Mapping[int, ActiveRun]) -> int:
+        """How many of these runs, from the first on, are sealed now with the very end that they have.
+
+        `known`: those that were sealed, of which the cluster may be done.
+        """
+        session = self._state().sessions.get(session_id)
+        if session is None:
+            return 0
+        lives = {**known, **{life.run: life for life in session.lives}}
+        for count, run in enumerate(runs):
+            sealed = ActiveRun(run.run.number, run.run.run_id, end=End(0, len(run.data), run.end))
+            if run.run.number < session.fenced_end or lives.get(run.run.number) != sealed:
+                return count
+        return len(runs)
 
     async def up(self) -> None:
         """Return when the control process hears what becomes durable: before, nothing is acknowledged."""
@@ -296,14 +341,19 @@ class SessionIngest:
                 hint="Start with a new directory. Nothing of this one is taken: it may be merged already.",
             )
 
-    def _is_welcome(self, session: Session, life: Run) -> bool:
-        """Whether bytes of the life may come: everything before it is merged."""
-        if session.done is not None and session.done[0] == life.number:
-            return True  # What this node still lacks of it.
-        return session.life is not None and (session.life.run, session.life.run_id) == (
-            life.number,
-            life.run_id,
-        )
+    def _is_welcome(self, intake: IngestStream, session: Session, life: Run) -> bool:
+        """Whether bytes of the life may come: everything before it is merged, or whole here for good."""
+        if session.done is not None and life.number <= session.done[0]:
+            known = intake.sealed.get(life.number)
+            # What this node still lacks of it.
+            return session.done[0] == life.number or (known is not None and known.run_id == life.run_id)
+        copy = intake.copy
+        for before, one in zip((None, *session.lives), session.lives, strict=False):
+            if (one.run, one.run_id) == (life.number, life.run_id):
+                return before is None or (copy is not None and _may_begin(copy, life.number, before))
+            if one.end is None:
+                return False
+        return False
 
 
 class IngestStream:
@@ -314,6 +364,8 @@ class IngestStream:
     ) -> None:
         self._intakes, self.hello = intakes, hello
         self._copy = copy
+        self.sealed: dict[int, ActiveRun] = {}
+        """By X: sealed runs that were open while this stream was, from the one that comes on."""
         self._ended: RtError | None = None
         self._has_copy = asyncio.Event()
         if copy is not None:
@@ -325,9 +377,27 @@ class IngestStream:
         """See the protocol."""
         return self._start
 
+    @property
+    def copy(self) -> SessionReplica | None:
+        """The copy that it feeds, once there is one."""
+        return self._copy
+
+    def note_sealed(self, session: Session) -> None:
+        """Remember the sealed runs: the cluster may merge them before they come here."""
+        place = self._copy.receiver.next_offset if self._copy is not None else None
+        if place is not None:
+            self.sealed = {x: life for x, life in self.sealed.items() if x >= place.run}
+        for life in session.lives:
+            if life.end is not None and not life.is_fenced:
+                self.sealed[life.run] = life
+
     async def open_run(self, life: Run) -> None:
         """See the protocol."""
-        session = await self._intakes.open_session(self.hello, life)
+        session = await self._intakes.open_session(self, life)
+        await self._begin(session, life)
+
+    async def _begin(self, session: Session, life: Run) -> SessionReplica:
+        """Have the copy of the session take bytes of that life."""
         copy = self._copy = await self._intakes.copy_of(session)
         copy.has_stream = True
         receiver = copy.receiver
@@ -339,6 +409,26 @@ class IngestStream:
             await self._intakes.skip_life(copy, session, life.number)
         await copy.store.start_run(life)
         self._has_copy.set()
+        return copy
+
+    async def append_runs(self, runs: Sequence[WholeRun]) -> None:
+        """See the protocol."""
+        while runs:
+            sealed = [
+                SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in runs
+            ]
+            session = await self._intakes.open_session(self, runs[0].run, sealed)
+            copy = await self._begin(session, runs[0].run)
+            # They are stored without a wait behind this look, or behind what is stored now: a fence that is
+            # applied meanwhile finds them.
+            count = min(self._intakes.sealed_in(session.id, runs, self.sealed), TOGETHER_MAX)
+            if not count or not await self._intakes.append_whole(copy, runs[:count]):
+                # It was opened without its end, or the cluster is done with it; or it does not come next.
+                count = 1
+                _, chunk, seal = runs[0].items
+                await self.append(chunk)
+                await self.append(seal)
+            runs = runs[count:]
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
         """See the protocol."""
@@ -352,7 +442,8 @@ class IngestStream:
             if place is None or item.end_offset.segment < place.segment:
                 return
         run = item.start.run if isinstance(item, Chunk) else item.end_offset.run
-        limit = self._intakes.limit(copy.session_id, run)
+        known = self.sealed.get(run)
+        limit = self._intakes.limit(copy.session_id, run, None if known is None else known.end)
         if limit is not None and isinstance(item, Chunk) and item.end > _place(run, limit):
             raise Fenced(
                 "bytes behind the end of an X", where=self.hello.session, got=item.end, expected=limit
@@ -386,8 +477,16 @@ class IngestStream:
                 await self._copy.store.restart()
 
 
-def _place(run: int, end: End) -> LogOffset:
-    return LogOffset(run, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
+def _may_begin(copy: SessionReplica, x: int, before: ActiveRun) -> bool:
+    """Whether a copy holds some of X, or ends where the run before it does, of which no node takes more."""
+    place, end = copy.receiver.next_offset, before.end
+    if place is not None and place.run == x:
+        return True
+    return end is not None and copy.receiver.has_ended and place == (before.run, end.roll, end.offset)
+
+
+def _place(x: int, end: End) -> LogOffset:
+    return LogOffset(x, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
 
 
 def _refusal(refused: CommandRejected, hello: PushHello, life: Run) -> RtError:

@@ -172,5 +172,5 @@ class PeerFetcher:
         """The life as it was opened; None if it takes no more bytes."""
         session = self._replica.session(wanted.session_id)
         life = None if session is None else session.life
-        is_open = life is not None and life.run == wanted.run and not life.is_fenced and life.end is None
+        is_open = life is not None and life.run == wanted.run and not life.is_fenced
         return life if is_open else None

@@ -32,6 +32,7 @@ from sequencer.state.commands import (
     JoinDisk,
     MergeInstruction,
     OpenRun,
+    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
     RestoreDisk,
@@ -44,7 +45,14 @@ from sequencer.state.merge import merge, roll
 from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
 from sequencer.state.retention import hold, release, trim
-from sequencer.state.run_lifecycle import close_life, close_session, fence_life, forget_sessions, open_life
+from sequencer.state.run_lifecycle import (
+    close_life,
+    close_session,
+    fence_life,
+    forget_sessions,
+    open_life,
+    open_sealed_lives,
+)
 from sequencer.state.state import NodeDisk, SequencerState
 
 
@@ -55,6 +63,8 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return merge(state, command)
         case OpenRun():
             return open_life(state, command)
+        case OpenSealedRuns():
+            return open_sealed_lives(state, command)
         case FenceRun():
             return fence_life(state, command)
         case CloseRun():

@@ -27,11 +27,13 @@ from sequencer.state.commands import (
     MergeInstruction,
     MergeRange,
     OpenRun,
+    OpenSealedRuns,
     Operation,
     ReleaseHold,
     ResetCluster,
     RestoreDisk,
     Roll,
+    SealedRun,
     SubmitRequest,
     TrimSegments,
 )
@@ -43,6 +45,7 @@ from sequencer.state.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
+from sequencer.state.state import End
 
 VERSION: Final = 1
 
@@ -59,6 +62,12 @@ def encode_command(command: Command) -> bytes:
             message.open.dedup_id = command.dedup_id or ""
             message.open.run, message.open.run_id = command.run, command.run_id
             message.open.newest = command.newest
+        case OpenSealedRuns():
+            sealed = message.open_sealed
+            sealed.session, sealed.incarnation = command.session, command.incarnation
+            sealed.dedup_id, sealed.newest = command.dedup_id or "", command.newest
+            for run in command.runs:
+                sealed.runs.add(run=run.run, run_id=run.run_id, **run.end._asdict())
         case FenceRun():
             message.fence.session_id, message.fence.run = command.session_id, command.run
         case CloseRun():
@@ -146,6 +155,15 @@ def decode_command(data: bytes) -> Command:
                 dedup_id = opened.dedup_id or None
                 life = opened.run, opened.run_id, opened.newest
                 return OpenRun(opened.session, opened.incarnation, dedup_id, *life)
+            case "open_sealed":
+                ahead = message.open_sealed
+                runs = tuple(
+                    SealedRun(one.run, one.run_id, End(one.roll, one.offset, one.number))
+                    for one in ahead.runs
+                )
+                return OpenSealedRuns(
+                    ahead.session, ahead.incarnation, ahead.dedup_id or None, runs, ahead.newest
+                )
             case "fence":
                 return FenceRun(message.fence.session_id, message.fence.run)
             case "close":

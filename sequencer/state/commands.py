@@ -5,6 +5,7 @@ Pure. Whether a command fits the state, `apply` says; `command_codec` turns them
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -19,9 +20,11 @@ from sequencer.state.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
+from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES, End
 
 RANGES_MAX: Final = 1024
+SEALED_RUNS_MAX: Final = 256
+"""Sealed runs that one command opens."""
 FORGET_MAX: Final = 1024
 """Sessions in one command."""
 COUNT_MAX: Final = 2**32 - 1
@@ -63,7 +66,7 @@ class MergeRange:
 
 @dataclass(frozen=True, slots=True)
 class MergeInstruction:
-    """A merge instruction: which ranges come next, ordered by session id, at most one of a session."""
+    """A merge instruction: which ranges come next, ordered by session id; those of a session in its order."""
 
     number: int
     sequenced_ns: int
@@ -72,9 +75,9 @@ class MergeInstruction:
     def __post_init__(self) -> None:
         if not 1 <= len(self.ranges) <= RANGES_MAX or not 1 <= self.number < NUMBER_MAX:
             raise ValueError(f"no instruction: number {self.number}, {len(self.ranges)} ranges")
-        ids = [one.session_id for one in self.ranges]
-        if any(earlier >= later for earlier, later in pairwise(ids)):
-            raise ValueError(f"ranges are not ordered by session: {ids}")
+        places = [(one.session_id, one.run, one.roll, one.start) for one in self.ranges]
+        if any(earlier >= later for earlier, later in pairwise(places)):
+            raise ValueError(f"ranges are not ordered by session: {[place[0] for place in places]}")
         if not 0 <= self.sequenced_ns < 2**63:
             raise ValueError(f"sequenced at {self.sequenced_ns} ns")
 
@@ -92,13 +95,46 @@ class OpenRun:
     """The id of the newest incarnation that the proposer knew of the session; 0: none."""
 
     def __post_init__(self) -> None:
-        check_session_name(self.session)
-        if self.dedup_id is not None:
-            check_dedup_id(self.dedup_id)
-        if len(self.incarnation) != INCARNATION_BYTES or len(self.run_id) != LIFE_BYTES:
-            raise ValueError(f"incarnation of {len(self.incarnation)} bytes, life of {len(self.run_id)}")
-        if not 0 <= self.run < _UINT32_END or not 0 <= self.newest < _UINT32_END:
-            raise ValueError(f"session number {self.run}")
+        _check_incarnation(self.session, self.incarnation, self.dedup_id, self.newest)
+        _check_run(self.run, self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRun:
+    """A run that ended on the publisher's disk before any byte of it was sent: it ends at `end`."""
+
+    run: int
+    run_id: bytes
+    end: End
+
+    def __post_init__(self) -> None:
+        _check_run(self.run, self.run_id)
+        _check_end(self.end.offset, self.end.number)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSealedRuns:
+    """A publisher brings runs, in order, whose ends are known: see `sequencer.state.run_lifecycle`."""
+
+    session: str
+    incarnation: bytes
+    dedup_id: str | None
+    runs: tuple[SealedRun, ...]
+    newest: int = 0
+    """As in `OpenRun`."""
+
+    def __post_init__(self) -> None:
+        _check_incarnation(self.session, self.incarnation, self.dedup_id, self.newest)
+        if not 1 <= len(self.runs) <= SEALED_RUNS_MAX:
+            raise ValueError(f"{len(self.runs)} sealed runs: 1 to {SEALED_RUNS_MAX}")
+        if any(earlier.run >= later.run for earlier, later in pairwise(self.runs)):
+            raise ValueError(f"sealed runs are not in order: {[run.run for run in self.runs]}")
+
+    @property
+    def opens(self) -> Iterator[OpenRun]:
+        """What it does to each run but for its end."""
+        for run in self.runs:
+            yield OpenRun(self.session, self.incarnation, self.dedup_id, run.run, run.run_id, self.newest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +156,7 @@ class CloseRun:
     number: int
 
     def __post_init__(self) -> None:
-        is_boundary = SEGMENT_HEADER_BYTES <= self.offset < NUMBER_MAX and self.offset % 8 == 0
-        if not is_boundary or not 0 <= self.number < NUMBER_MAX:
-            raise ValueError(f"no end of a session: offset {self.offset}, number {self.number}")
+        _check_end(self.offset, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +354,29 @@ class ResetCluster:
             check_name(self.forced_by, kind="node")
 
 
+def _check_incarnation(session: str, incarnation: bytes, dedup_id: str | None, newest: int) -> None:
+    check_session_name(session)
+    if dedup_id is not None:
+        check_dedup_id(dedup_id)
+    if len(incarnation) != INCARNATION_BYTES:
+        raise ValueError(f"incarnation of {len(incarnation)} bytes")
+    if not 0 <= newest < _UINT32_END:
+        raise ValueError(f"session id {newest}")
+
+
+def _check_run(x: int, life: bytes) -> None:
+    if len(life) != LIFE_BYTES:
+        raise ValueError(f"life of {len(life)} bytes")
+    if not 0 <= x < _UINT32_END:
+        raise ValueError(f"session number {x}")
+
+
+def _check_end(offset: int, number: int) -> None:
+    is_boundary = SEGMENT_HEADER_BYTES <= offset < NUMBER_MAX and offset % 8 == 0
+    if not is_boundary or not 0 <= number < NUMBER_MAX:
+        raise ValueError(f"no end of a session: offset {offset}, number {number}")
+
+
 def _check_request(request: bytes, at_ns: int) -> None:
     if len(request) != REQUEST_BYTES or not 1 <= at_ns < 2**63:
         raise ValueError(f"request id of {len(request)} bytes, at {at_ns} ns")
@@ -334,6 +391,7 @@ def _check_disk(node: str, disk: bytes) -> None:
 Command: TypeAlias = (
     MergeInstruction
     | OpenRun
+    | OpenSealedRuns
     | FenceRun
     | CloseRun
     | Roll

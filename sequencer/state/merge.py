@@ -16,7 +16,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.state.apply_result import CommandRejected, Outcome, RangesMerged
 from sequencer.state.commands import MergeInstruction, Roll
 from sequencer.state.merge_range import ResolvedRange, take
-from sequencer.state.state import MergedEnd, MergedSegment, SequencerState
+from sequencer.state.state import MergedEnd, MergedSegment, SequencerState, Session
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
 
 
@@ -26,21 +26,24 @@ def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
         return CommandRejected(why)
     taken: list[ResolvedRange] = []
     wanted = dict[str, int]()
+    session: Session | None = None
     for one in command.ranges:
-        session = state.sessions.get(one.session_id)
+        if session is None or session.id != one.session_id:
+            session = state.sessions.get(one.session_id)
         dedup_id = session.dedup_id if session is not None else None
         known = None if dedup_id is None else wanted.get(dedup_id, state.wanted.get(dedup_id))
-        result = take(state, one, known)
+        result = take(state, one, known, session=session)
         if isinstance(result, str):
             return CommandRejected(result)
         if dedup_id is not None and result.wanted is not None:
             wanted[dedup_id] = result.wanted
         taken.append(result)
+        session = result.session
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
     state.wanted.update(wanted)
     order = _order(state, command, taken)
-    for result in taken:
-        state.put(result.session)
+    for session in {result.session.id: result.session for result in taken}.values():
+        state.put(session)
     return RangesMerged(order)
 
 
@@ -103,7 +106,7 @@ def _order(state: SequencerState, command: MergeInstruction, taken: list[Resolve
         end_offset,
         tuple(
             SessionEnd(one.session_id, one.run, one.roll, one.end, one.end_number)
-            for one in (result.one for result in taken)
+            for one in {result.one.session_id: result.one for result in taken}.values()
         ),
     )
 

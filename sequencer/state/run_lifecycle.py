@@ -2,6 +2,12 @@
 
 Pure. The law: an X is merged only behind every X before it, and an incarnation only behind the one that it
 took over from; what was taken over from never comes back.
+
+A run that ended before any byte of it was sent is opened *sealed*: with its end, and not fenced. No node
+takes a byte behind that end, now or ever, so the run needs neither fence nor close. If its bytes never come,
+it is fenced as any other run: then it has no end until it is closed.
+
+    open: no fence, no end | sealed: no fence, an end | fenced: no end | closed: fenced, an end
 """
 
 from __future__ import annotations
@@ -11,7 +17,15 @@ from typing import Final
 
 from rt.names import session_owner
 from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun
+from sequencer.state.commands import (
+    CloseRun,
+    CloseSession,
+    FenceRun,
+    Forget,
+    OpenRun,
+    OpenSealedRuns,
+    SealedRun,
+)
 from sequencer.state.state import BEGIN, LIVES_MAX, ActiveRun, End, SequencerState, Session
 
 FORGOTTEN: Final = "the session was closed long ago, and its record is gone"
@@ -42,6 +56,36 @@ def open_life(state: SequencerState, command: OpenRun) -> Outcome:
     )
     state.next_session_id += 1
     return _add_life(state, session, command)
+
+
+def open_sealed_lives(state: SequencerState, command: OpenSealedRuns) -> Outcome:
+    """A publisher brings runs whose ends are known.
+
+    As many are opened as find room. Runs that are open or over are passed over: several nodes propose the
+    same runs. A run that is open without its end stays so: bytes behind that end may be anywhere.
+    """
+    opened: Outcome | None = None
+    refused: Outcome | None = None
+    for run, one in zip(command.runs, command.opens, strict=True):
+        before = state.session_of(command.session)
+        found = open_life(state, one)
+        if not isinstance(found, RunOpened):
+            refused = refused or found
+            if before is None or before.last_run < run.run or before.life_of(run.run) is not None:
+                break  # Nothing is opened before what comes first.
+            continue
+        opened, session = found, state.sessions[found.session_id]
+        if before is None or before.id != session.id or before.last_run < run.run:
+            _seal(state, session, run)
+    return opened or refused or CommandRejected("no runs")
+
+
+def _seal(state: SequencerState, session: Session, run: SealedRun) -> None:
+    """Give the run that was opened just now its end."""
+    life = session.lives[-1]
+    if run.end[:2] == BEGIN and waits(state, session):
+        return  # It would be over at once, before its turn.
+    state.put(advanced(session.with_life(replace(life, end=run.end))))
 
 
 def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
@@ -100,8 +144,7 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
         return CommandRejected(
             f"{len(session.lives)} starts of session {command.session} wait: try again later"
         )
-    if not session.life.is_fenced:
-        state.put(session.with_life(replace(session.life, is_fenced=True)))
+    state.put(session.with_life(_fenced(session.life)))
     return RunFenced(session.id, session.life.run, is_given_up=True)
 
 
@@ -119,8 +162,13 @@ def fence_life(state: SequencerState, command: FenceRun) -> Outcome:
     life = session.life_of(command.run) if session is not None else None
     if session is None or life is None:
         return CommandRejected(f"session {command.session_id} has no session number {command.run} to fence")
-    state.put(session.with_life(replace(life, is_fenced=True)))
+    state.put(session.with_life(_fenced(life)))
     return RunFenced(session.id, life.run)
+
+
+def _fenced(life: ActiveRun) -> ActiveRun:
+    """A sealed run loses its end: it is closed where nodes say that it ends."""
+    return life if life.is_fenced else replace(life, is_fenced=True, end=None)
 
 
 def close_life(state: SequencerState, command: CloseRun) -> Outcome:
@@ -150,15 +198,14 @@ def close_life(state: SequencerState, command: CloseRun) -> Outcome:
 
 
 def advanced(session: Session) -> Session:
-    """Go on with the next life if the present one is closed and merged whole."""
-    life = session.life
-    if life is None or life.end is None:
-        return session
-    consumed = session.consumed
-    is_whole = life.end[:2] == BEGIN if consumed is None else consumed.end.number == life.end.number
-    if not is_whole:
-        return session
-    return replace(session, lives=session.lives[1:], consumed=None, done=(life.run, life.end))
+    """Go on with the next life that is not whole: the present one is if all up to its end is merged."""
+    while (life := session.life) is not None and life.end is not None:
+        consumed = session.consumed
+        is_whole = life.end[:2] == BEGIN if consumed is None else consumed.end.number == life.end.number
+        if not is_whole:
+            break
+        session = replace(session, lives=session.lives[1:], consumed=None, done=(life.run, life.end))
+    return session
 
 
 def waits(state: SequencerState, session: Session) -> bool:

@@ -16,7 +16,7 @@ from sequencer.bench.transport import PARTS
 
 FEW = [
     *("--seconds", "1", "--failovers", "1", "--many", "3", "--publishers", "2", "--value-bytes", "1024"),
-    *("--backlog-gb", "0.02", "--merging-gb", "0.02", "--json"),
+    *("--backlog-gb", "0.02", "--merging-gb", "0.02", "--starts", "5", "--json"),
 ]
 FAULTS = ("messages lost", "messages repeated", "merged logs that differ")
 
@@ -52,6 +52,7 @@ def names(nodes: int) -> dict[str, list[str]]:
     drip = f"{nodes} nodes, 1 KiB at 1000 messages/s: publish to subscriber"
     failover = f"{nodes} nodes: leader killed under load"
     backlog = f"{nodes} nodes, 0.02 GB of backlog of 2 publishers"
+    starts = f"{nodes} nodes, 5 starts of an offline publisher"
     return {
         "throughput": [
             f"{flood}: merged on a majority",
@@ -88,13 +89,30 @@ def names(nodes: int) -> dict[str, list[str]]:
             f"{backlog}: most memory of a data process",
             f"{backlog}: most memory of a push",
         ],
+        "offline-starts": [
+            f"{starts}: drained",
+            f"{starts}: CPU of control",
+            f"{starts}: CPU of data",
+            f"{starts}: CPU of publishers",
+            f"{starts}: CPU of pushes",
+            f"{starts}: CPU of all processes",
+            f"{starts}: most memory of a node process",
+        ],
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "nodes"),
-    [("throughput", 3), ("failover", 3), ("failover", 1), ("latency", 1), ("many", 1), ("backlog", 1)],
+    [
+        ("throughput", 3),
+        ("failover", 3),
+        ("failover", 1),
+        ("latency", 1),
+        ("many", 1),
+        ("backlog", 1),
+        ("offline-starts", 1),
+    ],
 )
 def test_a_part_gives_every_figure_and_removes_its_files(part: str, nodes: int, root: Path) -> None:
     """One node, where it is all the same: three cost three times as much to start."""

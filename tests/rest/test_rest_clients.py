@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from replicator.protocol.handshake import (
     PushProgress,
     PushStart,
 )
-from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
 from replicator.receive.group_commit import GroupCommit
 from rt.errors import Fenced, StorageFailed
@@ -51,6 +52,9 @@ class FakeIntake:
         self.calls.append(item)
         if self.failure is not None:
             raise self.failure
+
+    async def take_runs(self, runs: Sequence[WholeRun]) -> None:
+        self.calls.append(runs)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         return PushProgress(durable_number=7, merged_number=5)

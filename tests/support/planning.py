@@ -40,7 +40,9 @@ from sequencer.state.commands import (
     MergeInstruction,
     MergeRange,
     OpenRun,
+    OpenSealedRuns,
     RestoreDisk,
+    SealedRun,
 )
 from sequencer.state.state import End
 from sequencer.state.state_codec import decode_state, encode_state
@@ -190,13 +192,21 @@ class World:
         self.directories.append(made)
         self.present.append(made)
         self._begin_life(made, 0, 0)
+        for _ in range(self.rng.choice([0, 0, 2, 6])):
+            # It was started before it reached any node.
+            if self.rng.random() < 0.8:
+                self._append(made)
+            self._restart(made)
 
     def _begin_life(self, directory: Directory, run: int, first: int) -> None:
         salt = self.directories.index(directory) << 32
         directory.lives.append(Writing(run, first, salt))
 
     def append(self) -> None:
-        life = self.rng.choice(self.present).lives[-1]
+        self._append(self.rng.choice(self.present))
+
+    def _append(self, directory: Directory) -> None:
+        life = directory.lives[-1]
         for _ in range(self.rng.randint(1, 6)):
             if self.rng.random() < 0.15 and len(life.segments[-1]) > 1:
                 life.roll()
@@ -204,7 +214,9 @@ class World:
 
     def restart(self) -> None:
         """The tail may be torn: of what nodes have already, too."""
-        directory = self.rng.choice(self.present)
+        self._restart(self.rng.choice(self.present))
+
+    def _restart(self, directory: Directory) -> None:
         life = directory.lives[-1]
         ends = life.ends()
         end = ends[-1 - min(self.rng.choice([0, 0, 1, 2, 100]), len(ends) - 1)]
@@ -308,9 +320,13 @@ class World:
     def _ask_to_open(self, directory: Directory, life: Writing) -> None:
         life_id = life.run.to_bytes(8, "little")
         newest = newest_of(self.state, directory.name)
-        command = OpenRun(
-            directory.name, directory.incarnation, directory.dedup_id, life.run, life_id, newest
-        )
+        whose = directory.name, directory.incarnation, directory.dedup_id
+        command: Command = OpenRun(*whose, life.run, life_id, newest)
+        over = [one for one in directory.lives if life.run <= one.run and one.run in directory.ends]
+        if over and self.rng.random() < 0.7:
+            ids = [(one.run, one.run.to_bytes(8, "little")) for one in over]
+            runs = [SealedRun(run, run_id, directory.ends[run]) for run, run_id in ids]
+            command = OpenSealedRuns(*whose, tuple(runs[: self.rng.randint(1, 8)]), newest)
         data = encode_command(command)
         if all(one.data != data for one in self.queue):
             self.queue.append(InFlight(data, is_planned=False))
@@ -537,6 +553,10 @@ class World:
                     self.board.forget_below(*end[:4])
             case OpenRun(), RunOpened():
                 self._note_opening(command, outcome)
+            case OpenSealedRuns(), RunOpened():
+                for one in command.opens:
+                    if one.run <= self.state.sessions[outcome.session_id].last_run:
+                        self._note_opening(one, RunOpened(outcome.session_id, one.run))
             case CloseRun(), RunClosed():
                 self._check_close(command)
             case JoinDisk(), DiskJoined():
@@ -568,9 +588,11 @@ class World:
 
     def _check_merge(self, merge: MergeInstruction, order: WritePlan) -> None:
         assert order.first_position == self.position
-        counts = {b.session_id: b.message_count for b in order.blocks if not b.is_declaration}
+        counts = {
+            (b.session_id, b.run, b.roll): b.message_count for b in order.blocks if not b.is_declaration
+        }
         for one in merge.ranges:
-            self._check_range(one, counts.get(one.session_id, 0))
+            self._check_range(one, counts.get((one.session_id, one.run, one.roll), 0))
         self.position += sum(counts.values())
         assert self.position == order.end_position == self.state.position
 

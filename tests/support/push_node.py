@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from replicator.protocol.codec import PUSH_METHOD, decode_push_request, encode_push_reply
 from replicator.protocol.handshake import NOWHERE, OpenReply, PushHello, PushProgress, PushStart
-from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRuns
 from rt.errors import RtError
 from rt.log.disk import REAL
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
@@ -127,18 +127,28 @@ class PushNode:
             data = await context.read()
             if data is grpc.aio.EOF:
                 return
-            match decode_push_request(data):
-                case Chunk() as chunk:
-                    self._take(chunk)
+            said = decode_push_request(data)
+            if isinstance(said, WholeRuns):
+                for item in (item for run in said.runs for item in run.items):
+                    await self._take_one(context, item, answers=False)
+                await context.write(encode_push_reply(self.progress))
+            else:
+                await self._take_one(context, said)
+
+    async def _take_one(self, context: Any, said: object, *, answers: bool = True) -> None:
+        match said:
+            case Chunk() as chunk:
+                self._take(chunk)
+                if answers:
                     await context.write(encode_push_reply(self.progress))
-                case Run(run, life):
-                    self._check(self.lives.setdefault(run, life) == life, f"X {run} has two lives")
-                    if self.opens_lives:
-                        await context.write(encode_push_reply(OpenReply(run)))
-                case SegmentSealed(place, _, _, _) as sealed:
-                    self.sealed[place.segment] = sealed
-                case other:
-                    self._check(False, f"unexpected {other}")
+            case Run(x, life):
+                self._check(self.lives.setdefault(x, life) == life, f"X {x} has two lives")
+                if self.opens_lives and answers:
+                    await context.write(encode_push_reply(OpenReply(x)))
+            case SegmentSealed(place, _, _, _) as sealed:
+                self.sealed[place.segment] = sealed
+            case other:
+                self._check(False, f"unexpected {other}")
 
     def _take(self, chunk: Chunk) -> None:
         segment = chunk.start.segment

@@ -15,7 +15,9 @@ from replicator.protocol.messages import (
     LogTrimmed,
     Run,
     SegmentSealed,
+    WholeRuns,
 )
+from replicator.push.whole_runs import joined
 from replicator.receive.merged_receiver import MergedReceiver
 from replicator.receive.session_receiver import SessionReceiver
 from replicator.send.sender import Sender
@@ -97,6 +99,20 @@ def give(receiver: SessionReceiver | MergedReceiver, items: Iterable[Item]) -> N
             case CompleteUpTo():
                 assert isinstance(receiver, MergedReceiver)
                 receiver.complete(item)
+
+
+def give_whole(receiver: SessionReceiver, items: Iterable[Item], together: int = 128) -> None:
+    """Give a receiver items as a node does that gets whole runs, at most so many at a time."""
+    for item in joined(list(items)):
+        if not isinstance(item, WholeRuns):
+            give(receiver, [item])
+            continue
+        for start in range(0, len(item.runs), together):
+            runs = item.runs[start : start + together]
+            if receiver.may_append_whole(runs[0]):
+                receiver.append_whole(runs)
+            else:
+                give(receiver, (one for run in runs for one in run.items))
 
 
 def session_copy(disk: Disk, path: str = COPY, source: str = SESSION, **options: object) -> SessionReceiver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import rt
 from replicator.protocol.grpc_service import ROLES, replication_service
 from replicator.protocol.handshake import PushHello, PushProgress, PushStart
-from replicator.protocol.messages import Chunk, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.memory_budget import PullBudget
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
@@ -62,6 +62,16 @@ class FakeIntake:
     async def append(self, item: Chunk | SegmentSealed) -> None:
         await self._node.gate.wait()
         await self._store.append(item)
+
+    async def append_runs(self, runs: Sequence[WholeRun]) -> None:
+        await self._node.gate.wait()
+        self._node.lives += [one.run for one in runs]
+        if not await self._store.append_whole(runs):
+            for one in runs:
+                _, chunk, sealed = one.items
+                await self._store.begin(one.run)
+                await self._store.append(chunk)
+                await self._store.append(sealed)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         return await self._store.next_progress(told)

@@ -23,7 +23,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rt.errors import DiskFull, RtError, StorageError, StorageFailed
-from rt.log.disk import REAL, Disk, File, Lock, storage_error, storage_errors, write_whole
+from rt.log.disk import (
+    REAL,
+    Disk,
+    File,
+    Lock,
+    remove_last_first,
+    storage_error,
+    storage_errors,
+    write_new_files,
+    write_whole,
+)
+from rt.log.format.constants import Buffer
 from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.format.index import index_file_name
 from rt.log.format.segment import (
@@ -53,7 +64,7 @@ from rt.log.write.directory_recovery import (
 )
 from rt.log.write.vectored_io import CopyRange, Piece, Scratch, check_sources, size_of, write_pieces
 
-__all__ = ["BatchFrames", "CopyRange", "LogWriter", "SyncPoint"]
+__all__ = ["BatchFrames", "CopyRange", "LogWriter", "SyncPoint", "WholeSegment"]
 
 
 class BatchFrames(NamedTuple):
@@ -68,6 +79,15 @@ class BatchFrames(NamedTuple):
     timestamp_low_ns: int
     timestamp_high_ns: int
     is_declaration: bool = False
+
+
+class WholeSegment(NamedTuple):
+    """All of a segment, header included; the log end after it, and the time range of its messages."""
+
+    header: SegmentHeader
+    content: Buffer
+    end: int
+    times_ns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +234,37 @@ class LogWriter:
             if self._active:
                 self._active.release()
             self._active = ActiveSegment(header, file, SEGMENT_HEADER_BYTES, first)
+
+    def add_whole(self, segments: Sequence[WholeSegment]) -> None:
+        """Add segments that are whole and sealed, in their order, while none is active. Durable on return.
+
+        The caller has checked their bytes. After `rt.DiskFull` none of them is there.
+        """
+        self.check_usable()
+        assert self._active is None
+        last = self.last_id
+        sealed: list[SealedSegment] = []
+        for segment in segments:
+            header, (low_ns, high_ns) = segment.header, segment.times_ns
+            assert last is None or header.id > last, (header.id, last)
+            last = header.id
+            times = header.created_ns, low_ns, high_ns, self._clock()
+            size = len(segment.content)
+            sealed.append(SealedSegment(header.id, header.first, segment.end, size, *times, header.run_id))
+        names = [segment.header.id.file_name for segment in segments]
+        contents = [bytes(segment.content) for segment in segments]
+        with self._guarded(names[0], "adding whole segments"):
+            if not self._lock.is_linked():
+                raise FileNotFoundError(errno.ENOENT, "the lock was removed under its writer")
+            write_new_files(self._disk, self.path, list(zip(names, contents, strict=True)))
+            table = replace(self.table, segments=(*self.table.segments, *sealed))
+            try:
+                write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
+            except OSError as error:
+                # Without an entry they must not stay: what is added later would be listed behind them.
+                remove_last_first(self._disk, [os.path.join(self.path, name) for name in names], error)
+                raise
+            self.table = table
 
     def roll(self) -> None:
         """Seal the active segment and start the next one of the same run."""

@@ -14,22 +14,25 @@ from pathlib import Path
 import pytest
 from batches import CLUSTER
 from nodes_bench import Story, wait_until
-from receiving import files_of, give, items_of, publish, session_copy
+from receiving import SESSION, files_of, give, items_of, publish, session_copy
 from receiving_node import make_pki
 from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening
 
 from replicator.protocol.handshake import PushHello
-from replicator.protocol.messages import Chunk, LogOffset, Run
+from replicator.protocol.messages import Chunk, LogOffset, Run, WholeRun, WholeRuns
+from replicator.push.whole_runs import joined
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.session_receiver import SessionReceiver
 from rt.cluster_epoch import epoch_of
 from rt.errors import Closed, ClusterMismatch, Corrupt, DiskFull, Fenced, RtError, Timeout, TooManySessions
 from rt.log.disk import REAL
 from rt.log.format.running_checksum import chain_of_segment
-from rt.log.format.segment import SegmentId, encode_segment_header
-from rt.log.scan.directory import list_segments, read_header
+from rt.log.format.segment import SegmentId, decode_segment_header, encode_segment_header
+from rt.log.scan.directory import list_segments, read_header, read_identity
+from rt.log.scan.scanner import SessionScanner
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
+from rt.testing.disk import MemoryDisk
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.config.restart_policy import RestartLater
@@ -44,23 +47,30 @@ from sequencer.sessions import opener as opening_module
 from sequencer.sessions import peer_fetch
 from sequencer.sessions.disk_id import open_disk_id
 from sequencer.sessions.idle_replicas import IdleReplicas
+from sequencer.sessions.ingest import IngestStream
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, Forgotten, RunOpened
 from sequencer.state.apply_result import RunFenced as LifeFenced
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import (
+    CloseRun,
     CloseSession,
+    Command,
     Configure,
     DecideRequest,
+    FenceRun,
     Forget,
     JoinDisk,
+    MergeInstruction,
     MergeRange,
     OpenRun,
+    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
+    SealedRun,
     SubmitRequest,
 )
-from sequencer.state.state import Configuration, SequencerState
+from sequencer.state.state import Configuration, End, SequencerState
 from sequencer.state.state_codec import encode_state
 from sequencer.state.write_plan import SessionEnd, WritePlan, encode_order
 
@@ -554,7 +564,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
     lagging = Lagging(config, tmp_path / "publisher")
     consumed = lagging.state.sessions[1]
     assert consumed.consumed is not None
-    ahead = consumed.consumed.end._replace(y=lagging.end.roll + 2, offset=64)
+    ahead = consumed.consumed.end._replace(roll=lagging.end.roll + 2, offset=64)
     further = replace(consumed, consumed=replace(consumed.consumed, end=ahead))
 
     async def play() -> None:
@@ -833,9 +843,11 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
                 played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
             assert not intakes._refusals
             intakes._is_up = lambda: True
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True)))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             hello = PushHello("s", stale.session, stale.incarnation, None)
-            asking = asyncio.ensure_future(intakes.open_session(hello, Run(0, stale.run_id)))
+            asking = asyncio.ensure_future(
+                intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, stale.run_id))
+            )
             await played.until(lambda: any(one.HasField("propose") for one in played.heard))
             played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
             with pytest.raises(Fenced):
@@ -1206,11 +1218,11 @@ def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config)
             apply(state, Configure(sessions_per_name_max=1))
             must(RunOpened, apply(state, OpenRun("feed~a", bytes(16), None, 0, bytes(8))))
             played.say(snapshot_of(state))
-            played.say(CAUGHT_UP)
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             intakes = played.data.intakes
             intakes._is_up = lambda: True
             with pytest.raises(TooManySessions, match="sessionsPerNameMax") as caught:
-                await intakes.open_session(hello_of(1), Run(0, bytes(8)))
+                await intakes.open_session(IngestStream(intakes, hello_of(1), None, None), Run(0, bytes(8)))
             assert caught.value.retriable
             assert not any(one.HasField("propose") for one in played.heard)
 
@@ -1258,5 +1270,139 @@ def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
                 await data.merging.let_go(durable.instruction)
             assert known[0] is None, "it was trimmed"
             assert known[-2] is not None
+
+    asyncio.run(play())
+
+
+# Runs that go whole
+
+
+class Offline:
+    """A publisher that was started some times offline, its last start without an end, and a state."""
+
+    def __init__(self, runs: int) -> None:
+        disk = MemoryDisk()
+        for _ in range(runs + 1):
+            publish(disk, 10)
+        self.runs = [
+            run
+            for item in joined(items_of(disk, SESSION))
+            if isinstance(item, WholeRuns)
+            for run in item.runs
+        ]
+        assert len(self.runs) == runs
+        self.incarnation = read_identity(disk, SESSION).origin
+        self.hello = PushHello("s", "feed", self.incarnation, None)
+        self.index = 1
+
+    def opening(self, *, ends: bool = True) -> Command:
+        if not ends:
+            return OpenRun("feed", self.incarnation, None, 0, self.runs[0].run.run_id)
+        sealed = [SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in self.runs]
+        return OpenSealedRuns("feed", self.incarnation, None, tuple(sealed))
+
+    def merging(self, state: SequencerState, *runs: WholeRun) -> MergeInstruction:
+        ranges = tuple(map(range_of, runs))
+        return MergeInstruction(state.instruction + 1, state.sequenced_ns + 1, ranges)
+
+    def commit(self, played: Played, command: Command) -> None:
+        self.index += 1
+        played.say(pb.ToData(applied=pb.Applied(index=self.index, command=encode_command(command))))
+
+    async def begin(self, played: Played) -> IngestStream:
+        played.say(snapshot_of(new_state(), index=1))
+        played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+        played.data.intakes._is_up = lambda: True
+        return await played.data.intakes.accept(self.hello, Identity("s", "publisher", "feed"))
+
+    def stored(self, played: Played) -> dict[SegmentId, bytes]:
+        copy = Path(played.data.copies.path(1))
+        return {
+            run.segment: file.read_bytes()
+            for run in self.runs
+            if (file := copy / run.segment.file_name).exists()
+        }
+
+
+def range_of(run: WholeRun) -> MergeRange:
+    data = memoryview(run.data)
+    scanner = SessionScanner(decode_segment_header(bytes(data[:64]), path="log"), marks=True)
+    begin = scanner.chain
+    scanner.scan(data[64:])
+    return MergeRange(1, run.run.run, 0, 64, len(data), run.end - 1, 1, begin, scanner.chain)
+
+
+def proposed(played: Played) -> list[Command]:
+    return [decode_command(one.propose) for one in played.heard if one.HasField("propose")]
+
+
+def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_merged(config):
+    offline = Offline(5)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs))
+            await played.until(lambda: proposed(played))
+            assert proposed(played) == [offline.opening()]
+            assert not played.data.copies.all()
+            offline.commit(played, offline.opening())
+            await taking
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            await played.until(
+                lambda: played.data.copies.get(1).store.progress.durable == offline.runs[-1].end_offset
+            )
+
+            def reported() -> set[int]:
+                reports = [one for said in played.heard for one in said.report.segments]
+                return {one.run for one in reports if one.marks}
+
+            await played.until(lambda: reported() == set(range(5)))
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config):
+    offline = Offline(6)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            state = played.data.replica.state
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs[:2]))
+            await played.until(lambda: proposed(played))
+            offline.commit(played, offline.opening())
+            await taking
+            offline.commit(played, offline.merging(state, *offline.runs[:5]))
+            assert state.sessions[1].done[0] == 4
+            await intake.append_runs(offline.runs[2:])
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            with pytest.raises(Fenced, match="behind the end"):
+                await intake.append(Chunk(offline.runs[2].end_offset, bytes(8)))
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
+    offline = Offline(3)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            offline.commit(played, offline.opening(ends=False))
+            offline.commit(played, replace(offline.opening(), newest=1))
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs))
+            await played.until(lambda: played.data.copies.get(1) is not None)
+            await played.until(lambda: played.data.copies.get(1).receiver.has_ended)
+            assert len(offline.stored(played)) == 1
+            assert not taking.done()
+            first = offline.runs[0]
+            offline.commit(played, FenceRun(1, 0))
+            offline.commit(played, CloseRun(1, 0, 0, len(first.data), first.end))
+            await taking
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            await intake.close()
 
     asyncio.run(play())

@@ -33,7 +33,7 @@ from sequencer.data.reset_service import ResetService
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.rest.base.errors import NotReady
-from sequencer.sessions.ingest import SessionIngest
+from sequencer.sessions.ingest import IngestStream, SessionIngest
 from sequencer.state import merge
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, RunOpened
@@ -366,10 +366,11 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
     hello = PushHello("s", "a", late.incarnation, None)
 
     async def play() -> None:
-        state.sessions[session_id] = replace(
-            state.sessions[session_id], lives=(), last_run=-1
-        )  # Not yet here.
-        asking = asyncio.create_task(intakes.open_session(hello, Run(0, late.run_id)))
+        # Not yet here.
+        state.sessions[session_id] = replace(state.sessions[session_id], lives=(), last_run=-1)
+        asking = asyncio.create_task(
+            intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, late.run_id))
+        )
         await asyncio.sleep(0)
         state.sessions[session_id] = replace(
             state.sessions[session_id], lives=(), last_run=2, done=(1, End(0, 128, 10))
@@ -404,7 +405,7 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
     async def play() -> None:
         hello = PushHello("s", "a", stale.incarnation, None)
         with pytest.raises(Fenced, match="a reset of the cluster ended X 3"):
-            await intakes.open_session(hello, Run(3, stale.run_id))
+            await intakes.open_session(IngestStream(intakes, hello, None, None), Run(3, stale.run_id))
 
     asyncio.run(play())
     do_open(state, "a", x=5)

@@ -106,8 +106,9 @@ def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_fligh
     do_fence(state)
     do_close(state, 1, 0, (0, 128, 10))
     held(board, 1, 128)
+    merges = [planned(speculation, board)]
     held(board, 1, 128, run=1)
-    merges = [planned(speculation, board) for _ in range(2)]
+    merges.append(planned(speculation, board))
     assert [merge.ranges for merge in merges] == [(piece(),), (piece(run=1),)]
     assert maybe_planned(speculation, board) is None
     do_open(state, "s0", run=5)
@@ -192,10 +193,9 @@ def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> 
     do_close(state, 1, 0, (0, 128, 10))
     held(board, 1, 128, 256)
     held(board, 1, 128, run=1)
-    for want in (piece(), piece(run=1)):
-        merge = planned(speculation, board)
-        assert merge.ranges == (want,)
-        must(RangesMerged, apply(state, merge))
+    merge = planned(speculation, board)
+    assert merge.ranges == (piece(), piece(run=1))
+    must(RangesMerged, apply(state, merge))
 
 
 def test_sequencing_times_rise_whatever_the_clocks_say() -> None:

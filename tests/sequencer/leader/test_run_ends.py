@@ -8,9 +8,9 @@ from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import DiskRestored, RunClosed
-from sequencer.state.commands import CloseRun, FenceRun, RestoreDisk
-from sequencer.state.state import SequencerState
+from sequencer.state.apply_result import DiskRestored, RunClosed, RunOpened
+from sequencer.state.commands import CloseRun, FenceRun, OpenSealedRuns, RestoreDisk, SealedRun
+from sequencer.state.state import End, SequencerState
 from sequencer.state.write_plan import SessionEnd
 
 
@@ -378,3 +378,66 @@ def test_what_is_merged_stays_merged_when_the_rest_is_lost() -> None:
     assert close == CloseRun(1, 0, 0, 128, 10)
     must(RunClosed, apply(state, close))
     assert state.sessions[1].lives == ()
+
+
+# Sealed runs
+
+
+def sealed_stage(*, is_superseded: bool = False) -> tuple[SequencerState, ReplicationTracker]:
+    state = new_state()
+    do_join(state, "n0", "n1", "n2")
+    whose = opening("s0")
+    runs = tuple(SealedRun(x, opening("s0", x).run_id, End(0, 256, 24)) for x in (0, 1))
+    must(RunOpened, apply(state, OpenSealedRuns(whose.session, whose.incarnation, None, runs)))
+    if is_superseded:
+        do_open(state, "s0", incarnation=1)
+    return state, ReplicationTracker(3)
+
+
+def test_a_sealed_run_is_neither_fenced_nor_closed_while_its_sender_may_come() -> None:
+    state, board = sealed_stage()
+    assert planned(state, board) == []
+    held(board, 1, 128)
+    board.on_announced(SessionEnd(1, 0, 0, 256, 24))
+    assert planned(state, board) == []
+    held(board, 1, 128, 256)
+    assert planned(state, board) == []
+
+
+def test_a_sealed_run_whose_sender_has_less_than_it_said_is_fenced_when_a_majority_has_that() -> None:
+    state, board = sealed_stage()
+    board.on_announced(SessionEnd(1, 0, 0, 128, 10))
+    assert planned(state, board) == []
+    held(board, 1, 128)
+    assert planned(state, board) == [FenceRun(1, 0)]
+
+
+def test_a_sealed_run_that_nobody_brings_any_more_is_fenced_and_closed_where_it_ends() -> None:
+    state, board = sealed_stage(is_superseded=True)
+    held(board, 1, 128)
+    assert planned(state, board) == [FenceRun(1, 0)]
+    do_fence(state)
+    final(0, board, 128)
+    final(1, board, 64)
+    assert planned(state, board) == [CloseRun(1, 0, 0, 128, 8)]
+
+
+def test_a_sealed_run_that_is_whole_on_a_majority_needs_no_fence_though_nobody_comes() -> None:
+    state, board = sealed_stage(is_superseded=True)
+    held(board, 1, 256)
+    assert planned(state, board) == []
+
+
+def test_a_session_that_is_given_up_ends_its_sealed_runs() -> None:
+    state, board = sealed_stage()
+    closer = SessionCloser(state, board)
+    closer.give_up([1])
+    assert closer.plan() == [FenceRun(1, 0)]
+
+
+def test_no_nearer_end_is_looked_for_of_a_sealed_run() -> None:
+    state, board = sealed_stage(is_superseded=True)
+    for node in range(3):
+        holds(f"n{node}", board, 128)
+    closer = SessionCloser(state, board)
+    assert closer.plan_lost({"n0": 3, "n1": 3, "n2": 3}) == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from sequencing import Writing, do_fence, do_merge, do_open, new_state, piece
+from sequencing import Writing, do_fence, do_merge, do_open, must, new_state, opening, piece
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import Leader
 from sequencer.leader.peer_fetch_planner import QUIET_NS, FetchRequest, PeerFetchPlanner
-from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, pack_marks
-from sequencer.state.state import SequencerState
+from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey, pack_marks
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import RunOpened
+from sequencer.state.commands import OpenSealedRuns, SealedRun
+from sequencer.state.state import End, SequencerState
 
 NODES = ("n1", "n2", "n3")
 
@@ -157,3 +160,21 @@ def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage
     stage.now_ns += QUIET_NS
     leader.tick()
     assert told == [stage.lack("n1", "n3", 0, 2), stage.lack("n2", "n3", 0, 2)]
+
+
+def test_runs_that_wait_behind_one_that_is_merged_are_not_forgotten_however_quiet_it_is() -> None:
+    state = new_state()
+    whose = opening("a")
+    runs = tuple(SealedRun(x, opening("a", x).run_id, End(0, 128, 10)) for x in (0, 1))
+    must(RunOpened, apply(state, OpenSealedRuns(whose.session, whose.incarnation, None, runs)))
+    board = ReplicationTracker(len(NODES))
+    supplying = PeerFetchPlanner(state, board)
+    marks = [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
+    for node, xs in (("n1", (0, 1)), ("n2", (0,)), ("n3", (0,))):
+        for x in xs:
+            board.on_marks(node, SegmentKey(1, x, 0), marks)
+            supplying.on_news(1, node, 0)
+    assert supplying.plan(NODES, QUIET_NS) == []
+    do_merge(state, piece())
+    found = supplying.plan(NODES, 2 * QUIET_NS)
+    assert found == [FetchRequest(node, "n1", 1, 1, 0, 128) for node in ("n2", "n3")]

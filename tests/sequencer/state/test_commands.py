@@ -33,10 +33,12 @@ from sequencer.state.commands import (
     MergeInstruction,
     MergeRange,
     OpenRun,
+    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
     RestoreDisk,
     Roll,
+    SealedRun,
     SubmitRequest,
     TrimSegments,
 )
@@ -48,13 +50,18 @@ from sequencer.state.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.state.state import CONFIGURABLE, Configuration
+from sequencer.state.state import CONFIGURABLE, Configuration, End
 
 RANGE = MergeRange(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
 EXAMPLES: list[Command] = [
     MergeInstruction(12, 1_700_000_000_000_000_000, (RANGE, MergeRange(9, 0, 0, 128, 256, 0, 1, 1, 2))),
     OpenRun("feed~backup", b"I" * 16, "twins", 4, b"L" * 8),
     OpenRun("feed", b"I" * 16, None, 0, b"L" * 8, 7),
+    OpenSealedRuns(
+        *("feed", b"I" * 16, "twins"),
+        (SealedRun(4, b"L" * 8, End(0, 4096, 50)), SealedRun(5, b"M" * 8, End(2, 64, 50))),
+        7,
+    ),
     FenceRun(7, 3),
     CloseRun(7, 3, 1, 4096, 1050),
     Roll(13, 0, 5, 1_700_000_000_000_000_000),
@@ -133,6 +140,21 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         st.none() | NAMES,
         UINT32,
         st.binary(min_size=8, max_size=8),
+        UINT32,
+    ),
+    st.builds(
+        OpenSealedRuns,
+        SESSIONS,
+        st.binary(min_size=16, max_size=16),
+        st.none() | NAMES,
+        st.dictionaries(
+            UINT32, st.tuples(UINT32, st.integers(8, 2**40), NUMBERS), min_size=1, max_size=3
+        ).map(
+            lambda found: tuple(
+                SealedRun(x, b"L" * 8, End(y, 8 * eighths, number))
+                for x, (y, eighths, number) in sorted(found.items())
+            )
+        ),
         UINT32,
     ),
     st.builds(FenceRun, UINT32, UINT32),

@@ -1,0 +1,180 @@
+"""Runs that are opened with their ends: no fence and no close, and nothing else is different."""
+
+from __future__ import annotations
+
+import pytest
+from sequencing import (
+    do_close,
+    do_fence,
+    do_merge,
+    do_open,
+    merging,
+    must,
+    new_state,
+    newest_of,
+    opening,
+    piece,
+    refusal,
+)
+
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, RangesMerged, RunFenced, RunOpened
+from sequencer.state.commands import CloseSession, OpenSealedRuns, SealedRun
+from sequencer.state.state import LIVES_MAX, End, SequencerState
+from sequencer.state.state_codec import decode_state, encode_state
+
+END = End(0, 128, 10)
+EMPTY = End(0, 64, 0)
+
+
+def sealing(
+    state: SequencerState, *xs: int, end: End = END, name: str = "a", incarnation: int = 0
+) -> OpenSealedRuns:
+    whose = opening(name, incarnation=incarnation)
+    runs = tuple(SealedRun(x, opening(name, x, incarnation=incarnation).run_id, end) for x in xs)
+    newest = newest_of(state, name)
+    return OpenSealedRuns(whose.session, whose.incarnation, whose.dedup_id, runs, newest)
+
+
+def do_seal(state: SequencerState, *xs: int, end: End = END) -> int:
+    return must(RunOpened, apply(state, sealing(state, *xs, end=end))).session_id
+
+
+def ends(state: SequencerState, session_id: int = 1) -> list[tuple[int, End | None]]:
+    return [(life.run, life.end) for life in state.sessions[session_id].lives]
+
+
+def test_sealed_runs_are_merged_one_after_the_other_without_fence_or_close() -> None:
+    state = new_state()
+    session_id = do_seal(state, 0, 1, 2)
+    assert ends(state) == [(0, END), (1, END), (2, END)]
+    order = do_merge(state, piece(), piece(run=1), piece(run=2))
+    assert [(block.run, block.message_count) for block in order.blocks if not block.is_declaration] == [
+        (0, 10),
+        (1, 10),
+        (2, 10),
+    ]
+    assert [end.run for end in order.consumed] == [2]
+    session = state.sessions[session_id]
+    assert (session.lives, session.done, session.last_run, state.position) == ((), (2, END), 2, 30)
+
+
+def test_ranges_of_several_runs_in_one_instruction_merge_as_they_would_in_one_each() -> None:
+    together, apart = new_state(), new_state()
+    for state in (together, apart):
+        do_seal(state, 0, 1, 4)
+    do_merge(together, piece(), piece(run=1), piece(run=4))
+    for x in (0, 1, 4):
+        do_merge(apart, piece(run=x))
+    assert together.sessions == apart.sessions
+    assert together.position == apart.position
+
+
+def test_an_instruction_with_a_range_that_does_not_follow_changes_nothing() -> None:
+    state = new_state()
+    do_seal(state, 0, 1, 2)
+    before = encode_state(state)
+    command = merging(state, piece(), piece(run=2))
+    assert "session number 2 where 1 is merged" in refusal(state, command).why
+    assert encode_state(state) == before
+
+
+def test_nothing_is_merged_behind_the_end_of_a_sealed_run() -> None:
+    state = new_state()
+    do_seal(state, 0)
+    command = merging(state, piece(end=192, count=20))
+    assert "beyond the end" in refusal(state, command).why
+
+
+def test_runs_that_are_open_or_over_are_passed_over_and_keep_what_they_have() -> None:
+    state = new_state()
+    do_open(state, run=0)
+    do_seal(state, 0, 1, 2)
+    assert ends(state) == [(0, None), (1, END), (2, END)]
+    do_fence(state)
+    do_close(state, 1, 0, EMPTY)
+    do_merge(state, piece(run=1))
+    assert ends(state) == [(2, END)]
+    do_seal(state, 0, 1, 2, 3, end=End(0, 256, 20))
+    assert ends(state) == [(2, END), (3, End(0, 256, 20))]
+
+
+def test_runs_that_are_all_over_are_refused_as_one_of_them_would_be() -> None:
+    state = new_state()
+    do_seal(state, 0, 1)
+    do_merge(state, piece(), piece(run=1))
+    do_open(state, run=5)
+    assert refusal(state, sealing(state, 0, 1)) == refusal(state, opening(run=0, newest=1))
+
+
+def test_behind_a_run_that_is_refused_none_is_opened() -> None:
+    state = new_state()
+    do_open(state, run=1, life=99)
+    assert refusal(state, sealing(state, 1, 2)).is_fenced
+    assert ends(state) == [(1, None)]
+
+
+def test_as_many_are_opened_as_find_room() -> None:
+    state = new_state()
+    for start in range(0, LIVES_MAX - 6, 250):
+        do_seal(state, *range(start, min(start + 250, LIVES_MAX - 6)))
+    do_seal(state, *range(LIVES_MAX - 6, LIVES_MAX + 100))
+    assert len(ends(state)) == LIVES_MAX
+    assert "wait to be merged" in refusal(state, sealing(state, LIVES_MAX)).why
+    do_merge(state, piece())
+    do_seal(state, *range(LIVES_MAX - 6, LIVES_MAX + 100))
+    assert ends(state)[-1] == (LIVES_MAX, END)
+
+
+def test_runs_without_messages_are_over_at_once_in_their_turn() -> None:
+    state = new_state()
+    do_seal(state, 0, 1, end=EMPTY)
+    assert ends(state) == []
+    do_seal(state, 2)
+    do_seal(state, 3, 4, end=EMPTY)
+    assert ends(state) == [(2, END), (3, EMPTY), (4, EMPTY)]
+    do_merge(state, piece(run=2))
+    assert (ends(state), state.sessions[1].done) == ([], (4, EMPTY))
+
+
+def test_runs_of_a_directory_that_took_over_wait_for_the_older_one_even_if_empty() -> None:
+    state = new_state()
+    do_open(state)
+    newer = must(RunOpened, apply(state, sealing(state, 0, end=EMPTY, incarnation=1))).session_id
+    assert ends(state, newer) == [(0, None)]
+    must(RunOpened, apply(state, sealing(state, 1, incarnation=1)))
+    assert "is not merged whole" in refusal(state, merging(state, piece(newer))).why
+
+
+@pytest.mark.parametrize("by", ["leader", "operator"])
+def test_a_sealed_run_that_is_fenced_is_closed_where_nodes_say(by: str) -> None:
+    state = new_state()
+    do_seal(state, 0)
+    if by == "leader":
+        do_fence(state)
+    else:
+        must(RunFenced, apply(state, CloseSession("a")))
+    assert ends(state) == [(0, None)]
+    nearer = End(0, 96, 4)
+    do_close(state, 1, 0, nearer)
+    do_fence(state)
+    assert ends(state) == [(0, nearer)]
+    do_merge(state, piece(end=96, count=4))
+    assert ends(state) == []
+
+
+def test_a_snapshot_keeps_sealed_runs_as_they_are() -> None:
+    state = new_state()
+    do_seal(state, 0, 1)
+    again = decode_state(encode_state(state))
+    assert again.sessions == state.sessions
+    assert encode_state(again) == encode_state(state)
+    must(RangesMerged, apply(again, merging(again, piece())))
+
+
+def test_a_fenced_directory_opens_nothing() -> None:
+    state = new_state()
+    do_open(state)
+    do_open(state, incarnation=1)
+    outcome = must(CommandRejected, apply(state, sealing(state, 1, 2)))
+    assert outcome.is_fenced
