@@ -247,6 +247,7 @@ def _copy(state: SequencerState) -> SequencerState:
         by_name={},
         by_incarnation={},
         open_of=Counter(),
+        runs_of=Counter(),
     )
 
 

@@ -287,7 +287,7 @@ class DataProcess:
                 x, end = life.run, life.end
                 self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(x, end.roll, end.offset)))
         self.opener.confirm(state.joins)
-        self.closed_copies.on_snapshot(state)
+        self.closed_copies.on_snapshot()
         self.intakes.on_snapshot()
 
     def _is_forced_apart(self, epoch: int) -> bool:

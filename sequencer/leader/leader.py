@@ -115,7 +115,7 @@ class Leader:
         self._supplying, self._tell_lack = PeerFetchPlanner(state, self.board), tell_lack
         self._archiving = RetentionPlanner(state, members, wanted, now_ns())
         self._lease_clock = LeaseExpiry(state)
-        self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state)
+        self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
         self._in_flight = 0
         self._is_adrift = False
         """Something was applied otherwise than planned: nothing is planned until nothing is in flight."""
@@ -144,7 +144,8 @@ class Leader:
         node.clock_ns, node.heard_ns = report.clock_ns, self._now_ns()
         node.disk = DiskUse(report.disk_bytes, report.disk_free_bytes)
         if report.connected:
-            self._on_heard(report.connected)
+            self._idle.on_heard(report.connected, self._now_ns())
+            self._endings.on_heard(report.connected)
         if report.merged.instruction != node.merged.instruction:
             for found in self._chains.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_difference(found)
@@ -160,11 +161,6 @@ class Leader:
         if not node.is_asked:
             node.joins = max(node.joins, report.joins)
 
-    def _on_heard(self, session_ids: Iterable[int]) -> None:
-        """The publishers of these sessions are there."""
-        self._idle.on_heard(session_ids, self._now_ns())
-        self._endings.on_heard(session_ids)
-
     def _on_segment(self, name: str, one: pb.SegmentReport) -> None:
         session = self._state.sessions.get(one.session_id)
         if session is None and one.session_id < self._state.next_session_id:
@@ -173,7 +169,7 @@ class Leader:
             self._nodes[name].is_asked = True
             self._ask_again(name)  # It was opened, and is about to be applied here.
             return
-        self._on_heard([one.session_id])
+        self._idle.on_heard([one.session_id], self._now_ns())  # What a node holds, a peer may have brought.
         self.board.on_marks(name, SegmentKey(one.session_id, one.run, one.roll), unpack_marks(one.marks))
         self._supplying.on_news(one.session_id, name, self._nodes[name].heard_ns)
         if one.HasField("announced"):
@@ -394,7 +390,7 @@ class Leader:
             logger.info("closes_idle_sessions count=%d first=%d", len(idle), idle[0])
             self._endings.give_up(idle)
         merged = [node.merged.instruction for node in self._nodes.values()]
-        forget = self._old.plan(merged, self.board.majority)
+        forget = self._old.plan(merged, self.board.majority, self._now_ns())
         if forget is not None:
             self._propose_at_times(forget, (Forget,))
 

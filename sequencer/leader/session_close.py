@@ -87,7 +87,7 @@ class SessionCloser:
         self.due.update(self._given_up)
 
     def on_heard(self, session_ids: Iterable[int]) -> None:
-        """The publishers of these are there."""
+        """The publishers of these are connected: they may still bring what nodes are missing."""
         self._given_up.difference_update(session_ids)
 
     def on_applied(self, outcome: Outcome) -> None:

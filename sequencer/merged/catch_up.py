@@ -28,7 +28,13 @@ from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger, MissingInput
 from sequencer.merged.repair_queue import CorruptFiles
-from sequencer.sessions.input_planner import SessionRange, is_due, peers_ahead, plan_ranges
+from sequencer.sessions.input_planner import (
+    RANGES_BYTES_MAX,
+    SessionRange,
+    is_due,
+    peers_ahead,
+    plan_ranges,
+)
 from sequencer.sessions.peer_pull import catch_up, fetch_range, merged_end
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.write_plan import BlockWrite
@@ -164,19 +170,22 @@ class CatchUp:
         Input of later orders is no progress: while a stream flows, peers have more of it at each round.
         """
         orders, is_here = merger.upcoming(), self._is_here
-        wanted = plan_ranges(orders, is_here)
-        if not wanted and merger.missing is not None:
+        if merger.missing is not None and not plan_ranges(orders[:1], is_here):
             # A copy is here, but its bytes cannot be read: it was trimmed or is damaged.
-            orders, is_here = orders[:1], lambda block: self._merging.fetched.find(block) is not None
-            wanted = plan_ranges(orders, is_here)
-        got = await asyncio.gather(*map(self._fetch_range, wanted))
+            orders, is_here = orders[:1], self._is_fetched
+        # What was fetched ahead, and waits for the first order, counts as well.
+        room = max(RANGES_BYTES_MAX - self._merging.fetched.total_bytes, 0)
+        got = await asyncio.gather(*map(self._fetch_range, plan_ranges(orders, is_here, bytes_max=room)))
         if any(got):
             logger.info("fetched_ranges count=%d wanted=%d bytes=%d", sum(map(bool, got)), len(got), sum(got))
         is_past = merger.upcoming()[:1] != orders[:1]
         return any(got) and (is_past or not plan_ranges(orders[:1], is_here))
 
+    def _is_fetched(self, block: BlockWrite) -> bool:
+        return self._merging.fetched.find(block) is not None
+
     def _is_here(self, block: BlockWrite) -> bool:
-        if self._merging.fetched.find(block) is not None:
+        if self._is_fetched(block):
             return True
         copy, segment = self._copies.get(block.session_id), SegmentId(block.run, block.roll)
         return copy is not None and copy.has(segment, block.start, block.end, block.chain_end)

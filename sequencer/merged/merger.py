@@ -175,7 +175,7 @@ class Merger:
         with self._changed:
             self._orders.append(order)
             if len(self._orders) > PLANS_MAX:
-                self._orders.popleft()
+                self._fetched.forget(self._orders.popleft())
                 self._find_gap()
             if self._is_idle:
                 self._changed.notify_all()

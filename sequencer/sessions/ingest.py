@@ -30,9 +30,9 @@ from sequencer.state.apply_result import (
     Outcome,
     RangesMerged,
     RunClosed,
+    RunFenced,
     RunOpened,
 )
-from sequencer.state.apply_result import RunFenced as LifeFenced
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import SEALED_RUNS_MAX, Command, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.run_lifecycle import FORGOTTEN, why_full
@@ -115,7 +115,7 @@ class SessionIngest:
             case RangesMerged(order):
                 for end in order.consumed:
                     self.on_session(end.session_id)
-            case RunClosed(session_id) | LifeFenced(session_id):
+            case RunClosed(session_id) | RunFenced(session_id):
                 self.on_session(session_id)
             case ClusterReset():
                 self.on_changed()
@@ -174,7 +174,21 @@ class SessionIngest:
         if session is not None and session.id in state.closed:
             # It was closed without its publisher: of what it opened nothing more is taken.
             place = max(place or NOWHERE, LogOffset(session.last_run + 1, 0, 0))
+        elif session is not None and place is not None:
+            place = self._next_run(session, place)
         return PushStart(state.cluster, self._replica.epoch, self._members, standing.node, place)
+
+    def _next_run(self, session: Session, place: LogOffset) -> LogOffset:
+        """Where the next run begins, if nothing of the last merged one is needed from the publisher.
+
+        That one may have been closed without its publisher, whose disk has more of it than is taken.
+        """
+        life, done = session.life, session.done
+        if life is None or done is None or place.run > done[0]:
+            return place
+        run, end = done
+        is_needed = place < _place(run, end) and not self._copies.is_released(session.id)
+        return place if is_needed else LogOffset(life.run, 0, 0)
 
     async def open_session(
         self, intake: IngestStream, life: Run, sealed: Sequence[SealedRun] = ()
@@ -218,7 +232,7 @@ class SessionIngest:
             if refused is not None:
                 raise _refusal(refused, hello, life)
             known = session.life_of(life.number) if session is not None else None
-            why = why_full(self._state(), hello.session) if known is None else None
+            why = why_full(self._state(), hello.session, hello.dedup_id) if known is None else None
             if why is not None:
                 raise _refusal(CommandRejected(why, is_full=True), hello, life)
             has_room = session is None or len(session.lives) < LIVES_MAX - SEALED_RUNS_MAX
@@ -444,11 +458,24 @@ class IngestStream:
         run = item.start.run if isinstance(item, Chunk) else item.end_offset.run
         known = self.sealed.get(run)
         limit = self._intakes.limit(copy.session_id, run, None if known is None else known.end)
-        if limit is not None and isinstance(item, Chunk) and item.end > _place(run, limit):
-            raise Fenced(
-                "bytes behind the end of an X", where=self.hello.session, got=item.end, expected=limit
-            )
+        if limit is not None and isinstance(item, Chunk):
+            await self._take_before(copy, item, _place(run, limit))
+            return
         await self._intakes.take(copy, item)
+
+    async def _take_before(self, copy: SessionReplica, item: Chunk, end: LogOffset) -> None:
+        """Take what is before the end of a closed run. Whoever has more of it, is told where to go on."""
+        if item.start < end:
+            whole = item if item.end <= end else Chunk(item.start, _cut(item, end))
+            await self._intakes.take(copy, whole)
+        if item.end > end:
+            raise Unreachable(
+                "bytes after the end of a run that was closed",
+                where=self.hello.session,
+                got=item.end,
+                expected=f"at most {end}",
+                hint="Connect again: the node says where the session goes on.",
+            )
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         """See the protocol."""
@@ -485,6 +512,10 @@ def _may_begin(copy: SessionReplica, x: int, before: ActiveRun) -> bool:
     return end is not None and copy.receiver.has_ended and place == (before.run, end.roll, end.offset)
 
 
+def _cut(item: Chunk, end: LogOffset) -> memoryview:
+    return memoryview(item.data)[: end.offset - item.start.offset]
+
+
 def _place(x: int, end: End) -> LogOffset:
     return LogOffset(x, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
 
@@ -496,7 +527,7 @@ def _refusal(refused: CommandRejected, hello: PushHello, life: Run) -> RtError:
             where=hello.session,
             got=refused.why,
             hint="An operator closes sessions by POST /close-session, or raises the limit by POST "
-            "/configuration.",
+            "/configuration. The number of dedup ids is fixed: use known ones.",
         )
     kind = Fenced if refused.is_fenced else Unreachable
     return kind(

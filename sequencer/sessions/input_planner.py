@@ -22,7 +22,7 @@ STUCK_S: Final = 1.0
 SLOW_S: Final = 5.0
 """And may take so long in all for one range."""
 RANGES_BYTES_MAX: Final = 32 << 20
-"""Most bytes of ranges that are fetched at once, beyond those that the first order needs."""
+"""Most bytes of ranges that wait in memory, fetched ahead of what the first order needs."""
 BLOCKS_MAX: Final = 4096
 """So many blocks are looked at, if the first order has no more: that takes some milliseconds."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from rt.names import session_owner
+from rt.names import dedup_owner, session_owner
 from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome, RunClosed, RunFenced, RunOpened
 from sequencer.state.commands import (
     CloseRun,
@@ -26,7 +26,17 @@ from sequencer.state.commands import (
     OpenSealedRuns,
     SealedRun,
 )
-from sequencer.state.state import BEGIN, LIVES_MAX, ActiveRun, End, SequencerState, Session
+from sequencer.state.state import (
+    BEGIN,
+    DEDUP_IDS_MAX,
+    LIVES_MAX,
+    RUNS_PER_OWNER_MAX,
+    RUNS_PER_SESSION,
+    ActiveRun,
+    End,
+    SequencerState,
+    Session,
+)
 
 FORGOTTEN: Final = "the session was closed long ago, and its record is gone"
 
@@ -46,6 +56,9 @@ def open_life(state: SequencerState, command: OpenRun) -> Outcome:
     why = _why_no_room(state, command.session)
     # One that takes over from another is let in: that one is closed, and this one waits for it.
     if why is not None and not (newest is not None and newest.lives and not waits(state, newest)):
+        return CommandRejected(why, is_full=True)
+    why = _why_no_dedup_id(state, command.dedup_id)
+    if why is not None:
         return CommandRejected(why, is_full=True)
     waits_for = 0
     if newest is not None:
@@ -103,6 +116,9 @@ def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Ou
         return CommandRejected(why, is_fenced=not is_merged)
     if len(session.lives) >= LIVES_MAX:
         return CommandRejected(f"{LIVES_MAX} lives of the session wait to be merged")
+    owner = session_owner(session.name)
+    if len(session.lives) >= RUNS_PER_SESSION and state.runs_of[owner] >= RUNS_PER_OWNER_MAX:
+        return CommandRejected(f"{state.runs_of[owner]} lives of {owner} wait to be merged")
     full = None if session.lives else _why_no_room(state, session.name)
     if full is not None:
         return CommandRejected(full, is_full=True)
@@ -115,12 +131,22 @@ def _add_life(state: SequencerState, session: Session, command: OpenRun) -> Outc
     return RunOpened(session.id, command.run)
 
 
-def why_full(state: SequencerState, name: str) -> str | None:
+def why_full(state: SequencerState, name: str, dedup_id: str | None) -> str | None:
     """Why a publisher cannot open a session of that name now; None if it may."""
     session = state.session_of(name)
     if session is not None and session.lives:
         return None  # It is open, or `open_life` decides whether another one takes over from it.
-    return _why_no_room(state, name)
+    return _why_no_room(state, name) or _why_no_dedup_id(state, dedup_id)
+
+
+def _why_no_dedup_id(state: SequencerState, dedup_id: str | None) -> str | None:
+    """Why a session cannot use that dedup id; None if it can."""
+    if dedup_id is None or dedup_id in state.wanted or len(state.wanted) < DEDUP_IDS_MAX:
+        return None
+    owner = dedup_owner(dedup_id)
+    if sum(dedup_owner(known) == owner for known in state.wanted) < DEDUP_IDS_MAX:
+        return None
+    return f"{DEDUP_IDS_MAX} dedup ids of {owner} were used, and {dedup_id} is one more"
 
 
 def _why_no_room(state: SequencerState, name: str) -> str | None:
@@ -134,17 +160,17 @@ def _why_no_room(state: SequencerState, name: str) -> str | None:
 
 
 def close_session(state: SequencerState, command: CloseSession) -> Outcome:
-    """An operator ends what is open of a session: nothing more is taken of it."""
+    """An operator ends the run that is merged of a session: nothing more is taken of it.
+
+    Runs after it are ended by the leader, unless their publisher is connected.
+    """
     session = state.session_of(command.session)
     if session is None:
         return CommandRejected(f"there is no session {command.session}")
     if session.life is None:
         return CommandRejected(f"session {command.session} is closed")
-    if len(session.lives) > 1:
-        return CommandRejected(
-            f"{len(session.lives)} starts of session {command.session} wait: try again later"
-        )
-    state.put(session.with_life(_fenced(session.life)))
+    if not session.life.is_fenced:
+        state.put(session.with_life(_fenced(session.life)))
     return RunFenced(session.id, session.life.run, is_given_up=True)
 
 

@@ -41,8 +41,14 @@ Of older ones only what `forgotten_key` makes is kept."""
 FORGOTTEN_MAX: Final = 1 << 17
 """Incarnations that are remembered by their key alone: 1 MiB of every snapshot."""
 FORGOTTEN_KEY_BYTES: Final = 8
+DEDUP_IDS_MAX: Final = 10_000
+"""Dedup ids of one owner: their watermarks are in every snapshot, and are never dropped."""
 LIVES_MAX: Final = 1024
-"""Starts of one publisher that wait to be merged."""
+"""Maximum number of active runs of a session."""
+RUNS_PER_SESSION: Final = 16
+RUNS_PER_OWNER_MAX: Final = 4096
+"""A session may always have `RUNS_PER_SESSION` active runs. It may have more while all sessions of its owner
+together have fewer than this: each run is in every snapshot."""
 REQUEST_BYTES: Final = 16
 """Of the ids of requests, which nobody guesses."""
 BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
@@ -315,6 +321,8 @@ class SequencerState:
     """By name and incarnation."""
     open_of: Counter[str] = field(default_factory=Counter)
     """How many sessions are open, by the certificate's name."""
+    runs_of: Counter[str] = field(default_factory=Counter)
+    """How many runs are active, by the certificate's name."""
     encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)
     """What `state_encoding` made of sessions, by id: most of them never change again."""
 
@@ -332,14 +340,14 @@ class SequencerState:
         """Add a session, or another version of it."""
         known = self.sessions.get(session.id)
         self.sessions[session.id] = session
-        was_open, is_open = known is not None and bool(known.lives), bool(session.lives)
+        before, now = 0 if known is None else len(known.lives), len(session.lives)
         if known is None:
             self._index(session)
-        if was_open != is_open:
-            self._count(session, 1 if is_open else -1)
-        if is_open:
+        if before != now:
+            self._count(session, before, now)
+        if now:
             self.closed.pop(session.id, None)
-        elif was_open or known is None:
+        elif before or known is None:
             self.closed[session.id] = None
 
     def forget(self, session_id: int) -> None:
@@ -363,17 +371,19 @@ class SequencerState:
         for _, session in sorted(self.sessions.items()):  # So the newest of a name is the last one.
             self._index(session)
             if session.lives:
-                self._count(session, 1)
+                self._count(session, 0, len(session.lives))
 
     def _index(self, session: Session) -> None:
-        self.by_name[session.name] = session.id
+        if not session.is_superseded:  # Its successor may be forgotten before it.
+            self.by_name[session.name] = session.id
         self.by_incarnation[session.name, session.incarnation] = session.id
 
-    def _count(self, session: Session, change: int) -> None:
+    def _count(self, session: Session, before: int, now: int) -> None:
         owner = session_owner(session.name)
-        self.open_of[owner] += change
+        self.open_of[owner] += bool(now) - bool(before)
+        self.runs_of[owner] += now - before
         if not self.open_of[owner]:
-            del self.open_of[owner]
+            del self.open_of[owner], self.runs_of[owner]
 
     def session_of(self, name: str) -> Session | None:
         """The newest incarnation of that name."""

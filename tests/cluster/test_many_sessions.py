@@ -17,6 +17,7 @@ from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
 
 import rt
+from replicator.push.client import PushClient
 from rt.net.rest_client import ask, check
 from sequencer.sessions.idle_replicas import OPEN_MAX
 
@@ -172,3 +173,29 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
         assert found["lastRun"] == 1
     finally:
         told(nodes, "/configuration", {"sessionIdleMinutes": usual})
+
+
+def test_a_publisher_goes_on_with_its_next_run_though_its_disk_has_more_of_those_that_were_closed(
+    faults: Faults, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+    tls = nodes.certificate("publisher", "late")
+
+    async def push(directory: str) -> None:
+        client = PushClient(directory, "s", nodes.endpoints, tls)
+        client.finish()
+        await client.run()
+
+    for x in range(0, 6, 2):
+        with rt.Publisher(tmp_path / "out", "s", publisher_id="late") as offline:
+            offline.publish(b"sent")
+            offline.flush()
+            asyncio.run(push(offline.directory))
+            offline.publish(b"not sent")
+            offline.flush()
+        told(nodes, "/close-session", {"session": "late"})
+        nodes.wait(lambda: is_closed(nodes, "late"), "the session to be closed")
+        publish(nodes, tmp_path / "out", tls, "late")
+        (found,) = told(nodes, "/sessions?name=late")
+        assert found["lastX"] == x + 1
+    assert nodes.compare().differences == ()

@@ -237,6 +237,40 @@ def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Benc
     asyncio.run(play())
 
 
+def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_into_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers have trimmed what the first order needs, and keep what later orders need."""
+    blocks = [block for order in bench.orders for block in order.blocks if not block.is_declaration]
+    bytes_max = 1 + sum(block.end - block.start for block in blocks if block.roll == 0)
+    largest = max(block.end - block.start for block in blocks)
+    monkeypatch.setattr(catch_up_module, "RANGES_BYTES_MAX", bytes_max)
+    bench.give("n2", range(1, bench.segments))
+    most: list[int] = []
+    asked: list[None] = []
+
+    async def play() -> None:
+        async with bench.serving("n2"), bench.running() as data:
+            fetched, ends = data.merging.fetched, data.catching_up._merged_ends
+            add = fetched.add
+
+            def counted(one: FetchedRange) -> None:
+                add(one)
+                most.append(fetched.total_bytes)
+
+            async def merged_ends() -> dict[str, int]:
+                asked.append(None)
+                return await ends()
+
+            monkeypatch.setattr(fetched, "add", counted)
+            monkeypatch.setattr(data.catching_up, "_merged_ends", merged_ends)
+            await until(lambda: len(asked) >= 2 or data.failure)
+
+    asyncio.run(play())
+    assert most, "what later orders need is fetched ahead"
+    assert max(most) <= bytes_max + largest
+
+
 def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_have_what_comes_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,8 +49,13 @@ from sequencer.sessions.disk_id import open_disk_id
 from sequencer.sessions.idle_replicas import IdleReplicas
 from sequencer.sessions.ingest import IngestStream
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, Forgotten, RunOpened
-from sequencer.state.apply_result import RunFenced as LifeFenced
+from sequencer.state.apply_result import (
+    CommandRejected,
+    ConfigurationChanged,
+    Forgotten,
+    RunFenced,
+    RunOpened,
+)
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import (
     CloseRun,
@@ -490,7 +495,7 @@ class Lagging:
     """A session of several segments: this node's copy holds all of it; the cluster merged it, elsewhere."""
 
     def __init__(self, config: NodeConfig, root: Path) -> None:
-        path = publish(REAL, *[1500] * 12, root=str(root))
+        path = self.publisher_path = publish(REAL, *[1500] * 12, root=str(root))
         self.copy_path = Path(config.sessions_directory) / "1"
         copy = session_copy(REAL, str(self.copy_path), path)
         give(copy, items_of(REAL, path))
@@ -1131,7 +1136,7 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
 def closed_with(lagging: Lagging) -> SequencerState:
     """An operator has closed it where it is merged."""
     state = lagging.state
-    must(LifeFenced, apply(state, CloseSession("feed")))
+    must(RunFenced, apply(state, CloseSession("feed")))
     do_close(state, 1, 0, (lagging.end.roll, lagging.end.offset, lagging.count))
     assert [*state.closed] == [1]
     return state
@@ -1207,6 +1212,112 @@ def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_m
     asyncio.run(play())
 
 
+def test_a_copy_that_cannot_be_removed_keeps_no_other_one_and_is_told_of_once(
+    config, tmp_path, caplog, monkeypatch
+):
+    sessions = Path(config.sessions_directory)
+    state = new_state()
+    for number in range(1, 13):
+        do_open(state, f"s{number}")
+        do_fence(state, number)
+        do_close(state, number, 0, (0, 64, 0))
+    elsewhere = tmp_path / "elsewhere"
+    for path in (elsewhere, *(sessions / str(number) for number in range(2, 13))):
+        path.mkdir(parents=True)
+        (path / "file").write_bytes(b"x")
+    (sessions / "1").symlink_to(elsewhere)
+    rename = type(REAL).rename
+
+    def failing(disk: object, source: str, target: str) -> None:
+        if os.path.basename(source) == "2":
+            raise PermissionError(13, "no")
+        rename(disk, source, target)
+
+    monkeypatch.setattr(type(REAL), "rename", failing)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state))
+            for _ in range(3):
+                await played.data.closed_copies.remove_some()
+
+    asyncio.run(play())
+    assert (elsewhere / "file").exists()
+    assert sorted(path.name for path in sessions.iterdir() if path.is_dir()) == ["1", "2"]
+    assert [one.getMessage().count("closed_copy_not_removed") for one in caplog.records].count(1) == 2
+
+
+def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config, monkeypatch):
+    sessions = Path(config.sessions_directory)
+    state = new_state()
+    do_open(state)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 64, 0))
+    (sessions / "1").mkdir(parents=True)
+    done: list[str] = []
+    disk, rename, sync, rmtree = type(REAL), type(REAL).rename, type(REAL).sync_directory, shutil.rmtree
+    monkeypatch.setattr(disk, "rename", lambda *args: (done.append("rename"), rename(*args))[1])
+    monkeypatch.setattr(disk, "sync_directory", lambda *args: (done.append("sync"), sync(*args))[1])
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **_: (done.append("remove"), rmtree(*args))[1])
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state))
+            done.clear()
+            await played.data.closed_copies.remove_some()
+
+    asyncio.run(play())
+    assert done == ["rename", "sync", "remove"]
+
+
+def test_what_is_left_of_a_removed_copy_goes_later_if_it_cannot_go_now(config, monkeypatch):
+    sessions = Path(config.sessions_directory)
+    state = new_state()
+    do_open(state)
+    do_fence(state)
+    do_close(state, 1, 0, (0, 64, 0))
+    (sessions / "1").mkdir(parents=True)
+    rmtree = shutil.rmtree
+
+    def failing(path: str, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(24, "too many files")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state))
+            monkeypatch.setattr(shutil, "rmtree", failing)
+            await played.data.closed_copies.remove_some()
+            assert [path.name for path in sessions.iterdir() if path.is_dir()] == ["gone.1"]
+            monkeypatch.setattr(shutil, "rmtree", rmtree)
+            await played.data.closed_copies.remove_some()
+
+    asyncio.run(play())
+    assert [path.name for path in sessions.iterdir() if path.is_dir()] == []
+
+
+def test_a_snapshot_has_nothing_removed_in_the_event_loop(config, monkeypatch):
+    gone = Path(config.sessions_directory) / "gone.7"
+    gone.mkdir(parents=True)
+    loops: list[bool] = []
+    rmtree = shutil.rmtree
+
+    def noted(path: str, **_: object) -> None:
+        loops.append(threading.current_thread() is threading.main_thread())
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            await played.data.closed_copies.remove_some()
+
+    asyncio.run(play())
+    assert loops == [False]
+    assert not gone.exists()
+
+
 def hello_of(number: int, session: str = "feed") -> PushHello:
     return PushHello("s", session, number.to_bytes(16))
 
@@ -1234,7 +1345,7 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
         async with Played(config) as played:
             state = new_state()
             must(RunOpened, apply(state, OpenRun("feed", (1).to_bytes(16), None, 3, bytes(8))))
-            must(LifeFenced, apply(state, CloseSession("feed")))
+            must(RunFenced, apply(state, CloseSession("feed")))
             do_close(state, 1, 3, (0, 64, 0))
             played.say(snapshot_of(state))
             played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
@@ -1249,6 +1360,75 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
             assert (
                 await intakes.accept(hello_of(2), Identity("s", "publisher", "feed"))
             ).start.offset is None
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_run_on_every_node(
+    config, tmp_path, is_here: bool
+):
+    """Its disk still holds what it had not sent of the closed run. Another node had the next run opened."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    state = closed_with(lagging)
+    session = state.sessions[1]
+    opening = OpenRun("feed", session.incarnation, None, 1, (1).to_bytes(8), 1)
+    must(RunOpened, apply(state, opening))
+    if not is_here:
+        shutil.rmtree(lagging.copy_path)
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
+            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            intakes = played.data.intakes
+            intakes._is_up = lambda: True
+            if not is_here:  # It was removed, for all of it is in enough merged logs.
+                played.data.copies._is_released = lambda _: True
+            hello = PushHello("s", "feed", session.incarnation)
+            intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
+            assert intake.start.offset == LogOffset(1, 0, 0)
+            await intake.open_run(Run(1, (1).to_bytes(8)))
+            copy = played.data.copies.get(1)
+            assert copy is not None
+            assert copy.receiver.next_offset in {None, LogOffset(1, 0, 0)}
+            assert lagging.copy_path.exists(), "it is kept until it is merged durably"
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def test_of_a_closed_run_all_before_its_end_is_taken_and_what_is_after_it_ends_no_publisher(config, tmp_path):
+    """The publisher may have begun another run: where it goes on, the next stream is told."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    items = items_of(REAL, lagging.publisher_path)
+    chunk = next(one for one in items if isinstance(one, Chunk))
+    marks = read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))
+    shutil.rmtree(lagging.copy_path)
+    state = new_state()
+    session = lagging.state.sessions[1]
+    header = read_header(REAL, lagging.publisher_path, SegmentId(0, 0))
+    assert header is not None
+    must(RunOpened, apply(state, OpenRun("feed", session.incarnation, None, 0, header.run_id)))
+    must(RunFenced, apply(state, CloseSession("feed")))
+    do_close(state, 1, 0, (0, marks[0].offset, marks[0].number))
+    assert chunk.end.offset > marks[0].offset
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state))
+            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            intakes = played.data.intakes
+            intakes._is_up = lambda: True
+            hello = PushHello("s", "feed", session.incarnation)
+            intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
+            await intake.open_run(Run(0, header.run_id))
+            with pytest.raises(Unreachable, match="end of a run"):
+                await intake.take(chunk)
+            copy = played.data.copies.get(1)
+            assert copy is not None
+            assert copy.receiver.next_offset == LogOffset(0, 0, marks[0].offset)
+            await intake.close()
 
     asyncio.run(play())
 
@@ -1298,7 +1478,9 @@ class Offline:
     def opening(self, *, ends: bool = True) -> Command:
         if not ends:
             return OpenRun("feed", self.incarnation, None, 0, self.runs[0].run.run_id)
-        sealed = [SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in self.runs]
+        sealed = [
+            SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in self.runs
+        ]
         return OpenSealedRuns("feed", self.incarnation, None, tuple(sealed))
 
     def merging(self, state: SequencerState, *runs: WholeRun) -> MergeInstruction:
@@ -1329,7 +1511,7 @@ def range_of(run: WholeRun) -> MergeRange:
     scanner = SessionScanner(decode_segment_header(bytes(data[:64]), path="log"), marks=True)
     begin = scanner.chain
     scanner.scan(data[64:])
-    return MergeRange(1, run.run.run, 0, 64, len(data), run.end - 1, 1, begin, scanner.chain)
+    return MergeRange(1, run.run.number, 0, 64, len(data), run.end - 1, 1, begin, scanner.chain)
 
 
 def proposed(played: Played) -> list[Command]:
@@ -1378,7 +1560,7 @@ def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config)
             assert state.sessions[1].done[0] == 4
             await intake.append_runs(offline.runs[2:])
             assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
-            with pytest.raises(Fenced, match="behind the end"):
+            with pytest.raises(Unreachable, match="after the end"):
                 await intake.append(Chunk(offline.runs[2].end_offset, bytes(8)))
             await intake.close()
 

@@ -408,8 +408,8 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
             await intakes.open_session(IngestStream(intakes, hello, None, None), Run(3, stale.run_id))
 
     asyncio.run(play())
-    do_open(state, "a", x=5)
-    do_merge(state, piece(session_id, x=5))
+    do_open(state, "a", run=5)
+    do_merge(state, piece(session_id, run=5))
     assert intakes.start(state.sessions[session_id], None).offset == LogOffset(5, 0, 128)
 
 

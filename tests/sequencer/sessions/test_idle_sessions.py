@@ -9,7 +9,18 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new_state, newest_of, piece
+from sequencing import (
+    do_close,
+    do_fence,
+    do_join,
+    do_merge,
+    do_open,
+    must,
+    new_state,
+    newest_of,
+    opening,
+    piece,
+)
 
 from sequencer.leader.idle_sessions import FORGET_AT_ONCE, LOOK_NS, MINUTE_NS, IdleSessions, OldSessions
 from sequencer.leader.merge_planner import Speculation
@@ -17,11 +28,24 @@ from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTrack
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, Forgotten, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import CloseRun, CloseSession, Configure, FenceRun, Forget, OpenRun
+from sequencer.state.commands import (
+    CloseRun,
+    CloseSession,
+    Configure,
+    FenceRun,
+    Forget,
+    OpenRun,
+    ResetCluster,
+)
+from sequencer.state.run_lifecycle import why_full
 from sequencer.state.state import (
     CLOSED_KEPT,
+    DEDUP_IDS_MAX,
     FORGOTTEN_KEY_BYTES,
     FORGOTTEN_MAX,
+    RUNS_PER_OWNER_MAX,
+    RUNS_PER_SESSION,
+    SESSIONS_PER_NAME_MAX,
     Configuration,
     SequencerState,
     forgotten_key,
@@ -82,6 +106,29 @@ def test_a_directory_that_was_made_again_takes_over_also_where_no_other_is_let_i
     opened(state, "pub", 3)
 
 
+def test_one_owner_has_so_many_dedup_ids_and_no_more() -> None:
+    """Each leaves its watermark in the state for good: a publisher must not fill all nodes with them."""
+    state = new_state()
+    state.wanted = {f"feed~{number}": 1 for number in range(DEDUP_IDS_MAX)}
+    refused = must(CommandRejected, apply(state, opening("pub", dedup="feed~more")))
+    assert refused.is_full
+    assert why_full(state, "pub", "feed~more") == refused.why
+    for number, dedup_id in enumerate([None, "feed~7", "other", "other~1"]):
+        assert why_full(state, f"pub~{number}", dedup_id) is None
+        must(RunOpened, apply(state, opening(f"pub~{number}", dedup=dedup_id)))
+
+
+def test_runs_that_a_hostile_publisher_opens_take_little_of_the_state() -> None:
+    state = new_state()
+    for number in range(20):
+        for run in range(2000):
+            apply(state, opening_of(state, f"pub~{number}", number, run))
+    assert state.runs_of["pub"] <= RUNS_PER_OWNER_MAX + 20 * RUNS_PER_SESSION
+    assert all(len(one.lives) >= RUNS_PER_SESSION for one in state.sessions.values()), "each has its share"
+    per_run = len(encode_state(state)) / state.runs_of["pub"]
+    assert per_run * (RUNS_PER_OWNER_MAX + SESSIONS_PER_NAME_MAX * RUNS_PER_SESSION) < 2**20
+
+
 def test_a_closed_session_that_is_opened_again_counts() -> None:
     state = new_state()
     apply(state, Configure(sessions_max=1))
@@ -123,6 +170,7 @@ def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]
         assert {*state.closed} == {one.id for one in state.sessions.values() if not one.lives}
         assert state.open_count == sum(bool(one.lives) for one in state.sessions.values())
         assert state.open_of.total() == state.open_count
+        assert state.runs_of.total() == sum(len(one.lives) for one in state.sessions.values())
     for name, number in gone:
         outcome = apply(state, OpenRun(name, number, None, 9, bytes(8), newest_of(state, name)))
         assert isinstance(outcome, CommandRejected)
@@ -138,6 +186,12 @@ def ends(state: SequencerState) -> tuple[ReplicationTracker, SessionCloser]:
     return board, SessionCloser(state, board)
 
 
+def looked(idle: IdleSessions, until_ns: int, begin_ns: int = 0) -> list[int]:
+    """What a leader finds that looks now and then, up to that time."""
+    found = [idle.plan(now_ns) for now_ns in range(begin_ns, until_ns, LOOK_NS)]
+    return next(filter(None, found), idle.plan(until_ns))
+
+
 def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends() -> None:
     state = new_state()
     do_open(state)
@@ -145,7 +199,7 @@ def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends()
     assert endings.plan() == []
     idle = IdleSessions(state, 0)
     minutes = state.configuration.session_idle_minutes
-    assert idle.plan(minutes * MINUTE_NS - 1) == []
+    assert looked(idle, minutes * MINUTE_NS - 1) == []
     late = minutes * MINUTE_NS + LOOK_NS
     assert idle.plan(late) == [1]
     endings.give_up([1])
@@ -168,7 +222,7 @@ def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open(
     idle = IdleSessions(state, 0)
     late = state.configuration.session_idle_minutes * MINUTE_NS + LOOK_NS
     idle.on_heard([2], late - MINUTE_NS)
-    assert idle.plan(late) == [1]
+    assert looked(idle, late) == [1]
     endings.give_up([1])
     endings.on_heard([1])
     assert endings.plan() == []
@@ -180,8 +234,25 @@ def test_the_time_is_configured_and_none_closes_nothing(minutes: int) -> None:
     do_open(state)
     apply(state, Configure(session_idle_minutes=minutes))
     idle = IdleSessions(state, 0)
-    assert idle.plan(minutes * MINUTE_NS - 1) == []
+    assert looked(idle, minutes * MINUTE_NS - 1) == []
     assert idle.plan(minutes * MINUTE_NS + LOOK_NS) == ([1] if minutes else [])
+
+
+@pytest.mark.parametrize("pause_minutes", [1, 60])
+def test_time_in_which_the_leader_itself_stood_still_closes_no_session(pause_minutes: int) -> None:
+    """A node was paused: it heard nothing of publishers that were there all the time."""
+    state = new_state()
+    do_open(state)
+    apply(state, Configure(session_idle_minutes=1))
+    idle = IdleSessions(state, 0)
+    heard_ns = 3 * MINUTE_NS
+    for now_ns in range(0, heard_ns, LOOK_NS):
+        idle.on_heard([1], now_ns)
+        assert idle.plan(now_ns) == []
+    woken_ns = heard_ns + pause_minutes * MINUTE_NS
+    assert idle.plan(woken_ns) == []
+    assert looked(idle, woken_ns + MINUTE_NS - 2 * LOOK_NS, woken_ns) == []
+    assert looked(idle, woken_ns + MINUTE_NS + LOOK_NS, woken_ns + MINUTE_NS - LOOK_NS) == [1]
 
 
 def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> None:
@@ -222,7 +293,7 @@ def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbe
 
 def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_them() -> None:
     state = new_state()
-    old = OldSessions(state, kept=2)
+    old = OldSessions(state, 0, kept=2)
     count = 2 + FORGET_AT_ONCE
     for number in range(count):
         session_id = opened(state, f"s{number}", number)
@@ -230,15 +301,34 @@ def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_the
         do_fence(state, session_id)
         old.on_applied(apply(state, CloseRun(session_id, 0, 0, 128, 10)))
         if number < count - 1:
-            assert old.plan([99, 99, 99], 2) is None
-    assert old.plan([count], 2) is None, "a minority"
-    assert old.plan([count, 1, 0], 2) == Forget((1,))
-    assert old.plan([count, 40, 0], 2) == Forget(tuple(range(1, 41)))
-    forget = old.plan([count, count, 0], 2)
+            assert old.plan([99, 99, 99], 2, 0) is None
+    assert old.plan([count], 2, 0) is None, "a minority"
+    assert old.plan([count, 1, 0], 2, 0) == Forget((1,))
+    assert old.plan([count, 40, 0], 2, 0) == Forget(tuple(range(1, 41)))
+    forget = old.plan([count, count, 0], 2, 0)
     assert forget == Forget(tuple(range(1, FORGET_AT_ONCE + 1)))
     old.on_applied(apply(state, forget))
     assert [*state.closed] == [count - 1, count]
-    assert old.plan([count] * 3, 2) is None
+    assert old.plan([count] * 3, 2, 0) is None
+
+
+@pytest.mark.parametrize("minutes", [0, 60])
+def test_publishers_whose_sessions_a_hard_reset_closed_have_time_to_come_again(minutes: int) -> None:
+    """All of them at once are too many to be remembered, and none of them is to be fenced for that."""
+    state = new_state()
+    apply(state, Configure(session_idle_minutes=minutes))
+    count = 4 + FORGET_AT_ONCE
+    for number in range(count):
+        opened(state, f"s{number}", number)
+    apply(state, ResetCluster(True, 1, 7, bytes(16), ""))
+    assert len(state.closed) == count
+    old = OldSessions(state, 0, kept=2)
+    assert old.plan([0, 0, 0], 2, 0) is None
+    assert opened(state, "s0", 0, run=1) == 1
+    closed(state, 1, run=1)
+    assert old.plan([0, 0, 0], 2, LOOK_NS) is None
+    late = old.plan([0, 0, 0], 2, max(minutes, 1) * MINUTE_NS)
+    assert late == (Forget(tuple(range(2, count))) if minutes else None)
 
 
 def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() -> None:
@@ -251,6 +341,18 @@ def test_an_incarnation_that_is_forgotten_stays_fenced_and_its_name_is_free() ->
         assert must(CommandRejected, apply(state, opening_of(state, "a", 1, run))).is_fenced
     assert opened(state, "b", 1) == 2, "another name is another session"
     assert opened(state, "a", 2) == 3
+
+
+def test_an_incarnation_that_is_forgotten_before_an_older_one_leaves_the_same_state_as_its_snapshot() -> None:
+    """Else nodes that began with the snapshot would refuse what the others let in."""
+    state = new_state()
+    for number in range(2):
+        closed(state, opened(state, "a", number))
+    must(Forgotten, apply(state, Forget((2,))))
+    restored = decode_state(encode_state(state))
+    assert restored == state
+    third = opening_of(state, "a", 3)
+    assert apply(restored, third) == must(RunOpened, apply(state, third))
 
 
 def test_an_open_session_or_an_unknown_one_is_not_forgotten() -> None:
@@ -287,7 +389,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
     state = new_state()
     do_join(state, "n1", "n2", "n3")
     board = ReplicationTracker(3)
-    endings, idle, old = SessionCloser(state, board), IdleSessions(state, 0), OldSessions(state)
+    endings, idle, old = SessionCloser(state, board), IdleSessions(state, 0), OldSessions(state, 0)
     sizes: list[tuple[int, int, int]] = []
     tracemalloc.start()
     try:
@@ -312,7 +414,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
                 endings.on_applied(done)
                 old.on_applied(done)
             assert session_id in state.closed
-            forget = old.plan([state.instruction] * 3, 2)
+            forget = old.plan([state.instruction] * 3, 2, 0)
             if forget is not None:
                 done = must(Forgotten, apply(state, forget))
                 endings.on_applied(done)

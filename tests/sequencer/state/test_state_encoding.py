@@ -187,6 +187,7 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
         dict(mixed(state.by_name.items())),
         dict(mixed(state.by_incarnation.items())),
         Counter(dict(mixed(state.open_of.items()))),
+        Counter(dict(mixed(state.runs_of.items()))),
     )
 
 
