@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from replicator.protocol.chunk_framing import checked_chunk, frame_chunk, framed_chunk
 from replicator.protocol.handshake import (
     PROTOCOL_VERSION,
+    TOPICS_WANTED_BYTES_MAX,
     Acknowledged,
     HoldRejected,
     LogOutline,
@@ -65,6 +66,9 @@ PullReply: TypeAlias = (
 
 _Said = TypeVar("_Said", bound=Message)
 _Value = TypeVar("_Value")
+
+PULL_REQUEST_BYTES_MAX: Final = 2 * TOPICS_WANTED_BYTES_MAX
+"""The largest filter and its request. Decoded, empty topics take much more memory than on the wire."""
 
 _IN_PUSH: Final = 0x1A  # The tag of `PushRequest.chunk`: field 3, a length follows.
 _IN_PULL: Final = 0x12  # The tag of `PullReply.chunk`: field 2.
@@ -158,6 +162,10 @@ def encode_pull_request(asked: PullRequest) -> bytes:
 
 
 def decode_pull_request(data: bytes) -> PullRequest:
+    if len(data) > PULL_REQUEST_BYTES_MAX:
+        raise ProtocolViolation(
+            "a peer sent a PullRequest that is too large", got=len(data), expected=PULL_REQUEST_BYTES_MAX
+        )
     return _checked(pb.PullRequest, data, _pull_request)
 
 

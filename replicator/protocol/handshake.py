@@ -19,6 +19,8 @@ from rt.names import check_dedup_id, check_name, check_session_name
 PROTOCOL_VERSION: Final = 1
 TOPICS_WANTED_MAX: Final = 1024
 """Topics that a filtered pull may name. A client that needs more pulls all topics and filters them itself."""
+TOPICS_WANTED_BYTES_MAX: Final = 2**16
+"""Total bytes of these topics. A node keeps them as long as the pull runs."""
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
@@ -161,9 +163,11 @@ class PullMerged:
             _check_bound("position", self.position, NUMBER_MAX + 1)
         if len(self.topics) > TOPICS_WANTED_MAX:
             raise ValueError(f"{len(self.topics)} topics: {TOPICS_WANTED_MAX} at most")
-        for topic in self.topics:
-            if len(topic.encode()) > TOPIC_BYTES_MAX:
-                raise ValueError(f"a topic of more than {TOPIC_BYTES_MAX} bytes")
+        sizes = [len(topic.encode()) for topic in self.topics]
+        if max(sizes, default=0) > TOPIC_BYTES_MAX:
+            raise ValueError(f"a topic of more than {TOPIC_BYTES_MAX} bytes")
+        if sum(sizes) > TOPICS_WANTED_BYTES_MAX:
+            raise ValueError(f"topics of {sum(sizes)} bytes: {TOPICS_WANTED_BYTES_MAX} at most")
         if self.name is not None:
             check_name(self.name, kind="subscriber")
 

@@ -30,6 +30,10 @@ UNFINISHED_BYTES_MAX: Final = 2**28 + 2**24
 STALLED_SECONDS: Final = 5.0
 SLOW_BYTES_S: Final = 2**20
 """A batch that has come for `STALLED_SECONDS`, at fewer bytes a second, makes room for others."""
+STILL_SECONDS: Final = 1.0
+"""A batch that did not grow for this time is the first to make room when memory is short."""
+LARGE_BYTES: Final = 2**21
+"""Smaller unfinished batches make no room: most of their memory is in gRPC."""
 
 MERGED_SECONDS_MAX: Final = 0.005
 """A report of what is merged waits this long for one of what is synced: each costs as much as a chunk."""
@@ -46,6 +50,8 @@ class _Unfinished:
     since_s: float
     interrupt: Callable[[RtError], None]
     held: int = 0
+    grown_s: float = 0.0
+    """When it last became larger."""
     is_leaving: bool = False
 
 
@@ -80,12 +86,31 @@ class UnfinishedBytes:
                 receiver.drop_unfinished()
                 self.release(receiver)
                 raise self._overloaded(receiver.path)
-            slowest.is_leaving = True
-            self._leaving += slowest.held
-            slowest.interrupt(self._overloaded(slowest.path))
+            self._interrupt(slowest)
 
     def release(self, receiver: SessionReceiver) -> None:
         self._set(receiver, 0, lambda _: None)
+
+    def make_room(self, size: int) -> int:
+        """Memory is short: have large batches of `size` together come again. How many bytes are leaving.
+
+        Those that nothing came of for `STILL_SECONDS` leave first, then the newest. The oldest of the others
+        stays, so that one is always finished.
+        """
+        before_s = self._now() - STILL_SECONDS
+        staying = [one for one in self._held.values() if not one.is_leaving and one.held >= LARGE_BYTES]
+        stalled = [one for one in staying if one.grown_s <= before_s]
+        others = sorted((one for one in staying if one.grown_s > before_s), key=lambda one: -one.since_s)
+        for one in (*stalled, *others[:-1]):
+            if self._leaving >= size:
+                break
+            self._interrupt(one)
+        return self._leaving
+
+    def _interrupt(self, one: _Unfinished) -> None:
+        one.is_leaving = True
+        self._leaving += one.held
+        one.interrupt(self._overloaded(one.path))
 
     def _slowest(self) -> _Unfinished | None:
         """Of the batches that come slowly, the slowest."""
@@ -115,7 +140,7 @@ class UnfinishedBytes:
             known = self._held[receiver] = _Unfinished(receiver.path, self._now(), interrupt)
         self.total += held - known.held
         self._leaving += held - known.held if known.is_leaving else 0
-        known.held = held
+        known.held, known.grown_s = held, self._now()
         if not held:
             self._drop(receiver)
 

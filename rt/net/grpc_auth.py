@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -18,10 +19,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from rt.errors import CertificateError, Overloaded, RtError
+from rt.errors import CertificateError, Overloaded, ProtocolViolation, RtError
 from rt.net.cert_validity import check_valid, end_of, while_valid
 from rt.net.grpc_errors import answering
 from rt.net.identity import Identity, Role, identity_from_uris
+from rt.net.open_calls import OpenCall, OpenCalls, WatchedContext
 from rt.net.tls import TLS
 
 # isort: split
@@ -32,6 +34,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Roles: TypeAlias = Mapping[str, Collection[Role]]
 
 STREAMS_PER_IDENTITY_MAX = 256
+
+REQUEST_S = 30.0
+"""From the beginning of a call with one request to the end of that request."""
 
 _LOG_PAUSE_S = 1.0  # between log lines about rejected calls, so that peers cannot fill the disk
 
@@ -86,6 +91,7 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
     ) -> None:
         self.caps = caps
         self.refused: Counter[str] = Counter()
+        self.calls = OpenCalls(refused=self.refused)
         self._roles = {method: frozenset(allowed) for method, allowed in roles.items()}
         self._tls = tls
         self._insecure_as = insecure_as
@@ -105,50 +111,46 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
             handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
         )
 
-        async def unary(request: Any, context: Context) -> Any:
-            async with self._entered(method, context):
-                return await behaviour(request, context)
+        async def serve(requests: Any, context: Context) -> None:
+            async with self._entered(method, context) as call:
+                request = requests
+                if not handler.request_streaming:
+                    request = await _only_request(call, context)
+                watched: Any = WatchedContext(context, call)
+                if not handler.response_streaming:
+                    await context.write(await behaviour(request, watched))
+                elif not inspect.isasyncgenfunction(behaviour):
+                    await behaviour(request, watched)
+                else:
+                    async with contextlib.aclosing(behaviour(request, watched)) as replies:
+                        async for reply in replies:
+                            await context.write(reply)
 
-        async def streaming(request: Any, context: Context) -> None:
-            async with self._entered(method, context):
-                if not inspect.isasyncgenfunction(behaviour):
-                    await behaviour(request, context)
-                    return
-                async with contextlib.aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        await context.write(reply)
-
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        guarded: grpc.RpcMethodHandler[Any, Any] = make(
-            streaming if handler.response_streaming else unary,
-            handler.request_deserializer,
-            handler.response_serializer,
+        # On the wire a message is a message. Of other handlers gRPC would read the request first: as many as
+        # peers like would be in memory before their calls are counted.
+        guarded: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            serve, handler.request_deserializer, handler.response_serializer
         )
         return guarded
 
     @contextlib.asynccontextmanager
-    async def _entered(self, method: str, context: Context) -> AsyncIterator[None]:
-        async with answering(context, method):
-            with contextlib.ExitStack() as places:
-                try:
-                    identity = self._admitted(method, context)
-                    end_s = math.inf if self._insecure_as else end_of(context)
-                    check_valid(end_s, identity.uri)
-                    places.enter_context(self.caps.counted(identity))
-                except RtError as error:
-                    self._log_rejection(method, context, error)
-                    raise
-                token = _caller.set(identity)
-                try:
-                    async with while_valid(end_s, identity.uri):
-                        yield
-                finally:
-                    _caller.reset(token)
+    async def _entered(self, method: str, context: Context) -> AsyncIterator[OpenCall]:
+        async with answering(context, method), contextlib.AsyncExitStack() as places:
+            try:
+                identity = self._admitted(method, context)
+                end_s = math.inf if self._insecure_as else end_of(context)
+                check_valid(end_s, identity.uri)
+                places.enter_context(self.caps.counted(identity))
+                call = await places.enter_async_context(self.calls.entered(identity))
+            except RtError as error:
+                self._log_rejection(method, context, error)
+                raise
+            token = _caller.set(identity)
+            try:
+                async with while_valid(end_s, identity.uri):
+                    yield call
+            finally:
+                _caller.reset(token)
 
     def _admitted(self, method: str, context: Context) -> Identity:
         identity = self._insecure_as() if self._insecure_as else peer_identity(context)
@@ -180,3 +182,13 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
             str(error),
         )
         self._logged_at, self._unlogged = now, 0
+
+
+async def _only_request(call: OpenCall, context: Context) -> Any:
+    try:
+        request = await asyncio.wait_for(call.read(context), REQUEST_S)
+    except TimeoutError:
+        request = grpc.aio.EOF
+    if request is grpc.aio.EOF:
+        raise ProtocolViolation("no request came", expected=f"one within {REQUEST_S:g} s")
+    return request

@@ -24,7 +24,14 @@ from rt.errors import Closed, RtError
 from rt.net.cert_files import CertFiles
 from rt.net.grpc_auth import GrpcAuthenticator, Roles, StreamCaps, caller, peer_identity
 from rt.net.grpc_credentials import ReloadingCredentials, server_credentials
-from rt.net.grpc_options import CONNECTION_AGE_MS, MESSAGE_BYTES_MAX, Options, channel_options, server_options
+from rt.net.grpc_options import (
+    CONNECTION_AGE_MS,
+    MESSAGE_BYTES_MAX,
+    WINDOW_BYTES,
+    Options,
+    channel_options,
+    server_options,
+)
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 
@@ -56,6 +63,7 @@ class RpcServer:
     def __init__(self, server: grpc.aio.Server, port: int, gate: GrpcAuthenticator) -> None:
         self.port: Final = port
         self.caps: Final = gate.caps
+        self.calls: Final = gate.calls
         self.refused: Final = gate.refused
         """Counts of rejected calls by the class of the error."""
         self._server = server
@@ -108,19 +116,24 @@ async def serve(
 
 
 def open_channel(
-    target: str, tls: TLS | None, *, insecure: bool = False, message_bytes_max: int = MESSAGE_BYTES_MAX
+    target: str,
+    tls: TLS | None,
+    *,
+    insecure: bool = False,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Channel:
     """A channel to `target`, host:port, where the host is the node's own name. Connects at the first call.
 
-    Received messages may have `message_bytes_max`. With `insecure` instead of `tls` the host must be loopback
-    (`ValueError`).
+    Received messages may have `message_bytes_max`. Up to `window_bytes` arrive ahead of the reader of each
+    call. With `insecure` instead of `tls` the host must be loopback (`ValueError`).
     """
     if (tls is None) != insecure:
         raise ValueError("a channel has either tls or insecure=True")
     if insecure and not _is_loopback(target):
         raise ValueError(f"without TLS a channel leads to loopback only, not to {target!r}")
     keep_freed_memory()
-    return Channel(target, tls, message_bytes_max)
+    return Channel(target, tls, message_bytes_max, window_bytes)
 
 
 class Channel:
@@ -131,9 +144,15 @@ class Channel:
     after them.
     """
 
-    def __init__(self, target: str, tls: TLS | None, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        target: str,
+        tls: TLS | None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
         self.target: Final = target
-        self._options = channel_options(message_bytes_max=message_bytes_max)
+        self._options = channel_options(message_bytes_max=message_bytes_max, window_bytes=window_bytes)
         self._material = ReloadingCredentials(tls) if tls else None
         self._made_of: CertFiles | None = None
         self._present: grpc.aio.Channel | None = None
@@ -211,7 +230,9 @@ def _is_loopback(address: str) -> bool:
 
 _FREED_BYTES_MAX = 64 * 2**20
 _MAPPED_BYTES_MIN = 32 * 2**20
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
+_ARENAS_MAX = 2
+"""Memory that is free in one arena helps no thread of another: of eight for each core most would be free."""
 
 
 def keep_freed_memory() -> None:
@@ -226,3 +247,4 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
         mallopt(_M_TRIM_THRESHOLD, _FREED_BYTES_MAX)
         mallopt(_M_TOP_PAD, _FREED_BYTES_MAX // 16)
+        mallopt(_M_ARENA_MAX, _ARENAS_MAX)

@@ -150,9 +150,12 @@ def _hint_for(details: str) -> str | None:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RtError) -> NoReturn:
     """End the call with the error."""
-    await context.abort(
-        status_of(error), _clean(str(error), _DETAILS_MAX), ((ERROR_KEY, encode_error(error)),)
-    )
+    try:
+        await context.abort(
+            status_of(error), _clean(str(error), _DETAILS_MAX), ((ERROR_KEY, encode_error(error)),)
+        )
+    except grpc.aio.InternalError as ended:
+        raise asyncio.CancelledError from ended  # the peer has ended the call
     raise AssertionError  # abort raises; its stubs do not all say so
 
 

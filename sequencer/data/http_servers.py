@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import ssl
 import time
@@ -23,6 +22,7 @@ from aiohttp import web
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
 from rt.errors import CertificateError, RtError
+from rt.net.memory_guard import resident_bytes
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
 from sequencer.data.hold_tracker import HoldTracker
@@ -44,7 +44,6 @@ from sequencer.state.state import SequencerState
 
 LOOK_S: Final = 1.0
 """How often clients and certificates are looked at."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class DataView(Protocol):
@@ -222,7 +221,7 @@ class HttpServers:
             },
             syncs=services.syncs.histogram(),
             cpu_s=usage.ru_utime + usage.ru_stime,
-            memory_bytes=_memory_bytes(),
+            memory_bytes=resident_bytes(),
             certificate_end_s=self._certificate_end_s,
             trims=self._data.trims,
             overtaken=services.pull.overtaken,
@@ -265,8 +264,3 @@ def _merging(merger: Merger) -> MergeStatus:
         else f"session {missing.session_id}, {missing.segment} up to offset {missing.end}",
         failure="" if failure is None else str(failure),
     )
-
-
-def _memory_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES

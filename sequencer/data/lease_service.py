@@ -26,6 +26,9 @@ import grpc
 
 CALLS_PER_IDENTITY_MAX: Final = 4
 """An owner asks for one thing at a time; several of one certificate do so seldom."""
+REQUEST_BYTES_MAX: Final = 2**17
+"""As many of the longest names as a command may have, and room to spare. Each row of a request takes far more
+memory once it is decoded."""
 LEASE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
     f"/{LEASE_SERVICE}/{method}": LEASE_ROLES for method in ("Acquire", "Renew", "Release", "List")
 }
@@ -123,6 +126,10 @@ def _held(asked: pb.LeaseRequest) -> tuple[HeldLease, ...]:
 
 
 def _decode(kind: type[T], data: bytes) -> T:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise ProtocolViolation(
+            f"a peer sent a {kind.__name__} that is too large", got=len(data), expected=REQUEST_BYTES_MAX
+        )
     try:
         return kind.FromString(data)
     except DecodeError as error:

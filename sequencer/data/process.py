@@ -20,6 +20,7 @@ from replicator.push.server import PushServicer
 from rt.cluster_epoch import line_of
 from rt.errors import ClusterMismatch, Corrupt, RtError
 from rt.net.grpc_channel import RpcServer, serve
+from rt.net.memory_guard import MemoryGuard
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
@@ -173,6 +174,7 @@ class DataProcess:
             roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES},
             tls=self._tls,
         )
+        self.tasks.keep(MemoryGuard(self.server.calls, self.copies.unfinished.make_room).run())
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
         try:
             self.rest = HttpServers(self, services, self._tls)

@@ -29,6 +29,8 @@ AGAIN_S: Final = 0.2
 """Between two peers that are asked for the rest of a life."""
 FETCHES_MAX: Final = 128
 """Sessions that are fetched from peers at the same time, while they are open."""
+WINDOW_BYTES: Final = 2**18
+"""Ahead of the reader, for each of them: 32 MiB of all."""
 FOLLOWS_MAX: Final = 64
 """So many of them are followed for as long as something comes. Of more, what is there is fetched."""
 
@@ -62,7 +64,7 @@ class PeerFetcher:
 
     def _channel(self, endpoint: str) -> Channel:
         if endpoint not in self._channels:
-            self._channels[endpoint] = open_channel(endpoint, self._tls)
+            self._channels[endpoint] = open_channel(endpoint, self._tls, window_bytes=WINDOW_BYTES)
         return self._channels[endpoint]
 
     # Lives that are closed

@@ -324,7 +324,7 @@ class SessionReplicas:
         """By session id: copies that are being closed."""
         self._idle: dict[int, LogOffset] = {}
         """By session id: up to where a copy goes that was closed as idle. All of it is merged."""
-        self._unfinished = UnfinishedBytes()
+        self.unfinished = UnfinishedBytes()
 
     def is_released(self, session_id: int) -> bool:
         """Whether what the cluster merged of a session need not be kept."""
@@ -427,7 +427,7 @@ class SessionReplicas:
                 self._pool,
                 on_marks=lambda marks: self._on_marks(session.id, marks),
                 on_failed=self._on_failed,
-                unfinished=self._unfinished,
+                unfinished=self.unfinished,
             )
             copy = SessionReplica(session.id, store, self._disk)
             await loop.run_in_executor(self._pool, copy.recover, gone)
@@ -454,7 +454,7 @@ class SessionReplicas:
             self._pool,
             on_marks=lambda _: None,
             on_failed=self._on_failed,
-            unfinished=self._unfinished,
+            unfinished=self.unfinished,
         )
         return SessionReplica(session.id, store, self._disk)
 

@@ -442,6 +442,28 @@ def test_an_identity_has_its_share_of_streams_and_the_others_theirs(pki: Path) -
     asyncio.run(run())
 
 
+def test_a_call_that_makes_room_is_told_so_and_the_others_go_on(pki: Path) -> None:
+    async def run() -> None:
+        async with talking(pki) as (server, channel):
+            calls = [echo(channel) for _ in range(2)]
+            for call in calls:
+                await echoed(call, b"x")
+            await until(lambda: server.calls.reading.total == 0)
+            server.calls.end_some(1, kept=1)
+            server.calls.end_some(5, kept=1)
+            await until(lambda: len(server.calls) == 1)
+            reads = {asyncio.create_task(call.read()): call for call in calls}
+            ended, (running,) = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+            with pytest.raises(rt.Overloaded, match="short of memory"), asking("n1"):
+                await ended.pop()
+            await reads[running].write(b"y")
+            assert await running == b"y"
+            assert server.refused == {"Overloaded": 1}
+            assert await ask(channel)
+
+    asyncio.run(run())
+
+
 def test_caps_count_each_identity_and_forget_it_at_zero() -> None:
     caps = StreamCaps(1)
     with caps.counted(FEED):

@@ -234,6 +234,8 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
         pb.PullHello(version=1, stream="s"),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=many)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 2000])),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 1000] * 66)),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=[""] * 500_000)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(has_place=True)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(name="a/b")),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(acknowledged=pb.Acknowledged())),

@@ -23,7 +23,7 @@ from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, Pu
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.push.server import check_publisher
 from replicator.receive.group_commit import GroupCommit
-from replicator.receive.session_replica import STALLED_SECONDS, UnfinishedBytes
+from replicator.receive.session_replica import STALLED_SECONDS, STILL_SECONDS, UnfinishedBytes
 from rt.errors import CertificateError, Closed, ClusterMismatch, FormatError, ProtocolViolation, RtError
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
@@ -392,6 +392,26 @@ def test_batches_that_come_quickly_make_no_room() -> None:
     room.now_s = 1000.0
     room.hold(second, 2)
     assert room.told == ["first"]
+
+
+def test_when_memory_is_short_batches_that_stand_still_make_room_then_the_newest() -> None:
+    room, still, oldest, newer, newest, small = (
+        Room(),
+        *map(Growing, ["still", "oldest", "newer", "newest", "small"]),
+    )
+    for receiver in (still, oldest, newer, newest):
+        room.hold(receiver, 10)
+        room.now_s += 0.1
+    room.hold(small, 1)
+    room.now_s = STILL_SECONDS
+    for receiver in (oldest, newer, newest):
+        room.hold(receiver, 20)
+    assert room.unfinished.make_room(1) == 10 * 2**20
+    assert room.told == ["still"]
+    assert room.unfinished.make_room(30 * 2**20) == 30 * 2**20
+    assert room.told == ["still", "newest"]
+    assert room.unfinished.make_room(1000 * 2**20) == 50 * 2**20
+    assert room.told == ["still", "newest", "newer"], "the oldest is finished first"
 
 
 @given(

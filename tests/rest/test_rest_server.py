@@ -342,6 +342,22 @@ def test_who_waits_to_be_asked_for_the_body_is_asked(run: Any) -> None:
     run(check)
 
 
+def test_a_peer_that_hangs_up_within_its_body_does_nothing_and_is_no_internal_error(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check(served: Served) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.rest_port, ssl=served.context("op"))
+        writer.write(post(GOOD[:5], b"Content-Length: 16"))
+        answering = served.rest.answering["rest"]
+        await until(lambda: served.rest.listeners["rest"].connections == 1)
+        writer.close()
+        await until(lambda: answering.refused["BadRequest"] == 1)
+        assert not served.data.commanding.ran
+
+    run(check)
+    assert "rest_failed" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["sub", "op"])
 def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: Any) -> None:
     sent = 0

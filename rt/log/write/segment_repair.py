@@ -59,7 +59,9 @@ def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterat
             else:
                 problem = scan.problem or "cut short"
                 raise Corrupt(problem, path=file_path, offset=scanner.boundary, expected=f"whole up to {end}")
-            yield len(data)
+            read_bytes = len(data)
+            del data, scan  # The caller may wait long: a frame may have 256 MiB.
+            yield read_bytes
 
 
 def valid_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:

@@ -143,10 +143,13 @@ def _reading(request: web.BaseRequest) -> Callable[[], Awaitable[bytes]]:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         content = bytearray()
-        while piece := await request.content.readany():
-            content += piece
-            if len(content) > BODY_BYTES_MAX:
-                raise too_large()
+        try:
+            while piece := await request.content.readany():
+                content += piece
+                if len(content) > BODY_BYTES_MAX:
+                    raise too_large()
+        except ConnectionError as error:
+            raise BadRequest("the client disconnected before the end of the request", where="body") from error
         return bytes(content)
 
     return read

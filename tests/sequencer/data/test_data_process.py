@@ -1424,7 +1424,7 @@ def test_of_a_closed_run_all_before_its_end_is_taken_and_what_is_after_it_ends_n
             intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
             await intake.open_run(Run(0, header.run_id))
             with pytest.raises(Unreachable, match="end of a run"):
-                await intake.take(chunk)
+                await intake.append(chunk)
             copy = played.data.copies.get(1)
             assert copy is not None
             assert copy.receiver.next_offset == LogOffset(0, 0, marks[0].offset)

@@ -14,6 +14,7 @@ from batches import CLUSTER
 from receiving_node import tls_of
 
 from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, RtError, Timeout
+from rt.names import LEASE_NAME_BYTES_MAX
 from rt.net import lease_client as lease_calls
 from rt.net.dev_pki import init_ca, issue
 from rt.net.grpc_channel import serve
@@ -23,7 +24,12 @@ from rt.net.lease_client import LeaseCalls, LeaseRow
 from rt.v1 import leases_pb2 as pb
 from sequencer.data import lease_manager as leasing_module
 from sequencer.data.lease_manager import WAITING_MAX, LeaseManager
-from sequencer.data.lease_service import CALLS_PER_IDENTITY_MAX, LEASE_METHOD_ROLES, LeaseService
+from sequencer.data.lease_service import (
+    CALLS_PER_IDENTITY_MAX,
+    LEASE_METHOD_ROLES,
+    REQUEST_BYTES_MAX,
+    LeaseService,
+)
 from sequencer.localcluster.loopback import free_port
 from sequencer.state.apply import apply
 from sequencer.state.command_codec import decode_command, encode_command
@@ -437,5 +443,23 @@ def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_wh
                 with pytest.raises(RtError) as raised:
                     await calls.held("app/", timeout_s=0.3)
                 assert raised.value.retriable
+
+    run(work)
+
+
+def test_the_largest_request_is_decoded_and_a_larger_one_is_not() -> None:
+    async def work() -> None:
+        identity = Identity("s", "subscriber", "h1", frozenset(), frozenset({"g" * 128}))
+        service = LeaseService(Node(Cluster()).leasing, identify=lambda: identity)
+        longest = ["g" * 128 + "/host/" + "h" * 128 + "~" + f"{number:0126}" for number in range(256)]
+        rows = [pb.LeaseRow(name=name, token=2**64 - 1) for name in longest]
+        owner = f"h1~{'s' * 128}"
+        asked = pb.LeaseRequest(request=REQUEST, owner=owner, duration_ms=60_000, leases=rows)
+        data = asked.SerializeToString()
+        assert LEASE_NAME_BYTES_MAX * 256 < len(data) <= REQUEST_BYTES_MAX
+        await service.acquire(data)
+        empty = pb.LeaseRequest(leases=[pb.LeaseRow()] * 100_000).SerializeToString()
+        with pytest.raises(ProtocolViolation, match="too large"):
+            await service.acquire(empty)
 
     run(work)

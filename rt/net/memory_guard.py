@@ -1,0 +1,103 @@
+"""Keeps the memory of a server's process below a limit, whatever its peers send.
+
+The guard measures: what the process has in memory, not what some account says. Most of what peers can make a
+process hold is in buffers of gRPC that cannot be counted otherwise.
+
+Invariants:
+- Above `RELEASE_BYTES` freed memory goes back to the kernel, which the C library would keep.
+- Above `SHORT_BYTES` memory is short. Then new bytes wait at the peers, unfinished batches make room, and
+  calls end (`rt.net.open_calls`).
+
+For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from typing import Final
+
+from rt.net.grpc_options import MESSAGE_BYTES_MAX
+from rt.net.open_calls import CALLS_KEPT, OpenCalls
+
+MEMORY_BYTES_MAX: Final = 512 * 2**20
+"""What a data process has in memory at most."""
+SHORT_BYTES: Final = 400 * 2**20
+"""Above it memory is short. What may come before calls have ended fits between the two."""
+VERY_SHORT_BYTES: Final = SHORT_BYTES + 80 * 2**20
+"""Above it calls end also of identities that have few."""
+RELEASE_BYTES: Final = 320 * 2**20
+RELEASE_S: Final = 1.0
+RELEASE_WHILE_SHORT_S: Final = 0.1
+"""Between two releases: each takes milliseconds of a processor."""
+LOOK_S: Final = 0.02
+
+_LOG_PAUSE_S: Final = 5.0
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+logger = logging.getLogger("rt.net")
+
+
+def resident_bytes() -> int:
+    """What this process has in memory."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the kernel. Takes milliseconds. Nothing where the C library cannot."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class MemoryGuard:
+    """Watches the memory of the process that runs `calls`.
+
+    `make_room` is asked to free so many bytes, and returns how many it frees soon.
+    """
+
+    def __init__(
+        self,
+        calls: OpenCalls,
+        make_room: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        self._calls, self._make_room = calls, make_room
+        self._released_s = -RELEASE_S
+        self._logged_s = -_LOG_PAUSE_S
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Measure once, and make room if memory is short."""
+        used = resident_bytes()
+        is_short = used > SHORT_BYTES
+        self._calls.note_memory(is_short=is_short)
+        now_s = asyncio.get_running_loop().time()
+        pause_s = RELEASE_WHILE_SHORT_S if is_short else RELEASE_S
+        if used <= RELEASE_BYTES or now_s < self._released_s + pause_s:
+            return
+        self._released_s = now_s
+        await asyncio.to_thread(release_freed_memory)  # A pool that peers use may be full.
+        used = resident_bytes()
+        over = used - SHORT_BYTES
+        self._calls.note_memory(is_short=over > 0)
+        if over > 0:
+            over -= self._make_room(over)
+            kept = CALLS_KEPT if used <= VERY_SHORT_BYTES else 0
+            self._calls.end_some(-(-over // MESSAGE_BYTES_MAX), kept=kept)
+            self._log(used)
+
+    def _log(self, used: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._logged_s + _LOG_PAUSE_S:
+            self._logged_s = now_s
+            refused = self._calls.refused.total()
+            logger.warning("memory_short bytes=%d calls=%d refused=%d", used, len(self._calls), refused)

@@ -1,0 +1,132 @@
+"""Certificates that attack a node's memory, one kind alone and all at once: a bound on its processes holds.
+
+The bound is on what the kernel counts (`VmHWM`), of real processes. Meanwhile a publisher and a subscriber
+that reach this node only are served.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile_clients import ATTACKS, LEASE_GROUP, Target, attackers
+
+import rt
+from rt.net.identity import Role
+from rt.net.memory_guard import MEMORY_BYTES_MAX
+from sequencer.localcluster.nodes import LocalCluster
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 300.0
+CERTIFICATES = 2
+QUIET_S = 3.0
+"""An attack goes on until the peak has not risen for so long."""
+CONTROL_BYTES_MAX = 128 * 2**20
+LOG_MESSAGES = [os.urandom(2**20)] * 64
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[LocalCluster]:
+    """With REST, and with a log that is worth pulling."""
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    try:
+        with LocalCluster(root, with_rest=True) as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            tls = nodes.certificate("publisher", "fill")
+            with rt.Publisher(
+                root / "out", "s", publisher_id="fill", endpoints=nodes.endpoints, tls=tls
+            ) as filling:
+                filling.wait(filling.publish_many(LOG_MESSAGES)[-1], "merged", timeout=WAIT_S)
+            yield nodes
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def target_of(nodes: LocalCluster) -> Target:
+    def paths(role: Role, count: int) -> list[list[str]]:
+        made = (nodes.certificate(role, f"h-{role}{at}", lease_groups=groups[role]) for at in range(count))
+        return [[str(tls.ca), str(tls.cert), str(tls.key)] for tls in made]
+
+    groups: dict[Role, list[str]] = {"publisher": [], "subscriber": [LEASE_GROUP], "operator": []}
+    return Target(
+        nodes.data_ports["n1"],
+        nodes.rest_ports["n1"],
+        paths("publisher", CERTIFICATES),
+        paths("subscriber", CERTIFICATES),
+        paths("operator", 1),
+    )
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process had in memory since `forget_peak`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Subscriber) -> None:
+    """A message is merged and read, whatever else goes on."""
+    value = os.urandom(16)
+    publisher.wait(publisher.publish(value), "merged", timeout=WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while all(message.value != value for message in subscriber.poll()):
+        nodes.check_alive()
+        assert time.monotonic() < deadline, "the message was not read"
+
+
+@pytest.mark.parametrize(
+    "names", [*([name] for name in ATTACKS), [*ATTACKS]], ids=lambda names: "+".join(names)[:40]
+)
+def test_attacks_on_memory_stay_within_the_bound_and_others_are_served(
+    nodes: LocalCluster,
+    tmp_path: Path,
+    names: list[str],
+) -> None:
+    address = f"127.0.0.1:{nodes.data_ports['n1']}"
+    pids = {part: nodes.pids("n1", part)[0] for part in ("data", "control")}
+    limits = {"data": MEMORY_BYTES_MAX, "control": CONTROL_BYTES_MAX}
+    with (
+        rt.Publisher(
+            tmp_path / "out",
+            "s",
+            publisher_id="good",
+            endpoints=[address],
+            tls=nodes.certificate("publisher", "good"),
+        ) as publisher,
+        rt.Subscriber(
+            tmp_path / "in",
+            "s",
+            endpoints=[address],
+            tls=nodes.certificate("subscriber", "good"),
+            position="latest",
+        ) as subscriber,
+    ):
+        serve_honest(nodes, publisher, subscriber)
+        for pid in pids.values():
+            forget_peak(pid)
+        with attackers() as attack:
+            target = target_of(nodes)
+            for name in names:
+                attack.begin(name, target)
+            peaks, risen_s = dict.fromkeys(pids, 0), time.monotonic()
+            while time.monotonic() < risen_s + QUIET_S:
+                serve_honest(nodes, publisher, subscriber)
+                now = {part: peak_bytes(pid) for part, pid in pids.items()}
+                if now["data"] > peaks["data"] + 2**20:
+                    risen_s = time.monotonic()
+                peaks = now
+        over = {part: peak // 2**20 for part, peak in peaks.items() if peak > limits[part]}
+        assert not over, f"MiB in memory: {over}"
+        assert pids == {part: nodes.pids("n1", part)[0] for part in pids}, "a process was restarted"
+        serve_honest(nodes, publisher, subscriber)
