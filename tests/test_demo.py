@@ -311,7 +311,7 @@ def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
             file.truncate(file.tell() - len("half a line"))
         assert (log.leads, log.has_failed) == (leads, has_failed), text
     assert log.term == 5
-    log.begin()
+    log.start()
     assert (log.term, log.leads, log.has_failed) == (5, 0, False)
     assert log.last_words(1).endswith("error='x'")
 

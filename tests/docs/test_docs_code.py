@@ -37,7 +37,7 @@ from doc_blocks import (
 )
 
 from rt.net.identity import Role
-from sequencer.config.config_loader import KEYS, from_file, settle
+from sequencer.config.config_loader import KEYS, build_config, from_file
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
 
@@ -211,7 +211,7 @@ def test_toml_parses_and_settings_of_a_node_are_ones(block: Block, tmp_path: Pat
         path.write_text(block.text)
         said = from_file(str(path))
         if {"stream", "name", "directory", "members", "ca", "cert", "key"} <= said.keys():
-            settle(said)
+            build_config(said)
         else:
             for key, one in said.items():
                 KEYS[key](one)

@@ -316,12 +316,11 @@ def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path
         async with (
             node.serving(tls_of(pki, "n1")) as endpoint,
             client_of(endpoint, pki) as first,
-            client_of(endpoint, pki, "other") as second,
         ):
             await first.say(hello_of(sessions[0]), *feed[:4])
             await until(lambda: node.unfinished.total > 2**17)
-            await second.say(hello_of(sessions[1]), *other)
-            assert isinstance(await second.failure(), rt.Overloaded)
+            refusal = await refusal_of(endpoint, pki, hello_of(sessions[1]), *other, name="other")
+            assert isinstance(refusal, rt.Overloaded)
             await first.say(*feed[4:])
             await first.hear_until(end_of(feed))
             assert node.unfinished.total == 0
